@@ -1,7 +1,7 @@
 """Fingerprints of tokenizers and chat templates, so that two files can be asked whether their ids mean the same.
 
-What always holds: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) and never on file bytes,
-key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
+What always holds: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) never on file
+bytes, key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[str]], added: Mapping[int, str]) -> str:
     """BLAKE2b-128 hex of a tokenizer's meaning.
 
-    ``pieces``: id → piece of the vocabulary. ``merges``: BPE merges in order, as ``"a b"`` or ``("a", "b")`` (empty for a
-    tokenizer without merges). ``added``: id → content of the added (special) tokens.
+    ``pieces``: id → piece of the vocabulary. ``merges``: BPE merges in order, as ``"a b"`` or ``("a", "b")``; empty for
+    a tokenizer without merges. ``added``: id → content of the added (special) tokens.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, rows in (
