@@ -1,0 +1,117 @@
+"""How a command's settings are put together: defaults, then the file, then flags, then ``--set``.
+
+What always holds: an unknown key is an error that names the nearest known one; ``None`` from the command line means "not
+given", never "set to nothing"; a configuration does not change once it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pydantic
+
+from gymdata.errors import UsageError
+
+
+class Config(pydantic.BaseModel):
+    """Base of every command's settings."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def load(
+        cls,
+        file: Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        sets: Sequence[str] = (),
+    ) -> Self:
+        """Settings from a YAML ``file``, beaten by ``overrides`` that are not None, beaten by ``key=value`` strings.
+
+        ``a.b=1`` in ``sets`` reaches into mappings. Raises UsageError for unknown keys, bad values or an unreadable file.
+        """
+        values: dict[str, Any] = read_yaml(file) if file is not None else {}
+        values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+        for text in sets:
+            _assign(values, text)
+        where = str(file) if file is not None else "settings"
+        try:
+            return cls.model_validate(values)
+        except pydantic.ValidationError as error:
+            raise cls._explain(error, where) from error
+
+    @classmethod
+    def _explain(cls, error: pydantic.ValidationError, where: str) -> UsageError:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            return UsageError.unknown_key(path, cls.model_fields, where)
+        return UsageError.bad_value(f"{where}: {path}", first.get("input"), first["msg"])
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A YAML mapping. Numbers such as ``1e-6`` are numbers, as people expect, and duplicate keys are errors."""
+    import yaml
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    try:
+        data = yaml.load(text, Loader=_loader())
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file}: is not YAML: {error}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UsageError.bad_value(str(file), type(data).__name__, "a mapping of settings")
+    return data
+
+
+def parse_value(text: str) -> Any:
+    """The value of ``--set key=VALUE``, read as YAML: ``1e-6`` is a number, ``[a, b]`` a list, ``null`` None."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader())
+    except yaml.YAMLError:
+        return text
+
+
+def _assign(values: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError.bad_value("--set", text, "key=value")
+    *parents, last = key.strip().split(".")
+    at = values
+    for parent in parents:
+        below = at.get(parent)
+        if below is None:
+            below = {}
+        if not isinstance(below, dict):
+            raise UsageError(f"--set {text}: {parent!r} is a single value, so it has no key {last!r}")
+        at[parent] = dict(below)
+        at = at[parent]
+    at[last] = parse_value(value)
+
+
+def _loader() -> Any:
+    import re
+
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            if twice is not None:
+                raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+            return super().construct_mapping(node, deep=deep)
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+    return Loader

@@ -1,0 +1,212 @@
+"""Turns are encoded, rebuilt, told apart and cut into sequences exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymdata.core.tokens import (
+    Call,
+    TurnEncoder,
+    bridge_ids,
+    count_breaks,
+    encode_turns,
+    expand_prompts,
+    kinds,
+    next_prompt,
+    sequences,
+    turn_digest,
+)
+from gymdata.errors import DataError, RefusedError
+
+
+def call(prompt: list[int], generation: list[int], agent: str | None = None) -> Call:
+    return Call(
+        np.array(prompt, np.int32),
+        np.array(generation, np.int32),
+        np.full(len(generation), -0.5, np.float32),
+        "stop",
+        agent,
+    )
+
+
+def calls_of(*pairs: tuple[list[int], list[int]]) -> list[dict]:
+    return encode_turns([call(p, g) for p, g in pairs])
+
+
+def test_a_continuing_turn_stores_only_what_the_environment_added():
+    """A prompt that extends prompt ++ generation is stored as the tokens after it."""
+    turns = calls_of(([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]))
+    assert [t["parent"] for t in turns] == [-1, 0]
+    assert turns[1]["prefix_length"] == 5
+    assert turns[1]["prompt_delta_ids"].tolist() == [6]
+    assert kinds(turns) == ["first", "continues"]
+
+
+def test_a_break_is_stored_at_the_first_token_that_differs():
+    """A re-tokenised generation shows as a prefix shorter than what came before."""
+    turns = calls_of(([1, 2], [40, 41, 9]), ([1, 2, 4041, 9, 5], [6]))
+    assert turns[1]["prefix_length"] == 2
+    assert kinds(turns) == ["first", "break"]
+    assert count_breaks(turns) == 1
+
+
+def test_the_parent_is_the_turn_that_shares_most_and_the_latest_among_equals():
+    """A prompt that returns to an earlier turn is stored against the turn it shares most with."""
+    turns = calls_of(([1, 2], [3]), ([1, 2, 3, 4], [5]), ([1, 2, 9], [9]), ([1, 2, 3, 4, 5, 6], [7]))
+    assert [t["parent"] for t in turns] == [-1, 0, 1, 1]
+    assert turns[3]["prefix_length"] == 5
+
+
+def test_a_retry_of_the_same_prompt_is_no_break():
+    """A prompt sampled twice is a retry, and the conversation goes on with one of them."""
+    turns = calls_of(([1, 2], [3]), ([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [6]), ([1, 2, 3, 4, 6, 7], [8]))
+    assert kinds(turns) == ["first", "continues", "retry", "continues"]
+    assert count_breaks(turns) == 0
+
+
+def test_a_fork_after_a_whole_turn_is_a_branch_and_an_edited_message_is_a_break():
+    """Leaving the chain in environment tokens is a branch only when no later generation is claimed."""
+    shared = (([1, 2], [3]), ([1, 2, 3, 10, 4], [5]))
+    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 9], [5])))[2] == "branch"
+    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 9, 5, 6], [7])))[2] == "break"
+    assert kinds(calls_of(*shared, ([8, 8], [7])))[2] == "break"
+
+
+def test_another_agent_with_its_own_prompt_is_a_branch():
+    """A call made by another agent never counts as a rewritten history."""
+    turns = encode_turns([call([1, 2], [3], "planner"), call([7, 7], [8], "worker")])
+    assert kinds(turns) == ["first", "branch"]
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> list[Call]:
+    """Conversations over a tiny alphabet whose turns continue, repeat, fork from or forget earlier ones."""
+    ids = st.lists(st.integers(0, 3), min_size=0, max_size=4)
+    calls = [call(draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)), draw(ids))]
+    for _ in range(draw(st.integers(0, 5))):
+        base = calls[draw(st.integers(0, len(calls) - 1))]
+        whole = [*base.prompt_token_ids.tolist(), *base.generation_token_ids.tolist()]
+        cut = draw(st.integers(0, len(whole)))
+        calls.append(call(whole[:cut] + draw(ids) or [0], draw(ids)))
+    return calls
+
+
+@given(rollouts())
+def test_expanding_is_the_inverse_of_encoding(calls: list[Call]):
+    """Every prompt comes back token for token, whatever the turns do."""
+    turns = encode_turns(calls)
+    for prompt, original in zip(expand_prompts(turns), calls, strict=True):
+        assert prompt.tolist() == original.prompt_token_ids.tolist()
+
+
+@given(rollouts())
+def test_a_turn_shares_the_longest_prefix_that_any_earlier_turn_offers(calls: list[Call]):
+    """No earlier prompt ++ generation shares more with a prompt than its stored parent does."""
+    turns = encode_turns(calls)
+    wholes = [[*c.prompt_token_ids.tolist(), *c.generation_token_ids.tolist()] for c in calls]
+    for k, (turn, c) in enumerate(zip(turns, calls, strict=True)):
+        shared = [
+            next((i for i, (a, b) in enumerate(zip(w, c.prompt_token_ids.tolist(), strict=False)) if a != b),
+                 min(len(w), len(c.prompt_token_ids)))
+            for w in wholes[:k]
+        ]  # fmt: skip
+        if k:
+            assert turn["prefix_length"] == max(shared)
+            assert turn["parent"] == max(i for i, s in enumerate(shared) if s == max(shared))
+
+
+@given(rollouts())
+def test_every_generated_token_is_trained_exactly_once(calls: list[Call]):
+    """Over all sequences of a rollout, each generation has mask 1 in exactly one, with its own log-probabilities."""
+    turns = encode_turns(calls)
+    trained: list[int] = []
+    for sequence in sequences(turns):
+        assert (sequence.logprobs[sequence.loss_mask == 0] == 0).all()
+        for turn, start, mine in zip(sequence.turns, sequence.turn_starts, sequence.trained, strict=True):
+            generation = turns[turn]["generation_token_ids"]
+            end = start + len(generation)
+            assert sequence.input_ids[:start].tolist() == calls[turn].prompt_token_ids.tolist()
+            assert sequence.input_ids[start:end].tolist() == generation.tolist()
+            assert (sequence.loss_mask[start:end] == mine).all()
+            if mine:
+                trained.append(turn)
+    assert sorted(trained) == list(range(len(turns)))
+
+
+def test_a_chain_of_turns_is_one_sequence_with_context_masked():
+    """Turns that continue are stitched once, with mask 1 on generated tokens only."""
+    (sequence,) = sequences(calls_of(([1, 2], [3]), ([1, 2, 3, 9], [4, 5])))
+    assert sequence.input_ids.tolist() == [1, 2, 3, 9, 4, 5]
+    assert sequence.loss_mask.tolist() == [0, 0, 1, 0, 1, 1]
+    assert sequence.turn_starts.tolist() == [2, 4]
+
+
+def test_an_abandoned_retry_can_be_left_out_without_losing_what_came_before_it():
+    """Dropping a retry that nothing continues keeps every other generation trained once."""
+    turns = calls_of(([1, 2], [3]), ([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [6]), ([1, 2, 3, 4, 6, 7], [8]))
+    kept, dropped = sequences(turns), sequences(turns, "drop")
+    assert [s.abandoned for s in kept] == [True, False]
+    assert len(dropped) == 1
+    assert dropped[0].input_ids.tolist() == [1, 2, 3, 4, 6, 7, 8]
+    assert dropped[0].loss_mask.tolist() == [0, 0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("field", ["prompt_delta_ids", "generation_token_ids", "generation_log_probs"])
+def test_a_changed_element_is_found_at_its_turn_and_no_other(field: str):
+    """One changed id or log-probability fails the digest of exactly that turn."""
+    turns = calls_of(([1, 2], [3]), ([1, 2, 3, 9], [4, 5]), ([1, 2, 3, 9, 4, 5, 8], [6]))
+    turns[1][field] = turns[1][field].copy()
+    turns[1][field][0] += 1
+    with pytest.raises(DataError, match=r"T209: turn 1"):
+        expand_prompts(turns)
+    above = turns[1]["digest"]
+    last = turns[2]
+    assert turn_digest(above, last["prefix_length"], last["prompt_delta_ids"], last["generation_token_ids"],
+                       last["generation_log_probs"]) == last["digest"]  # fmt: skip
+
+
+def test_the_digest_tells_which_list_a_token_is_in():
+    """Moving a token from the delta to the generation changes the digest."""
+    one, two = np.array([1], np.int32), np.array([1, 2], np.int32)
+    none = np.empty(0, np.float32)
+    assert turn_digest(0, 0, two, one[:0], none) != turn_digest(0, 0, one, two[1:], none)
+
+
+def test_a_delta_that_cannot_be_expanded_is_refused_with_its_turn():
+    """A prefix longer than what came before, or a parent that comes later, names the turn."""
+    turns = calls_of(([1, 2], [3]), ([1, 2, 3, 9], [4]))
+    with pytest.raises(DataError, match=r"T210: turn 1: got prefix_length 7"):
+        expand_prompts([turns[0], {**turns[1], "prefix_length": 7}])
+    with pytest.raises(DataError, match=r"T210: turn 1: got parent 1"):
+        expand_prompts([turns[0], {**turns[1], "parent": 1}])
+
+
+def test_the_bridge_is_what_follows_the_end_of_turn_that_closes_the_assistant():
+    """The bridge drops the conversation up to the closing token and keeps the rest with the generation prompt."""
+    assert bridge_ids([5, 6, 7, 2, 10], [5, 6, 7, 2, 9, 21, 22, 40], {2}) == [9, 21, 22, 40]
+
+
+@pytest.mark.parametrize("held", [[1, 7, 2], [1, 7]])
+def test_the_next_prompt_closes_the_turn_once(held: list[int]):
+    """A turn cut by its length limit gets the end-of-turn token; one that sampled it does not get it twice."""
+    assert next_prompt(held, [9, 21, 22, 40], [2]) == [1, 7, 2, 9, 21, 22, 40]
+
+
+def test_a_template_that_rewrites_the_past_is_refused_with_the_place():
+    """The refusal names the first token that changes."""
+    with pytest.raises(RefusedError, match="token 1 changes"):
+        bridge_ids([5, 6, 7, 2], [5, 8, 7, 2, 9], {2})
+    with pytest.raises(RefusedError, match="end-of-turn"):
+        bridge_ids([5, 6, 7], [5, 6, 7, 9], {2})
+
+
+def test_nan_log_probabilities_have_one_representation():
+    """A NaN of any payload is stored as the one NaN, so that a digest survives a text file."""
+    odd = np.array([0x7FC00123], np.uint32).view(np.float32)
+    encoder = TurnEncoder()
+    encoder.add(Call(np.array([1], np.int32), np.array([2], np.int32), odd, "stop"))
+    stored = encoder.turns[0]["generation_log_probs"]
+    assert stored.tobytes() == np.array([np.nan], np.float32).tobytes()
