@@ -28,6 +28,14 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 class LazyGroup(TyperGroup):
     """Loads a command's module only when that command is run, so that --help and light commands answer at once."""
 
+    _running = False
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        self._running = True
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -35,16 +43,12 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, function, summary = COMMANDS[cmd_name]
-        if not _wanted(cmd_name):
+        if not self._running:
             return click.Command(cmd_name, help=summary, short_help=summary)
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
         single.command(cmd_name, **getattr(body, "command_settings", {}))(body)
         return typer.main.get_command(single)
-
-
-def _wanted(name: str) -> bool:
-    return name in sys.argv[1:]
 
 
 app = typer.Typer(
