@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
 
-from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, GymdataError
+from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
 
 #: Command → (module of this package, function), in the order of the path from tasks to a checkpoint.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -25,43 +23,30 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-class LazyGroup(TyperGroup):
-    """Loads a command's module only when that command is run, so that --help and light commands answer at once."""
-
-    _running = False
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        self._running = True
-        return super().resolve_command(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, function, summary = COMMANDS[cmd_name]
-        if not self._running:
-            return click.Command(cmd_name, help=summary, short_help=summary)
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
-        single.command(cmd_name, **getattr(body, "command_settings", {}))(body)
-        return typer.main.get_command(single)
+def build(command: str | None) -> typer.Typer:
+    """The application with ``command`` in full; the others are only named, so that nothing they need is loaded."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Turn LLM rollouts into training data, once, on disk, and train from those files.",
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name, (module, function, summary) in COMMANDS.items():
+        if name == command:
+            body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
+            app.command(name)(body)
+        else:
+            app.command(name, help=summary)(_named_only)
+    return app
 
 
-app = typer.Typer(
-    cls=LazyGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Turn LLM rollouts into training data, once, on disk, and train from those files.",
-)
+def _named_only() -> None:
+    """Stands for a command in the list of commands."""
 
 
-@app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         import gymdata
 
@@ -78,7 +63,8 @@ def main(argv: list[str]) -> int:
     """Run one command; returns its exit code. A traceback is shown only with ``-v``."""
     verbose = "-v" in argv or "--verbose" in argv
     try:
-        result: Any = app(args=argv, standalone_mode=False, prog_name="gymdata")
+        command = next((word for word in argv if not word.startswith("-")), None)
+        result: Any = build(command)(args=argv, standalone_mode=False, prog_name="gymdata")
     except GymdataError as error:
         if verbose:
             import traceback
@@ -86,12 +72,14 @@ def main(argv: list[str]) -> int:
             traceback.print_exc()
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except typer.TyperException as error:
+        sys.stderr.write(
+            f"error: {error.format_message()}\n  → gymdata {command or ''} --help\n".replace("  --", " --")
+        )
+        return EXIT_USAGE
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
