@@ -75,9 +75,10 @@ def main(argv: list[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        sys.stderr.write(
-            f"error: {error.format_message()}\n  → gymdata {command or ''} --help\n".replace("  --", " --")
-        )
+        # Without arguments the help was shown and there is nothing to add.
+        if text := error.format_message():
+            known = f" {command}" if command in COMMANDS else ""
+            sys.stderr.write(f"error: {text}\n  → gymdata{known} --help\n")
         return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")

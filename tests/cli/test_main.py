@@ -1,0 +1,27 @@
+"""The command line's frame: exit codes, wording, and one real command at a time."""
+
+from __future__ import annotations
+
+import pytest
+from gymdata_cli.main import COMMANDS, main
+
+
+def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]):
+    """`gymdata collec` exits 2 and points at `collect`."""
+    assert main(["collec"]) == 2
+    assert "'collect'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_its_options(command: str, capsys: pytest.CaptureFixture[str]):
+    """Each command's module loads and documents itself."""
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--help" in out
+    assert "Stands for" not in out
+
+
+def test_an_unknown_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]):
+    """A flag that does not exist exits 2 and says where to look."""
+    assert main(["query", "--zork"]) == 2
+    assert "gymdata query --help" in capsys.readouterr().err
