@@ -1,7 +1,7 @@
 """Fingerprints of tokenizers and chat templates, so that two files can be asked whether their ids mean the same.
 
-What always holds: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) never on file
-bytes, key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
+What always holds: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) and never on
+file bytes, key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
 """
 
 from __future__ import annotations
