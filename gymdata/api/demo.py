@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from gymdata.core.stats import paired_difference_ci, wilson
-from gymdata.errors import OutsideError, RefusedError, StoreError
+from gymdata.errors import EXIT_INTERRUPTED, GymdataError, RefusedError, StoreError
 from gymdata.store import read_run_json, read_table
 
 #: The rise that the demo must show: held-out rate, after minus before.
@@ -61,7 +61,7 @@ def demo(
     policy, runs, jobs = run.data / "policy", [], []
     for number in range(1, rounds + 1):
         runs.append(run.collect(number, policy, num_rollouts))
-        policy = run.train(number, policy, runs[-1])
+        policy = run.train(policy, runs[-1])
         jobs.append(policy)
     run.held_out("heldout-after", policy)
 
@@ -110,7 +110,7 @@ class _Commands:
         self._run("validate", str(run), "--quiet")
         return run
 
-    def train(self, number: int, policy: Path, run: Path) -> Path:
+    def train(self, policy: Path, run: Path) -> Path:
         pairs, out = run.parent / "pairs", run.parent / "policy"
         self._run("pairs", str(run), "-o", str(pairs), "--strategy", "all", "--max-pairs-per-task", "4",
                   "--seed", str(self.seed))  # fmt: skip
@@ -125,11 +125,12 @@ class _Commands:
         self.say(f"$ gymdata {shlex.join(command)}")
         done = subprocess.run([sys.executable, "-m", "gymdata_cli", *command], stdout=sys.stderr, check=False)
         if done.returncode:
-            raise OutsideError(
-                "trainer" if command[0].startswith("train") else "engine",
-                f"`gymdata {command[0]}` ended with exit code {done.returncode}; its output is above",
+            error = GymdataError(
+                f"`gymdata {command[0]}` ended with exit code {done.returncode}; what it said is above",
                 hint=f"gymdata {shlex.join(command)}",
             )
+            error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED
+            raise error
 
 
 def _correct_by_task(run: Path) -> dict[str, float]:
