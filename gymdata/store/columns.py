@@ -1,0 +1,268 @@
+"""Rows as JSON spells them to Arrow arrays and back, by the schema alone.
+
+What always holds: building is strict (an id that is 2.0, "2", true or null is refused, never rounded or dropped), an
+unknown key is refused rather than lost, and spreading what was built gives the same rows. Token lists are moved through
+flat buffers; nothing is boxed on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.core.schema import NAMED_VALUE, Table
+from gymdata.errors import DataError
+from gymdata.store.lines import NON_FINITE
+
+_NUMBER = (int, float)
+
+
+class _MismatchError(Exception):
+    """A value does not fit its field; ``at`` is the path inside the column."""
+
+    def __init__(self, at: str, got: str, expected: str) -> None:
+        super().__init__(at)
+        self.at, self.got, self.expected = at, got, expected
+
+
+def build(
+    rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
+) -> pa.RecordBatch:
+    """A batch with ``columns`` of ``table`` from parsed JSON rows.
+
+    ``lines`` has the 1-based line of each row. Raises DataError naming the line and the field of the first row that
+    does not fit.
+    """
+    fields = [table.schema.field(name) for name in columns]
+    try:
+        _check_keys(rows, table)
+        arrays = [_build(f, [row.get(f.name) for row in rows]) for f in fields]
+    except (_MismatchError, pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise _first_fault(rows, table, columns, where, lines) or DataError.unreadable(where, repr(error)) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=table.metadata))
+
+
+def spread(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+    """The rows of a batch as dicts that ``lines.encode`` writes; lists of numbers are numpy slices."""
+    if isinstance(batch, pa.Table):
+        batch = batch.combine_chunks()
+        columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in batch.columns]
+    else:
+        columns = batch.columns
+    values = [_spread(column) for column in columns]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def reshape(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """``array`` as ``kind``: what another writer made of the same column (large lists, nullable fields) in our types.
+
+    Raises pa.ArrowInvalid when a value does not fit or a null stands where none may.
+    """
+    if array.type == kind:
+        return array
+    if pa.types.is_dictionary(array.type):
+        return reshape(array.dictionary_decode(), kind)
+    if pa.types.is_struct(kind) and pa.types.is_struct(array.type):
+        return _reshape_struct(array, kind)
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    if pa.types.is_list(kind) and is_list:
+        offsets = array.offsets
+        start, stop = offsets[0].as_py(), offsets[-1].as_py()
+        values = reshape(array.values.slice(start, stop - start), kind.value_type)
+        moved = pa.array(offsets.to_numpy() - start, pa.int32())
+        return pa.ListArray.from_arrays(moved, values, type=kind, mask=array.is_null() if array.null_count else None)
+    return array.cast(kind)
+
+
+def _reshape_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
+    names = {field.name for field in array.type}
+    if extra := names - {f.name for f in kind}:
+        raise pa.ArrowInvalid(f"unknown field(s) {', '.join(sorted(extra))}")
+    children = []
+    flat = dict(zip([f.name for f in array.type], array.flatten(), strict=True))
+    for f in kind:
+        child = reshape(flat[f.name], f.type) if f.name in flat else pa.nulls(len(array), f.type)
+        if not f.nullable and child.null_count > array.null_count:
+            raise pa.ArrowInvalid(f"field {f.name!r} has {child.null_count} null value(s)")
+        children.append(child)
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _check_keys(rows: Iterable[Any], table: Table) -> None:
+    known = frozenset(table.schema.names)
+    for row in rows:
+        if type(row) is not dict:
+            raise _MismatchError("", _describe(row), "an object")
+        if not row.keys() <= known:
+            extra = sorted(row.keys() - known)
+            raise _MismatchError("", f"unknown field(s) {', '.join(extra)}", f"the columns of {table.name}")
+        for name in table.required():
+            if name not in row and not table.schema.field(name).nullable:
+                raise _MismatchError(name, "nothing", "a value")
+
+
+def _build(f: pa.Field, values: list[Any]) -> pa.Array:
+    kind = f.type
+    if not f.nullable and None in values:
+        raise _MismatchError("", "null", _expected(kind))
+    if pa.types.is_list(kind):
+        if kind.value_type == NAMED_VALUE:
+            values = [_named_values(v) for v in values]
+        return _build_list(kind, values)
+    if pa.types.is_struct(kind):
+        return _build_struct(kind, values)
+    if pa.types.is_timestamp(kind):
+        _demand(values, (str,), kind)
+        return pa.array(values, pa.string()).cast(kind)
+    return _build_scalars(kind, values)
+
+
+def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
+    kinds = set(map(type, values))
+    if not kinds <= {list, type(None)}:
+        raise _MismatchError("", _describe(next(v for v in values if v is not None and type(v) is not list)), "a list")
+    filled = values if type(None) not in kinds else [v or () for v in values]
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, filled), np.int64, len(filled)), out=offsets[1:])
+    flat = list(chain.from_iterable(filled))
+    inner = pa.field("item", kind.value_type, nullable=False)
+    try:
+        child = _build(inner, flat)
+    except _MismatchError as fault:
+        raise _MismatchError(f"[]{fault.at}", fault.got, fault.expected) from None
+    mask = pa.array([v is None for v in values]) if type(None) in kinds else None
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=kind, mask=mask)
+
+
+def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
+    known = frozenset(f.name for f in kind)
+    for value in values:
+        if type(value) is not dict:
+            raise _MismatchError("", _describe(value), "an object")
+        if not value.keys() <= known:
+            raise _MismatchError(
+                "", f"unknown field(s) {', '.join(sorted(value.keys() - known))}", ", ".join(sorted(known))
+            )
+    children = []
+    for f in kind:
+        try:
+            children.append(_build(f, [value.get(f.name) for value in values]))
+        except _MismatchError as fault:
+            raise _MismatchError(f".{f.name}{fault.at}", fault.got, fault.expected) from None
+    return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+def _build_scalars(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    if pa.types.is_floating(kind):
+        if str in (kinds := set(map(type, values))):
+            values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
+            kinds = set(map(type, values))
+        if not kinds <= {float, int, type(None)}:
+            _demand(values, _NUMBER, kind)
+        if int in kinds:
+            values = [float(v) if type(v) is int else v for v in values]
+    else:
+        _demand(values, (int,) if pa.types.is_integer(kind) else (str,), kind)
+    return pa.array(values, kind)
+
+
+def _demand(values: list[Any], types: tuple[type, ...], kind: pa.DataType) -> None:
+    """Python's own types, exactly: Arrow would take 2.5 for an int and True for a float."""
+    if not set(map(type, values)) <= {*types, type(None)}:
+        wrong = next(v for v in values if v is not None and type(v) not in types)
+        raise _MismatchError("", _describe(wrong), _expected(kind))
+
+
+def _named_values(value: Any) -> Any:
+    """JSON lines spell a list of named values as an object."""
+    return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
+
+
+def _first_fault(
+    rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
+) -> DataError | None:
+    """Which row and field does not fit: found by building alone what failed together."""
+    for row, line in zip(rows, lines, strict=True):
+        try:
+            _check_keys([row], table)
+        except _MismatchError as fault:
+            hint = None
+            if isinstance(row, Mapping) and not row.keys() & {"rollout_id", "pair_id", "comparison_id"}:
+                hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
+            return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
+        for name in columns:
+            f = table.schema.field(name)
+            try:
+                _build(f, [row.get(name)])
+            except _MismatchError as fault:
+                return DataError.bad_row(where, line, name + fault.at, fault.got, fault.expected)
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                return DataError.bad_row(where, line, name, str(error), _expected(f.type))
+    return None
+
+
+def _spread(array: pa.Array) -> list[Any]:
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _spread_list(array)
+    if pa.types.is_struct(kind):
+        names = [f.name for f in kind]
+        columns = [_spread(child) for child in array.flatten()]
+        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return rows if not array.null_count else _hide_nulls(rows, array)
+    if pa.types.is_float32(kind):
+        # As numpy scalars, which are written with the digits of a float32.
+        return [None if v is None else np.float32(v) for v in array.to_pylist()]
+    return array.to_pylist()
+
+
+def _spread_list(array: pa.Array) -> list[Any]:
+    kind = array.type.value_type
+    offsets = array.offsets.to_numpy()
+    start = int(offsets[0]) if len(offsets) else 0
+    flat = array.values.slice(start, int(offsets[-1]) - start if len(offsets) else 0)
+    bounds = (offsets - start).tolist()
+    values: Any = (
+        flat.to_numpy(zero_copy_only=False)
+        if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not flat.null_count
+        else _spread(flat)
+    )
+    slices: list[Any] = [values[a:b] for a, b in pairwise(bounds)]
+    if kind == NAMED_VALUE:
+        slices = [_as_object(items) for items in slices]
+    return slices if not array.null_count else _hide_nulls(slices, array)
+
+
+def _hide_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return [v if ok else None for v, ok in zip(values, valid, strict=True)]
+
+
+def _as_object(items: list[dict[str, Any]]) -> dict[str, Any]:
+    named = {item["name"]: item["value"] for item in items}
+    if len(named) != len(items):
+        names = ", ".join(item["name"] for item in items)
+        raise DataError(f"two parts of one reward have the same name ({names}); JSON lines need distinct names")
+    return named
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"
+
+
+def _expected(kind: pa.DataType) -> str:
+    if pa.types.is_integer(kind):
+        return f"a whole number ({kind})"
+    if pa.types.is_floating(kind):
+        return f'a number ({kind}), or "NaN", "Infinity", "-Infinity"'
+    if pa.types.is_timestamp(kind):
+        return "an ISO 8601 time with offset"
+    if pa.types.is_list(kind):
+        return "a list"
+    return "an object" if pa.types.is_struct(kind) else "text"

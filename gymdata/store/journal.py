@@ -1,0 +1,177 @@
+"""The journal: rows on their way to a sealed file, one line each.
+
+A line is JSON, a tab, the crc32 of the JSON as eight hex digits, and a newline. What always holds: a row is written with
+one call and is whole or torn, never mixed with another; only a line whose crc agrees is a row; a good line is never
+rewritten. Synced to disk at most ``fsync_interval_s`` after it was written: a killed process loses nothing that was
+appended, a machine that loses power loses at most what was appended in that time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymdata.errors import DataError, StoreError
+
+_BLOCK = 1 << 22
+#: A tab, eight hex digits.
+_TRAILER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a journal: its JSON without the crc, or ``None`` when it is torn. ``raw`` is what stands there."""
+
+    offset: int
+    raw: bytes
+    body: bytes | None
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A line that was put aside on opening, and where it lay."""
+
+    path: Path
+    offset: int
+    length: int
+    truncated: bool
+
+    def __str__(self) -> str:
+        what = "torn tail cut off" if self.truncated else "broken line left out"
+        return f"{self.path.name}: {what} at byte {self.offset} ({self.length} bytes, kept in {self.path.name}.torn)"
+
+
+def frame(body: bytes) -> bytes:
+    """The journal line of one row's JSON."""
+    return b"%b\t%08x\n" % (body, zlib.crc32(body))
+
+
+def unframe(raw: bytes) -> bytes | None:
+    """The JSON in a line without its newline, or None when the crc disagrees."""
+    body = raw[:-_TRAILER]
+    if len(raw) <= _TRAILER or raw[-_TRAILER:] != b"\t%08x" % zlib.crc32(body):
+        return None
+    return body
+
+
+def scan(path: Path) -> Iterator[Line]:
+    """Every line of a journal with its offset. A last line without newline is good when its crc is."""
+    offset, rest = 0, b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            *whole, rest = (rest + block).split(b"\n")
+            for raw in whole:
+                yield Line(offset, raw, unframe(raw), True)
+                offset += len(raw) + 1
+    if rest:
+        yield Line(offset, rest, unframe(rest), False)
+
+
+def repair(path: Path) -> tuple[int, list[Repair]]:
+    """Check every line; copy bad ones to ``PATH.torn``; cut off a torn tail. Returns good rows and what was put aside.
+
+    A bad line that is followed by others stays where it is, because taking it out would rewrite good rows; readers pass
+    over it, and it is reported once.
+    """
+    rows, found = 0, []
+    torn = path.with_name(path.name + ".torn")
+    known = {record["offset"] for record in _torn_records(torn)}
+    unclosed_good = False
+    for line in scan(path):
+        if line.body is not None:
+            rows += 1
+            unclosed_good = not line.closed
+        elif line.offset not in known or not line.closed:
+            found.append((line, Repair(path, line.offset, len(line.raw), not line.closed)))
+    if found:
+        with torn.open("ab") as file:
+            for line, fault in found:
+                text = line.raw.decode("utf-8", "backslashreplace")
+                file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": text}) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if found[-1][1].truncated:
+            os.truncate(path, found[-1][1].offset)
+    elif unclosed_good:
+        with path.open("ab") as file:
+            file.write(b"\n")
+    return rows, [fault for _, fault in found]
+
+
+class Journal:
+    """An open journal that rows are appended to. Not for several threads, except that syncing may run beside."""
+
+    def __init__(self, path: Path, rows: int = 0) -> None:
+        self.path = path
+        self.rows = rows
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.size = os.fstat(self._fd).st_size
+        self._synced = self.size
+        self._closing = threading.Lock()
+
+    def append(self, line: bytes) -> None:
+        """Write one line whole, or nothing. Raises StoreError.disk."""
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._fd, line[written:] if written else line)
+        except OSError as error:
+            if written:
+                os.ftruncate(self._fd, self.size)
+            raise StoreError.disk(self.path, error.strerror or str(error)) from error
+        self.size += len(line)
+        self.rows += 1
+
+    def sync(self) -> None:
+        """Bring what was written to the disk. Raises StoreError.disk."""
+        with self._closing:
+            size = self.size
+            if self._fd < 0 or size == self._synced:
+                return
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                raise StoreError.disk(self.path, error.strerror or str(error)) from error
+            self._synced = size
+
+    def close(self) -> None:
+        """Sync and close."""
+        try:
+            self.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close without syncing."""
+        with self._closing:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def _torn_records(torn: Path) -> list[dict[str, Any]]:
+    if not torn.exists():
+        return []
+    try:
+        return [orjson.loads(line) for line in torn.read_bytes().splitlines() if line]
+    except orjson.JSONDecodeError:
+        # Torn itself: what it says is repeated.
+        return []
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Any, int]]:
+    """The good rows of a journal: 1-based line, row, bytes of JSON."""
+    for number, line in enumerate(scan(path), 1):
+        if line.body is not None:
+            try:
+                yield number, orjson.loads(line.body), len(line.body)
+            except orjson.JSONDecodeError as error:
+                raise DataError.bad_row(path, number, None, "text that is not JSON", "a journaled row") from error

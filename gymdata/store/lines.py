@@ -1,0 +1,149 @@
+"""JSON lines: reading plain and compressed files, and the two spellings that JSON lacks.
+
+What always holds: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no
+literal for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+
+from gymdata.errors import DataError
+from gymdata.store.paths import Source
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
+_BLOCK = 1 << 22
+#: The first bytes of a UTF-8 file that some editors write.
+_BOM = b"\xef\xbb\xbf"
+
+
+def encode(row: Any) -> bytes:
+    """``row`` as one line of JSON without the newline. Arrays are numpy, contiguous; floats round-trip bit for bit.
+
+    Raises TypeError (orjson's) for a value that JSON cannot hold, such as text that is not UTF-8.
+    """
+    line = orjson.dumps(row, option=_OPTIONS)
+    # orjson writes a non-finite number as null. An array holds no other null, so its trace is seen in the bytes; numbers
+    # outside arrays are few and looked at.
+    if b",null" in line or b"[null" in line or b'"log_prob":null' in line or _has_odd_number(row):
+        return orjson.dumps(_spell(row), option=_OPTIONS)
+    return line
+
+
+def encode_any(value: Any) -> bytes:
+    """``value``, of any depth, as one line of JSON without the newline."""
+    return orjson.dumps(_spell(value), option=_OPTIONS)
+
+
+def decode(line: bytes) -> Any:
+    """The value that a line spells. Raises ValueError when it is not JSON."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return json.loads(line.decode("utf-8"))
+
+
+def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
+    """Each non-blank line with its 1-based number. Raises DataError when the file cannot be read to its end."""
+    number = 0
+    try:
+        with _open(source) as file:
+            for block in _blocks(file):
+                for line in block:
+                    number += 1
+                    if number == 1:
+                        line = line.removeprefix(_BOM)
+                    if line and not line.isspace():
+                        yield number, line
+    except FileNotFoundError:
+        raise
+    except (OSError, EOFError) as error:
+        raise DataError.unreadable(source.path, f"{error} (after line {number})") from error
+
+
+def _blocks(file: IO[bytes]) -> Iterator[list[bytes]]:
+    rest = b""
+    while block := file.read(_BLOCK):
+        *whole, rest = (rest + block).split(b"\n")
+        yield whole
+    if rest:
+        yield [rest]
+
+
+@contextmanager
+def _open(source: Source) -> Iterator[Any]:
+    if source.compression == "gzip":
+        import gzip
+        import zlib
+
+        try:
+            with gzip.open(source.path) as file:
+                yield file
+        except zlib.error as error:
+            raise OSError(f"broken gzip data: {error}") from error
+    elif source.compression == "zstd":
+        with _open_zstd(source.path) as file:
+            yield file
+    else:
+        with source.path.open("rb") as file:
+            yield file
+
+
+@contextmanager
+def _open_zstd(path: Path) -> Iterator[Any]:
+    import zstandard
+
+    try:
+        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
+            yield file
+    except zstandard.ZstdError as error:
+        raise OSError(f"broken zstd data: {error}") from error
+
+
+def _odd(value: Any) -> bool:
+    return isinstance(value, (float, np.floating)) and not math.isfinite(value)
+
+
+def _has_odd_number(row: Any) -> bool:
+    """Whether a number directly in the row, or in a list of objects in it, is not finite."""
+    if not isinstance(row, dict):
+        return _spell(row) is not row
+    for value in row.values():
+        if type(value) is list:
+            for item in value:
+                if type(item) is dict:
+                    for inner in item.values():
+                        if type(inner) is float and inner - inner != 0:
+                            return True
+        elif type(value) is dict:
+            if any(_odd(inner) for inner in value.values()):
+                return True
+        elif _odd(value):
+            return True
+    return False
+
+
+def _spell(value: Any) -> Any:
+    """``value`` with non-finite numbers as strings; the same object when there is none."""
+    if isinstance(value, dict):
+        spelled = {k: _spell(v) for k, v in value.items()}
+        return spelled if any(spelled[k] is not value[k] for k in value) else value
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            return value
+        return [_spell(v) for v in value]
+    if isinstance(value, (list, tuple)):
+        items = [_spell(v) for v in value]
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if _odd(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

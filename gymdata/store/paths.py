@@ -1,0 +1,161 @@
+"""What a path argument means: which files hold the rows of a table, and which run.json describes them.
+
+What always holds: a run folder, a stage folder, a file and a glob are all accepted; the order of the files is fixed; a
+segment is read from its sealed part when there is one, else from its journal, never from both. Needs no pyarrow.
+"""
+
+from __future__ import annotations
+
+import glob as globbing
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gymdata.errors import DataError
+
+if TYPE_CHECKING:
+    from gymdata.core.schema import Table
+
+Kind = Literal["parquet", "jsonl", "journal"]
+Compression = Literal["gzip", "zstd"]
+
+RUN_JSON = "run.json"
+ROLLOUTS_FOLDER = "rollouts"
+PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
+JOURNAL = re.compile(r"(\d{5,})\.journal")
+
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file with rows: what kind it is and how it is compressed."""
+
+    path: Path
+    kind: Kind
+    compression: Compression | None = None
+
+
+def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Source]:
+    """The files that hold rows of ``table`` under a path argument, in reading order.
+
+    ``path`` is a run folder, a stage folder inside one (``RUN/pairs-NAME``), a ``.parquet``, ``.jsonl`` (plain, ``.gz``
+    or ``.zst``) or journal file, or a glob of any of these. A run folder gives rollouts from its sealed parts and open
+    journal, and any other table from every stage folder that holds it. A run without rows gives an empty list. Raises
+    DataError when nothing is there, or the folder is neither a run nor inside one.
+    """
+    name = table if isinstance(table, str) else table.name
+    given = Path(path)
+    if not given.exists() and globbing.has_magic(str(path)):
+        matches = _expand(str(path))
+        if not matches:
+            raise DataError.missing_path(path, "a glob that matches something")
+        return [source for match in matches for source in _resolve_one(match, name)]
+    return _resolve_one(given, name)
+
+
+def find_run_json(path: str | Path) -> Path | None:
+    """The run.json that describes a path argument: beside or above it; for a glob, of its first match."""
+    given = Path(path)
+    if not given.exists() and globbing.has_magic(str(path)):
+        matches = _expand(str(path))
+        return find_run_json(matches[0]) if matches else None
+    if given.is_dir():
+        candidates = [given / RUN_JSON, given.parent / RUN_JSON if given.name == ROLLOUTS_FOLDER else given / RUN_JSON]
+    else:
+        candidates = [beside(given), given.parent / RUN_JSON]
+        if given.parent.name == ROLLOUTS_FOLDER:
+            candidates.append(given.parent.parent / RUN_JSON)
+    return next((c for c in candidates if c.is_file()), None)
+
+
+def beside(file: Path) -> Path:
+    """Where the run.json of a stage output that is a single file lies."""
+    return file.with_name(file.name + ".run.json")
+
+
+def segments(folder: Path) -> list[Source]:
+    """The rollout files of a run, by segment: a sealed part before its journal, never both."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    if not rollouts.is_dir():
+        return []
+    chosen: dict[int, Source] = {}
+    for file in sorted(rollouts.iterdir()):
+        if match := JOURNAL.fullmatch(file.name):
+            chosen.setdefault(int(match[1]), Source(file, "journal"))
+        elif match := PART.fullmatch(file.name):
+            kind: Kind = "parquet" if match[2] == "parquet" else "jsonl"
+            held = chosen.get(int(match[1]))
+            if held is None or held.kind == "journal":
+                chosen[int(match[1])] = Source(file, kind)
+    return [chosen[k] for k in sorted(chosen)]
+
+
+def sealed_twin(journal: Path) -> Source | None:
+    """The sealed part that replaced a journal while a reader was on its way to it."""
+    match = JOURNAL.fullmatch(journal.name)
+    if match is None:
+        return None
+    for suffix, kind in ((".parquet", "parquet"), (".jsonl", "jsonl")):
+        part = journal.with_name(f"part-{match[1]}{suffix}")
+        if part.is_file():
+            return Source(part, "parquet" if kind == "parquet" else "jsonl")
+    return None
+
+
+def _expand(pattern: str) -> list[Path]:
+    # Path.glob cannot take an absolute pattern.
+    return sorted(Path(m) for m in globbing.glob(pattern, recursive=True))  # noqa: PTH207
+
+
+def _resolve_one(path: Path, table: str) -> list[Source]:
+    if path.is_dir():
+        return _resolve_folder(path, table)
+    if not path.exists():
+        raise DataError.missing_path(path)
+    return [_classify(path)]
+
+
+def _resolve_folder(path: Path, table: str) -> list[Source]:
+    if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
+        return segments(path.parent)
+    if not (path / RUN_JSON).is_file():
+        raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
+    if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
+        return segments(path)
+    own = _tables_in(path, table)
+    if own or table == ROLLOUTS_FOLDER:
+        return own
+    return [s for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file() for s in _tables_in(inner, table)]
+
+
+def _tables_in(folder: Path, table: str) -> list[Source]:
+    """Files named after the table: ``pairs.parquet``, ``pairs-00000.jsonl.gz``."""
+    named = re.compile(re.escape(table) + r"(-[\w.]+?)?\.(parquet|(jsonl|ndjson)(\.gz|\.zst)?)")
+    return [_classify(p) for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
+
+
+def _classify(path: Path) -> Source:
+    """By suffix, and by the first bytes when the suffix says nothing."""
+    name = path.name.lower()
+    if name.endswith((".parquet", ".pq")):
+        return Source(path, "parquet")
+    if name.endswith(".journal"):
+        return Source(path, "journal")
+    compression: Compression | None = None
+    if name.endswith((".gz", ".zst", ".zstd")):
+        compression = "gzip" if name.endswith(".gz") else "zstd"
+    elif not name.endswith(_JSON_SUFFIXES):
+        with path.open("rb") as file:
+            head = file.read(4)
+        if head == _PARQUET_MAGIC:
+            return Source(path, "parquet")
+        if head.startswith(_GZIP_MAGIC):
+            compression = "gzip"
+        elif head.startswith(_ZSTD_MAGIC):
+            compression = "zstd"
+        elif head and head.lstrip()[:1] != b"{":
+            raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
+    return Source(path, "jsonl", compression)

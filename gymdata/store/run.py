@@ -1,0 +1,342 @@
+"""A run folder being written: journal, segments, run.json, resume.
+
+What always holds: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
+moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import secrets
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from gymdata import __version__
+from gymdata.core.schema import ROLLOUTS, TABLES
+from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.store import folder as layout
+from gymdata.store.failures import FAILURES, read_failure_file, repair_failures
+from gymdata.store.journal import Journal, Repair, frame
+from gymdata.store.lines import encode, encode_any
+from gymdata.store.lock import Lock
+from gymdata.store.paths import ROLLOUTS_FOLDER, RUN_JSON
+from gymdata.store.rows import check_rollout
+from gymdata.store.run_json import differences, merged, plain, read_run_json, sync_folder, write_run_json
+from gymdata.store.sealing import Sealer
+from gymdata.store.tables import read_table
+
+#: A journal takes about four times the room of the Parquet file that it becomes, so this seals at about 256 MB.
+SEGMENT_JOURNAL_BYTES = 1 << 30
+_OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
+
+
+class Run:
+    """A run folder open for writing; made by ``Run.open``, ended by ``close`` or as a context manager.
+
+    ``run_id``: kept across resumes. ``folder``: where it is. ``resumed``: whether it was there before.
+    ``repairs``: what a crash had torn, already put aside. ``previous_extent``: the extent before this attempt.
+    Rows are appended from one thread; sealing and syncing run beside.
+    """
+
+    def __init__(self, folder: Path, lock: Lock, facts: dict[str, Any], resumed: bool) -> None:
+        self.folder = folder
+        self.resumed = resumed
+        self.repairs: list[Repair] = []
+        self.previous_extent: dict[str, Any] = {}
+        self._lock = lock
+        self._facts = facts
+        self._facts_lock = threading.RLock()
+        self._journal: Journal | None = None
+        self._failures: Journal | None = None
+        self._stop = threading.Event()
+        self._syncer: threading.Thread | None = None
+        self._trouble: Exception | None = None
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        identity: Mapping[str, Any],
+        extent: Mapping[str, Any],
+        operation: Mapping[str, Any],
+        facts: Mapping[str, Any] = types.MappingProxyType({}),
+        run_id: str | None = None,
+        overwrite: bool = False,
+        format: Literal["parquet", "jsonl"] = "parquet",
+        rows_per_file: int | None = None,
+        fsync_interval_s: float = 1.0,
+    ) -> Run:
+        """Start or resume the run in ``folder``.
+
+        ``identity`` must equal that of the run resumed; ``extent`` may grow; ``operation`` is free and recorded for
+        this attempt. ``overwrite`` starts again, removing only what gymdata wrote. Raises StoreError: locked,
+        other_identity, or a folder that is not ours; DataError when the run was written by a newer gymdata.
+        """
+        if format not in ("parquet", "jsonl"):
+            raise UsageError.unknown_choice("format", format, ("parquet", "jsonl"))
+        if rows_per_file is not None and rows_per_file < 1:
+            raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
+        place = Path(folder)
+        layout.claim(place)
+        lock = Lock(place)
+        try:
+            if overwrite:
+                layout.wipe(place)
+            resumed = (place / RUN_JSON).exists()
+            known = _checked(place, identity, run_id) if resumed else _fresh(identity, run_id)
+            run = cls(place, lock, known, resumed)
+            run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @property
+    def run_id(self) -> str:
+        return str(self._facts["run_id"])
+
+    @property
+    def sealed_rows(self) -> int:
+        """Rows in sealed files."""
+        with self._facts_lock:
+            return sum(f["rows"] for f in self._facts["files"])
+
+    @property
+    def journal_rows(self) -> int:
+        """Rows in journals: the open segment's and those waiting to be sealed."""
+        return self._sealer.pending_rows + (self._journal.rows if self._journal else 0)
+
+    def existing(self, columns: Sequence[str]) -> pa.Table:
+        """``columns`` of every row that the run holds, sealed or journaled."""
+        return read_table(self.folder, ROLLOUTS, columns)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
+
+        When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
+        DataError for a row that is none, StoreError.disk when the disk is full: then the row is not in the journal and
+        all before it are.
+        """
+        self._raise_trouble()
+        check_rollout(row)
+        try:
+            line = frame(encode(row))
+        except TypeError as error:
+            raise DataError(
+                f"rollout {row['rollout_id']!r}: cannot be written as JSON: {error}",
+                hint="text must be valid Unicode (no lone surrogates), arrays contiguous",
+            ) from error
+        journal = self._journal or self._open_journal(self._next)
+        journal.append(line)
+        if self._fsync_interval_s <= 0:
+            journal.sync()
+        if journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
+            self._roll()
+
+    def fail(self, record: Mapping[str, Any]) -> None:
+        """Add one record to failures.jsonl. Raises StoreError.disk."""
+        self._raise_trouble()
+        if self._failures is None:
+            self._failures = Journal(self.folder / FAILURES)
+        self._failures.append(encode_any(record) + b"\n")
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Every record of failures.jsonl, of earlier attempts too."""
+        return read_failure_file(self.folder / FAILURES)
+
+    def note(self, **facts: Any) -> None:
+        """Merge facts into run.json (counts, engine …); objects are merged key by key."""
+        if ours := _OURS & facts.keys():
+            raise ValueError(f"the store keeps these itself: {', '.join(sorted(ours))}")
+        with self._facts_lock:
+            self._facts = merged(self._facts, plain(facts))
+            self._write()
+
+    def seal(self) -> None:
+        """Seal the open segment and wait until all rows are in sealed files."""
+        self._roll()
+        self._sealer.wait()
+        self._raise_trouble()
+
+    def close(self) -> None:
+        """Seal, finish run.json, give the run free. A second call does nothing."""
+        if self._closed:
+            return
+        try:
+            self.seal()
+        finally:
+            self._end("closed")
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # After an error nothing is sealed: the journal is safe, and sealing could hide what went wrong.
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            # What went wrong in the block matters more than what goes wrong while leaving it.
+            with contextlib.suppress(StoreError):
+                self._end(f"{kind.__name__}: {error}")
+
+    def _begin(
+        self,
+        extent: Mapping[str, Any],
+        operation: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        suffix: str,
+        rows_per_file: int | None,
+        fsync_interval_s: float,
+    ) -> None:
+        self.previous_extent = self._facts["extent"]
+        self._rows_per_file = rows_per_file or (1 << 62)
+        self._fsync_interval_s = fsync_interval_s
+        self._facts = merged(self._facts, plain(facts))
+        self._facts["extent"] = _grown(self.previous_extent, plain(extent))
+        self._facts["attempts"].append(
+            {"started_at": _now(), "ended_at": None, "pid": os.getpid(), "gymdata": __version__}
+            | {"operation": plain(operation), "extent": plain(extent)}
+        )
+        self._write()
+        self._rollouts = self.folder / ROLLOUTS_FOLDER
+        self._rollouts.mkdir(exist_ok=True)
+        sync_folder(self.folder)
+        self._sealer = Sealer(self._rollouts, suffix, self._name_part)
+        self._recover()
+        if fsync_interval_s > 0:
+            self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
+            self._syncer.start()
+
+    def _recover(self) -> None:
+        """Finish what a crash interrupted: half-sealed segments, torn lines, journals that were to be sealed."""
+        self.repairs += repair_failures(self.folder / FAILURES)
+        state = layout.recover(self.folder, self._facts["files"])
+        self.repairs += state.repairs
+        if state.adopted:
+            with self._facts_lock:
+                self._facts["files"] += state.adopted
+                self._write()
+        self._next = state.next_segment
+        for segment in state.journals[:-1]:
+            self._sealer.add(segment.path, segment.rows)
+        for last in state.journals[-1:]:
+            self._journal = Journal(last.path, last.rows)
+            self._next = last.index + 1
+            if last.rows >= self._rows_per_file or self._journal.size >= SEGMENT_JOURNAL_BYTES:
+                self._roll()
+
+    def _open_journal(self, index: int) -> Journal:
+        self._journal = Journal(self._rollouts / f"{index:05d}.journal")
+        self._next = index + 1
+        sync_folder(self._rollouts)
+        return self._journal
+
+    def _roll(self) -> None:
+        """Close the open segment and hand it to the sealer; the next row starts another."""
+        journal, self._journal = self._journal, None
+        if journal is None:
+            return
+        journal.close()
+        if journal.rows:
+            self._sealer.add(journal.path, journal.rows)
+        else:
+            journal.path.unlink()
+
+    def _name_part(self, part: dict[str, Any]) -> None:
+        """Name a sealed file in run.json; called by the sealer, in its thread, before it drops the journal."""
+        with self._facts_lock:
+            others = [f for f in self._facts["files"] if f["path"] != part["path"]]
+            self._facts["files"] = sorted([*others, part], key=lambda f: str(f["path"]))
+            self._write()
+
+    def _write(self) -> None:
+        write_run_json(self.folder, self._facts)
+
+    def _keep_synced(self) -> None:
+        while not self._stop.wait(self._fsync_interval_s):
+            for journal in (self._journal, self._failures):
+                try:
+                    if journal is not None:
+                        journal.sync()
+                except StoreError as error:
+                    self._trouble = error
+                    return
+
+    def _raise_trouble(self) -> None:
+        """Faults of the threads beside surface in the caller's next step."""
+        if self._closed:
+            raise ValueError("the run is closed")
+        if trouble := self._trouble or self._sealer.trouble:
+            raise trouble
+
+    def _end(self, outcome: str) -> None:
+        self._closed = True
+        self._stop.set()
+        try:
+            self._sealer.stop()
+            if self._syncer:
+                self._syncer.join()
+            for journal in (self._journal, self._failures):
+                if journal is not None:
+                    journal.close()
+            with self._facts_lock:
+                self._facts["attempts"][-1] |= {"ended_at": _now(), "outcome": outcome}
+                self._write()
+        finally:
+            self._lock.release()
+
+
+def _fresh(identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
+    return {
+        "run_id": run_id or secrets.token_hex(8),
+        "gymdata": __version__,
+        "schemas": {name: table.version for name, table in TABLES.items()},
+        "created_at": _now(),
+        "identity": plain(identity),
+        "extent": {},
+        "attempts": [],
+        "files": [],
+    }
+
+
+def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
+    """The facts of a run that is to be resumed, if it may be."""
+    facts = read_run_json(folder / RUN_JSON)
+    missing = {"run_id", "identity", "extent", "attempts", "files"} - facts.keys()
+    if missing:
+        raise StoreError(
+            f"{folder}: run.json is not that of a collected run (it lacks {', '.join(sorted(missing))})",
+            hint="give another -o",
+        )
+    version = facts.get("schemas", {}).get(ROLLOUTS.name, 1)
+    if version > ROLLOUTS.version:
+        raise DataError.newer_schema(folder / RUN_JSON, ROLLOUTS.name, version, ROLLOUTS.version)
+    found = differences(facts["identity"], identity)
+    if run_id is not None and run_id != facts["run_id"]:
+        found.insert(0, ("run_id", facts["run_id"], run_id))
+    if found:
+        raise StoreError.other_identity(folder, found)
+    return facts
+
+
+def _grown(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run covers after this attempt: a smaller number asks for less now, it takes nothing away."""
+    grown = dict(was) | dict(now)
+    for key, before in was.items():
+        after = now.get(key)
+        if type(before) is int and type(after) is int:
+            grown[key] = max(before, after)
+    return grown
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")

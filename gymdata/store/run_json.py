@@ -1,0 +1,137 @@
+"""run.json: what was run, with which settings, from which data, and which files came out.
+
+What always holds: it is replaced whole (temporary name, fsync, rename, fsync of the folder), so a reader sees the old
+or the new one; every output of gymdata is described by exactly one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from gymdata.errors import DataError, StoreError
+from gymdata.store.paths import RUN_JSON, beside, find_run_json
+
+_OPTIONS = (
+    orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
+)
+
+
+def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
+    """Write the run.json of a stage output: into a folder, or beside a ``.parquet``/``.jsonl`` file (FILE.run.json).
+
+    Returns where it was written. Raises StoreError.disk.
+    """
+    place = Path(target)
+    is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
+    path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(orjson.dumps(plain(facts), option=_OPTIONS) + b"\n")
+    return path
+
+
+def read_run_json(path: str | Path) -> dict[str, Any]:
+    """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself).
+
+    Raises DataError when there is none or it does not parse.
+    """
+    given = Path(path)
+    found = given if given.name.endswith(RUN_JSON) and given.is_file() else find_run_json(given)
+    if found is None:
+        if given.is_dir():
+            raise DataError.not_a_run(given, sorted(p.name for p in given.iterdir()))
+        raise DataError.missing_path(given, "something that a run.json describes")
+    try:
+        facts = orjson.loads(found.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise DataError.unreadable(found, f"not JSON ({error})") from error
+    if not isinstance(facts, dict):
+        raise DataError.unreadable(found, "not an object")
+    return facts
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """The settings that differ, by dotted key; a missing key counts as null."""
+    before, after = _flat(plain(was)), _flat(plain(now))
+    keys = sorted(before.keys() | after.keys())
+    return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """``old`` with ``new`` over it; objects are merged key by key."""
+    result = dict(old)
+    for key, value in new.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON gives it back: tuples are lists, paths are text."""
+    return orjson.loads(orjson.dumps(value, default=_as_json, option=_OPTIONS))
+
+
+def hash_file(path: str | Path) -> str:
+    """xxh3 (64 bits, hex) of a file's bytes."""
+    digest = xxhash.xxh3_64()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write under; on leaving, its content is ``path``, on disk, whole. Removed on any error.
+
+    Raises StoreError.disk when the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError.disk(path, error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were created, renamed or removed in ``folder`` survive a power cut."""
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _as_json(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return str(value)

@@ -1,0 +1,316 @@
+"""Reading and writing tables as Parquet and JSON lines.
+
+What always holds: both formats hold the same columns, and converting there and back changes nothing; a file is written
+under a temporary name and appears whole; what is read has exactly the types of its schema, or the error names the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from gymdata.core.schema import ROLLOUTS, Table, check_version
+from gymdata.errors import DataError, UsageError
+from gymdata.store.columns import build, reshape, spread
+from gymdata.store.journal import read_rows
+from gymdata.store.lines import decode, encode, iter_lines
+from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.run_json import replacing
+
+ROW_GROUP_TOKENS = 4_000_000
+#: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
+_PARSE_BYTES = 8 << 20
+_BATCH_ROWS = 1 << 16
+
+
+def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows of ``table`` under a path argument (see ``resolve``); a run's rows are its sealed and journaled ones.
+
+    ``columns`` limits and orders the columns. A run without rows gives an empty table. Raises DataError for a missing,
+    empty, broken or newer file, or one that holds something else.
+    """
+    names = _chosen(table, columns)
+    tables = [_read_source(source, table, names) for source in resolve(path, table)]
+    if not tables:
+        kept = names or table.required()
+        return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
+    whole = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
+    return whole.replace_schema_metadata(table.metadata)
+
+
+def scan_batches(
+    path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None, batch_size: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ``read_table`` as a stream of batches of at most ``batch_size`` rows; memory does not grow with the
+    file. Files may differ in optional columns, so batches may."""
+    names = _chosen(table, columns)
+    for source in resolve(path, table):
+        yield from _scan_source(source, table, names, batch_size)
+
+
+def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
+    """Write ``data`` whole to ``path``, ``.parquet`` or ``.jsonl`` by its suffix. Returns the path.
+
+    Raises DataError when ``data`` is not a ``table``, StoreError.disk when the disk refuses.
+    """
+    target = Path(path)
+    if target.suffix not in (".parquet", ".jsonl"):
+        raise UsageError.bad_value("output file", target.name, "a name ending in .parquet or .jsonl")
+    shaped = _shape(data, table, None, "table to write")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_batches(shaped.to_batches(), target, table, shaped.schema)
+    return target
+
+
+def write_batches(batches: Iterable[pa.RecordBatch], target: Path, table: Table, schema: pa.Schema) -> int:
+    """Stream batches of one schema to a file that appears whole. Returns the number of rows."""
+    rows = 0
+    with replacing(target) as temporary:
+        sink = ParquetSink(temporary, table, schema) if target.suffix == ".parquet" else JsonLinesSink(temporary)
+        try:
+            for batch in batches:
+                sink.write(batch)
+                rows += batch.num_rows
+        finally:
+            sink.close()
+    return rows
+
+
+def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
+    """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON."""
+    source = iter(rows)
+    for first in source:
+        chunk, size = [first], first[2]
+        while size < _PARSE_BYTES and len(chunk) < _BATCH_ROWS:
+            more = list(islice(source, 64 if size * 64 < _PARSE_BYTES * len(chunk) else 1))
+            if not more:
+                break
+            chunk += more
+            size += sum(item[2] for item in more)
+        yield build([c[1] for c in chunk], table, names, where, [c[0] for c in chunk])
+
+
+class ParquetSink:
+    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens, page checksums."""
+
+    def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
+        leaves = _leaves(schema)
+        self._writer = pq.ParquetWriter(
+            path,
+            schema.with_metadata(table.metadata),
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[c for c in table.dictionary if c in leaves],
+            use_byte_stream_split=[c for c in table.split if c in leaves],
+            write_statistics=[c for c in leaves if "." not in c],
+            write_page_checksum=True,
+        )
+        self._held: list[pa.RecordBatch] = []
+        self._tokens = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        sizes = np.cumsum(_tokens(batch))
+        start, before = 0, 0
+        while start < batch.num_rows:
+            room = before + ROW_GROUP_TOKENS - self._tokens
+            stop = int(np.searchsorted(sizes, room, side="right"))
+            if stop <= start and self._held:
+                self._flush()
+                continue
+            stop = max(stop, start + 1)
+            self._held.append(batch.slice(start, stop - start))
+            self._tokens += int(sizes[stop - 1]) - before
+            start, before = stop, int(sizes[stop - 1])
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            group = pa.Table.from_batches(self._held)
+            self._writer.write_table(group, row_group_size=group.num_rows)
+        self._held, self._tokens = [], 0
+
+
+class JsonLinesSink:
+    """A JSON lines file being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for start in range(0, batch.num_rows, 1024):
+            self._file.writelines(encode(row) + b"\n" for row in spread(batch.slice(start, 1024)))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:
+    if columns is None:
+        return None
+    for name in columns:
+        if name not in table.schema.names:
+            raise UsageError.unknown_choice(f"column of {table.name}", name, table.schema.names)
+    return list(columns)
+
+
+def _read_source(source: Source, table: Table, names: list[str] | None) -> pa.Table:
+    if source.kind != "parquet":
+        batches = list(_scan_json(source, table, names))
+        if batches:
+            return pa.Table.from_batches(batches)
+        if source.kind == "jsonl":
+            raise DataError.empty(source.path, f"rows of {table.name}")
+        kept = names or table.required()
+        return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
+    where = str(source.path)
+    try:
+        with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+            check_version(file.schema_arrow.metadata, where, table)
+            data = file.read(columns=_present(file.schema_arrow, table, names, where))
+    except (pa.ArrowException, OSError) as error:
+        raise _broken_parquet(source.path, error) from error
+    return _shape(data, table, names, where)
+
+
+def _scan_source(source: Source, table: Table, names: list[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
+    if source.kind != "parquet":
+        empty = True
+        for batch in _scan_json(source, table, names):
+            empty = False
+            for start in range(0, batch.num_rows, batch_size):
+                yield batch.slice(start, batch_size)
+        if empty and source.kind == "jsonl":
+            raise DataError.empty(source.path, f"rows of {table.name}")
+        return
+    where = str(source.path)
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    try:
+        dataset = ds.dataset(source.path, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
+        check_version(dataset.schema.metadata, where, table)
+        present = _present(dataset.schema, table, names, where)
+        for batch in dataset.to_batches(columns=present, batch_size=batch_size, batch_readahead=4):
+            if batch.num_rows:
+                yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
+    except (pa.ArrowException, OSError) as error:
+        raise _broken_parquet(source.path, error) from error
+
+
+def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterator[pa.RecordBatch]:
+    where = str(source.path)
+    try:
+        rows = _parsed(source)
+        first = next(rows, None)
+    except FileNotFoundError:
+        # Sealed since the folder was listed: the part holds the same rows.
+        if twin := sealed_twin(source.path):
+            yield from _scan_source(twin, table, names, _BATCH_ROWS)
+            return
+        raise DataError.missing_path(source.path) from None
+    if first is None:
+        return
+    kept = names
+    if kept is None:
+        # The first row says which optional columns the file has.
+        has = first[1] if isinstance(first[1], dict) else {}
+        kept = [n for n in table.schema.names if n not in table.optional or n in has]
+    yield from row_batches(_again(first, rows), table, kept, where)
+
+
+def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:
+    if source.kind == "journal":
+        yield from read_rows(source.path)
+        return
+    for number, line in iter_lines(source):
+        try:
+            row = decode(line)
+        except ValueError as error:
+            raise DataError.bad_row(source.path, number, None, f"a line that is not JSON ({error})", "a row") from error
+        yield number, row, len(line)
+
+
+def _present(schema: pa.Schema, table: Table, names: list[str] | None, where: str) -> list[str]:
+    """The columns to read from a file, which must have all that the table cannot do without."""
+    wanted = names if names is not None else table.schema.names
+    missing = [n for n in wanted if n not in schema.names and n not in table.optional]
+    if missing:
+        raise DataError.missing_columns(where, table.name, missing, schema.names)
+    return [n for n in wanted if n in schema.names]
+
+
+def _shape(data: pa.Table, table: Table, names: list[str] | None, where: str) -> pa.Table:
+    """``data`` with the types, order and metadata of the schema; columns asked for and not there are null."""
+    present = _present(data.schema, table, names, where)
+    if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
+        raise DataError(f"{where}: table {table.name} has no column(s) {', '.join(unknown)}")
+    fields, columns = [], []
+    for name in names if names is not None else present:
+        field = table.schema.field(name)
+        fields.append(field)
+        if name not in data.column_names:
+            columns.append(pa.chunked_array([pa.nulls(data.num_rows, field.type)]))
+            continue
+        column = data.column(name)
+        try:
+            if column.type != field.type:
+                column = pa.chunked_array([reshape(chunk, field.type) for chunk in column.chunks], field.type)
+        except (pa.ArrowException, ValueError) as error:
+            message = f"{where}: column {name!r} of {table.name}: got {column.type}, expected {field.type}: {error}"
+            raise DataError(message) from error
+        if not field.nullable and column.null_count:
+            raise DataError(f"{where}: column {name!r} of {table.name} has {column.null_count} null value(s)")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
+
+
+def _broken_parquet(path: Path, error: Exception) -> DataError:
+    if not path.exists():
+        return DataError.missing_path(path)
+    if path.stat().st_size == 0:
+        return DataError.empty(path, "a Parquet file")
+    why = str(error).splitlines()[0]
+    return DataError.unreadable(path, why, "the file is cut off or damaged, or not Parquet: write it again")
+
+
+def _tokens(batch: pa.RecordBatch) -> np.ndarray:
+    """Tokens in each row, int64: from the counts where the table has them, else the lengths of its id lists."""
+    names = batch.schema.names
+    if "n_context_tokens" in names:
+        total = np.zeros(batch.num_rows, np.int64)
+        for name in ("n_context_tokens", "n_generated_tokens"):
+            total += batch.column(name).to_numpy(zero_copy_only=False)
+        return total
+    total = np.zeros(batch.num_rows, np.int64)
+    for name, column in zip(names, batch.columns, strict=True):
+        if name.endswith("_ids") and pa.types.is_list(column.type):
+            total += np.diff(column.offsets.to_numpy())
+    return total
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """Parquet column paths of a schema."""
+
+    def walk(kind: pa.DataType, path: str) -> Iterator[str]:
+        if pa.types.is_list(kind):
+            yield from walk(kind.value_type, path + ".list.element")
+        elif pa.types.is_struct(kind):
+            for f in kind:
+                yield from walk(f.type, f"{path}.{f.name}")
+        else:
+            yield path
+
+    return [leaf for f in schema for leaf in walk(f.type, f.name)]
