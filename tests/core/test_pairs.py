@@ -1,0 +1,223 @@
+"""Selection of pairs: the strict rules, the accounting, and that row order never matters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymdata.core import pairs
+from gymdata.errors import DataError, UsageError
+
+
+def frame(*groups: tuple[str, list[float | None]], **columns: list[Any]) -> pa.Table:
+    """One row a score; rollout ids are group letter and index."""
+    rows = [(g, i, s) for g, scores in groups for i, s in enumerate(scores)]
+    return pa.table(
+        {
+            "group_id": pa.array([g for g, _, _ in rows], pa.string()),
+            "task_id": pa.array([g[:1] for g, _, _ in rows], pa.string()),
+            "rollout_id": pa.array([f"{g}{i}" for g, i, _ in rows], pa.string()),
+            "rollout_index": pa.array([i for _, i, _ in rows], pa.int32()),
+            "score": pa.array([s for _, _, s in rows], pa.float64()),
+            **columns,
+        }
+    )
+
+
+def names(table: pa.Table, selection: pairs.Selection) -> list[tuple[str, str]]:
+    ids = table["rollout_id"].to_pylist()
+    return [(ids[a], ids[b]) for a, b in zip(selection.chosen, selection.rejected, strict=True)]
+
+
+def adds_up(counts: pairs.PairCounts) -> bool:
+    groups = counts.groups_too_small + counts.groups_without_variance + counts.groups_paired + counts.groups_all_dropped
+    return counts.candidates == counts.pairs + sum(counts.dropped.values()) and counts.groups == groups
+
+
+def test_best_worst_takes_one_pair_a_group() -> None:
+    """The highest score (lowest index) is chosen over the lowest score (highest index)."""
+    f = frame(("a", [0.5, 1.0, 1.0, 0.0, 0.0]), ("b", [0.0, 1.0]))
+    assert names(f, pairs.select_pairs(f)) == [("a1", "a4"), ("b1", "b0")]
+
+
+def test_all_pairs_are_sorted_by_margin_then_indices() -> None:
+    """Every two different scores pair up, widest first, ties by rollout index."""
+    f = frame(("a", [1.0, 0.0, 0.5, 0.0]))
+    got = names(f, pairs.select_pairs(f, "all"))
+    assert got == [("a0", "a1"), ("a0", "a3"), ("a0", "a2"), ("a2", "a1"), ("a2", "a3")]
+
+
+def test_adjacent_pairs_neighbours_in_rank() -> None:
+    """Each rollout is paired with the next lower one."""
+    f = frame(("a", [0.0, 0.6, 1.0]))
+    assert names(f, pairs.select_pairs(f, "adjacent")) == [("a1", "a0"), ("a2", "a1")]
+
+
+@pytest.mark.parametrize("strategy", pairs.STRATEGIES)
+def test_missing_and_non_finite_scores_never_pair(strategy: pairs.Strategy) -> None:
+    """Null, NaN and infinite scores are counted as unscored and are in no pair."""
+    f = frame(("a", [None, 1.0, math.nan, 0.0, math.inf, -math.inf]), ("b", [None, 1.0]))
+    got = pairs.select_pairs(f, strategy)
+    assert names(f, got) == [("a1", "a3")]
+    assert got.counts.rollouts_unscored == 5
+    assert got.counts.groups_too_small == 1
+    assert adds_up(got.counts)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "made"),
+    [(0.5, 0.5 + 1e-10, 0.0, 0), (0.7, 0.8, 0.1, 0), (0.8, 0.9, 0.1, 0), (0.7, 0.8, 0.09, 1), (0.0, 1.0, 1.0, 0)],
+)
+def test_margin_is_strict_within_tolerance(low: float, high: float, least: float, made: int) -> None:
+    """A margin must beat min_margin by more than rounding: 0.8 − 0.7 is not more than 0.1."""
+    got = pairs.select_pairs(frame(("a", [low, high])), min_margin=least)
+    assert got.counts.pairs == made
+    assert adds_up(got.counts)
+
+
+def test_equal_content_and_other_prompts_are_dropped_after_pairing() -> None:
+    """Identical ids, identical text and different prompts each drop the pair under their own reason."""
+    f = frame(
+        ("a", [1.0, 0.0]),
+        ("b", [1.0, 0.0]),
+        ("c", [1.0, 0.0]),
+        ("d", [1.0, 0.0]),
+        prompt_key=pa.array([1, 1, 2, 2, 3, 4, 5, 5], pa.uint64()),
+        generation_key=pa.array([7, 7, 1, 2, 3, 4, 5, 6], pa.uint64()),
+        text_key=pa.array([1, 2, 9, 9, 3, 4, 0, 0], pa.uint64()),
+    )
+    got = pairs.select_pairs(f)
+    assert names(f, got) == [("d0", "d1")]
+    assert (got.counts.dropped["identical"], got.counts.dropped["other_prompt"]) == (2, 1)
+
+
+def test_contradictory_pairs_are_all_dropped() -> None:
+    """Where the same two answers were ranked both ways, neither pair is kept; a third answer's pair is."""
+    f = frame(
+        ("ax", [1.0, 0.0]),
+        ("ay", [0.0, 1.0]),
+        ("az", [1.0, 0.0]),
+        prompt_key=pa.array([1] * 6, pa.uint64()),
+        generation_key=pa.array([10, 11, 10, 11, 10, 12], pa.uint64()),
+    )
+    got = pairs.select_pairs(f)
+    assert names(f, got) == [("az0", "az1")]
+    assert got.counts.dropped["contradictory"] == 2
+
+
+def test_cap_keeps_the_widest_margins_of_a_task() -> None:
+    """max_per_task counts over all groups of the task and acts after the other filters."""
+    f = frame(("ax", [1.0, 0.9, 0.0]), ("ay", [0.5, 0.0]), truncated=pa.array([True] + [False] * 4))
+    got = pairs.select_pairs(f, "all", max_per_task=1, truncated="drop")
+    assert names(f, got) == [("ax1", "ax2")]
+    assert (got.counts.dropped["truncated"], got.counts.dropped["over_the_cap"]) == (2, 1)
+    assert adds_up(got.counts)
+
+
+def test_length_balance_limits_how_often_the_longer_wins() -> None:
+    """At 0.5 as many longer as shorter winners remain, and the widest margins stay."""
+    f = frame(
+        ("a", [0.2, 0.0]),
+        ("b", [1.0, 0.0]),
+        ("c", [0.3, 0.0]),
+        ("d", [0.3, 0.0]),
+        n_generated_tokens=pa.array([5, 1, 5, 1, 1, 5, 3, 3]),
+    )
+    got = pairs.select_pairs(f, length_balance=0.5)
+    assert names(f, got) == [("b0", "b1"), ("c0", "c1"), ("d0", "d1")]
+    assert got.counts.dropped["length_balance"] == 1
+
+
+def test_truncated_rollouts_are_dropped_only_on_request() -> None:
+    """A truncated loser is a loser; ``drop`` removes its pair and does not look for another."""
+    f = frame(("a", [1.0, 0.5, 0.0]), truncated=pa.array([False, False, True]))
+    assert names(f, pairs.select_pairs(f)) == [("a0", "a2")]
+    assert pairs.select_pairs(f, truncated="drop").counts.dropped["truncated"] == 1
+
+
+def test_bad_settings_are_usage_errors() -> None:
+    """An unknown strategy or an impossible number is refused before anything is done."""
+    f = frame(("a", [1.0, 0.0]))
+    with pytest.raises(UsageError, match="best-worst"):
+        pairs.select_pairs(f, "bestworst")  # type: ignore[arg-type]
+    for bad in ({"min_margin": -1.0}, {"max_per_task": 0}, {"length_balance": 1.5}):
+        with pytest.raises(UsageError):
+            pairs.select_pairs(f, **bad)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="score"):
+        pairs.select_pairs(f.drop_columns(["score"]))
+
+
+def test_contenders_are_the_rows_of_all_possible_pairs() -> None:
+    """Only rollouts that can be in a pair need their tokens read."""
+    f = frame(("a", [1.0, 0.5, 0.0]), ("b", [1.0, 1.0]), ("c", [None, 1.0]))
+    assert pairs.contenders(f, "best-worst").tolist() == [True, False, True, False, False, False, False]
+    assert pairs.contenders(f, "all").tolist() == [True, True, True, False, False, False, False]
+
+
+def test_split_is_by_task_and_repeatable() -> None:
+    """The held-out side has the asked share of the tasks, whatever the order, and never all or none."""
+    tasks = [f"t{i}" for i in range(50)]
+    held = pairs.split_tasks(tasks, 0.1, seed=1)
+    assert len(held) == 5
+    assert held == pairs.split_tasks(tasks[::-1] * 2, 0.1, seed=1)
+    assert held != pairs.split_tasks(tasks, 0.1, seed=2)
+    assert len(pairs.split_tasks(["a", "b"], 0.01)) == 1
+    with pytest.raises(UsageError):
+        pairs.split_tasks(["a"], 0.1)
+    with pytest.raises(UsageError):
+        pairs.split_tasks(tasks, 1.0)
+
+
+rows = st.lists(
+    st.tuples(
+        st.sampled_from(["a1", "a2", "b1", "c1"]),
+        st.sampled_from([None, 0.0, 0.5, 1.0, math.nan]),
+        st.integers(1, 4),  # generation
+        st.integers(0, 3),  # length
+        st.booleans(),
+    ),
+    max_size=24,
+)
+
+
+@given(
+    rows,
+    st.permutations(range(24)),
+    st.sampled_from(pairs.STRATEGIES),
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([None, 0.0, 0.5]),
+)
+def test_row_order_never_matters(
+    data: list[Any], order: list[int], strategy: pairs.Strategy, cap: int | None, balance: float | None
+) -> None:
+    """Shuffled rows give the same pairs in the same order, and every candidate is accounted for."""
+    f = pa.table(
+        {
+            "group_id": pa.array([r[0] for r in data], pa.string()),
+            "task_id": pa.array([r[0][0] for r in data], pa.string()),
+            "rollout_id": pa.array([f"r{i:02d}" for i in range(len(data))], pa.string()),
+            "rollout_index": pa.array([i % 5 for i in range(len(data))], pa.int32()),
+            "score": pa.array([r[1] for r in data], pa.float64()),
+            "generation_key": pa.array([r[2] for r in data], pa.uint64()),
+            "n_generated_tokens": pa.array([r[3] for r in data], pa.int64()),
+            "truncated": pa.array([r[4] for r in data], pa.bool_()),
+        }
+    )
+    mixed = f.take(pa.array([i for i in order if i < len(data)], pa.int64()))
+    settings: dict[str, Any] = {"max_per_task": cap, "length_balance": balance, "truncated": "drop"}
+    first, second = (pairs.select_pairs(t, strategy, **settings) for t in (f, mixed))
+    assert names(f, first) == names(mixed, second)
+    assert first.counts == second.counts
+    assert adds_up(first.counts)
+    assert (first.margin > pairs.TOLERANCE).all()
+    assert np.isfinite(first.margin).all()
+    groups, keys = f["group_id"].to_pylist(), f["generation_key"].to_pylist()
+    for a, b in zip(first.chosen, first.rejected, strict=True):
+        assert groups[a] == groups[b]
+        assert keys[a] != keys[b]
