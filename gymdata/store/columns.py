@@ -18,8 +18,6 @@ from gymdata.core.schema import NAMED_VALUE, Table
 from gymdata.errors import DataError
 from gymdata.store.lines import NON_FINITE
 
-_NUMBER = (int, float)
-
 
 class _MismatchError(Exception):
     """A value does not fit its field; ``at`` is the path inside the column."""
@@ -108,25 +106,26 @@ def _check_keys(rows: Iterable[Any], table: Table) -> None:
 
 def _build(f: pa.Field, values: list[Any]) -> pa.Array:
     kind = f.type
-    if not f.nullable and None in values:
-        raise _MismatchError("", "null", _expected(kind))
     if pa.types.is_list(kind):
+        _demand(values, (dict, list) if kind.value_type == NAMED_VALUE else (list,), f)
         if kind.value_type == NAMED_VALUE:
             values = [_named_values(v) for v in values]
         return _build_list(kind, values)
     if pa.types.is_struct(kind):
+        _demand(values, (dict,), f)
         return _build_struct(kind, values)
     if pa.types.is_timestamp(kind):
-        _demand(values, (str,), kind)
+        _demand(values, (str,), f)
         return pa.array(values, pa.string()).cast(kind)
-    return _build_scalars(kind, values)
+    if pa.types.is_floating(kind):
+        return pa.array(_floats(f, values), kind)
+    _demand(values, (int,) if pa.types.is_integer(kind) else (str,), f)
+    return pa.array(values, kind)
 
 
 def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
-    kinds = set(map(type, values))
-    if not kinds <= {list, type(None)}:
-        raise _MismatchError("", _describe(next(v for v in values if v is not None and type(v) is not list)), "a list")
-    filled = values if type(None) not in kinds else [v or () for v in values]
+    nulls = None in values
+    filled = [v or () for v in values] if nulls else values
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, filled), np.int64, len(filled)), out=offsets[1:])
     flat = list(chain.from_iterable(filled))
@@ -135,15 +134,13 @@ def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
         child = _build(inner, flat)
     except _MismatchError as fault:
         raise _MismatchError(f"[]{fault.at}", fault.got, fault.expected) from None
-    mask = pa.array([v is None for v in values]) if type(None) in kinds else None
+    mask = pa.array([v is None for v in values]) if nulls else None
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=kind, mask=mask)
 
 
 def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
     known = frozenset(f.name for f in kind)
     for value in values:
-        if type(value) is not dict:
-            raise _MismatchError("", _describe(value), "an object")
         if not value.keys() <= known:
             raise _MismatchError(
                 "", f"unknown field(s) {', '.join(sorted(value.keys() - known))}", ", ".join(sorted(known))
@@ -157,25 +154,22 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
-def _build_scalars(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    if pa.types.is_floating(kind):
-        if str in (kinds := set(map(type, values))):
-            values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
-            kinds = set(map(type, values))
-        if not kinds <= {float, int, type(None)}:
-            _demand(values, _NUMBER, kind)
-        if int in kinds:
-            values = [float(v) if type(v) is int else v for v in values]
-    else:
-        _demand(values, (int,) if pa.types.is_integer(kind) else (str,), kind)
-    return pa.array(values, kind)
+def _floats(f: pa.Field, values: list[Any]) -> list[Any]:
+    """``values`` as floats and nulls: the spelled non-finite numbers read, whole numbers taken."""
+    kinds = set(map(type, values))
+    if str in kinds:
+        values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
+    if not kinds <= {float}:
+        _demand(values, (int, float), f)
+    return [float(v) if type(v) is int else v for v in values] if int in kinds else values
 
 
-def _demand(values: list[Any], types: tuple[type, ...], kind: pa.DataType) -> None:
+def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:
     """Python's own types, exactly: Arrow would take 2.5 for an int and True for a float."""
-    if not set(map(type, values)) <= {*types, type(None)}:
-        wrong = next(v for v in values if v is not None and type(v) not in types)
-        raise _MismatchError("", _describe(wrong), _expected(kind))
+    accepted = {*types, type(None)} if f.nullable else {*types}
+    if not set(map(type, values)) <= accepted:
+        wrong = next(v for v in values if type(v) not in accepted)
+        raise _MismatchError("", "null" if wrong is None else _describe(wrong), _expected(f.type))
 
 
 def _named_values(value: Any) -> Any:
