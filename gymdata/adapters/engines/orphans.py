@@ -1,0 +1,34 @@
+"""A vLLM plugin that ends an engine's processes when the process that started them is gone.
+
+What always holds: it acts only on engines that gymdata itself started (``ENGINE_OF`` is in their environment), and only
+in child processes. Without it a SIGKILLed command leaves the engine and its workers alive, holding their memory for ever.
+vLLM loads it in each of its processes through the ``vllm.general_plugins`` entry point.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+
+#: Set by gymdata before it starts an engine; inherited by every process of that engine.
+ENGINE_OF = "GYMDATA_ENGINE_OF"
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies. Does nothing in the command's own process.
+
+    Linux only: elsewhere an orphaned engine must be ended by hand.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or ENGINE_OF not in os.environ or not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    # SIGKILL, not SIGTERM: a handler that waits for a step on a wedged device would keep the memory.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent.pid:  # the parent died before the request was in place
+        os._exit(1)

@@ -1,0 +1,309 @@
+"""vLLM in this process: ids in, ids and log-probabilities out.
+
+What always holds: nothing is tokenised or detokenised here; log-probabilities are those of the distribution that was really
+sampled (``processed_logprobs``) unless the user chose another mode, which the facts then say; Ctrl-C reaches the command
+and never the engine's processes; the engine's processes end with the command, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from gymdata.adapters.engines.orphans import ENGINE_OF
+from gymdata.adapters.engines.sampling import Sampling, best_alternatives
+from gymdata.adapters.engines.weights import base_of
+from gymdata.errors import OutsideError, UsageError
+from gymdata.ports import Generation, SampleRequest
+
+DEFAULT_MAX_NUM_SEQS = 256
+#: Settings that this adapter relies on; changing them would break what it promises.
+_FIXED = {"model": "give -m/--model"}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class VllmSampler:
+    """A ``Sampler`` on vLLM's asynchronous engine.
+
+    ``model``: a folder with weights, a LoRA adapter's folder (its base is loaded and the adapter applied), or a hub name.
+    ``sampling``: see ``Sampling``. ``engine_args``: any field of vLLM's AsyncEngineArgs. ``seed``: the engine's own seed,
+    used only where a request has none.
+    """
+
+    prefers_groups = False
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.model = model
+        self.sampling = Sampling.of(sampling or {})
+        self.engine_args = dict(engine_args or {})
+        for key, instead in _FIXED.items():
+            if key in self.engine_args:
+                raise UsageError(f"engine.{key} cannot be set", hint=instead)
+        self.seed = seed
+        self.default_concurrency = int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
+        self._engine: Any = None
+        self._lora: Any = None
+        self._facts: dict[str, Any] = {}
+        # The kernel's "parent died" signal follows the *thread* that started a process: this one lives until close().
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
+        self._starting: asyncio.Future[Any] | None = None
+
+    async def start(self) -> Mapping[str, Any]:
+        """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
+        _set_environment(self.model)
+        try:
+            import vllm  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise UsageError.missing_extra(error.name or "vllm", "cpu' or 'gymdata[vllm]") from error
+        self._starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start_engine)
+        self._engine = await asyncio.shield(self._starting)
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the engine; empty before ``start``."""
+        return dict(self._facts)
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """Continue one prompt. Cancelling the task aborts the request in the engine."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._engine is None:
+            raise OutsideError("engine", "the engine is not running", fatal=True)
+        prompt = list(request.prompt_token_ids)
+        answer = None
+        try:
+            async for output in self._engine.generate(
+                {"prompt_token_ids": prompt}, self._params(request), request.request_id, lora_request=self._lora
+            ):
+                answer = output
+        except EngineDeadError as error:
+            raise OutsideError(
+                "engine", "vLLM's engine process died", hint="its own log on stderr says why; run again", fatal=True
+            ) from error
+        except (VLLMClientError, ValueError) as error:
+            raise OutsideError("engine", f"the request was refused: {error}") from error
+        except Exception as error:  # vLLM wraps faults of a single request in many types; all of them are the engine's
+            dead = bool(self._engine.errored)
+            raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
+        if answer is None:
+            raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
+        return [self._generation(prompt, output) for output in answer.outputs]
+
+    async def close(self) -> None:
+        """Stop the engine and wait until its processes are gone. Safe to call twice, and while it is starting."""
+        if self._starting is not None and self._engine is None:
+            with contextlib.suppress(Exception):  # BLE: a failed start has been reported by start()
+                self._engine = await self._starting
+        engine, self._engine, self._starting = self._engine, None, None
+        if engine is not None:
+            if engine.output_handler is not None:
+                engine.output_handler.cancel()  # else it reports our own shutdown as an engine that died
+            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown)
+            del engine
+            gc.collect()  # the engine's finalizer must run now: at interpreter exit it would print a traceback
+        self._thread.shutdown(wait=True)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _params(self, request: SampleRequest) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        return SamplingParams(
+            **self.sampling.request_fields(),
+            n=request.n,
+            max_tokens=request.max_tokens,
+            seed=request.seed if self._facts["request_seeds"] else None,
+            logprobs=self.sampling.top_logprobs,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _generation(self, prompt: list[int], output: Any) -> Generation:
+        flat = output.logprobs
+        top = None
+        if self.sampling.top_logprobs:
+            spans = zip(flat.start_indices, flat.end_indices, strict=True)
+            top = [
+                best_alternatives(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True), self.sampling.top_logprobs)
+                for a, b in spans
+            ]
+            log_probs = [flat.logprobs[i] for i in flat.start_indices]
+        else:
+            log_probs = list(flat.logprobs)
+        return Generation(
+            prompt_token_ids=prompt,
+            token_ids=list(output.token_ids),
+            log_probs=log_probs,
+            finish_reason=output.finish_reason or "abort",
+            stop_reason=output.stop_reason,
+            top_log_probs=top,
+        )
+
+    def _start_engine(self) -> Any:
+        """Runs in the engine thread, with SIGINT blocked so that every process it starts ignores Ctrl-C."""
+        from multiprocessing import resource_tracker
+
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        # Started later, the tracker would unblock SIGINT in this thread and the engine's processes would inherit that.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        args = self._engine_args()
+        try:
+            config = args.create_engine_config(UsageContext.LLM_CLASS)
+        except (ValueError, TypeError, OSError) as error:
+            raise UsageError(
+                f"vLLM refuses this engine configuration: {_first_line(error)}",
+                hint="change it with --set engine.KEY=VALUE, or give another model",
+            ) from error
+        try:
+            engine = AsyncLLM(
+                vllm_config=config,
+                executor_class=_executor_class(config),
+                log_stats=not args.disable_log_stats,
+                log_requests=False,
+                usage_context=UsageContext.LLM_CLASS,
+            )
+        except Exception as error:  # start-up fails in as many ways as there are devices; the engine is at fault
+            raise OutsideError(
+                "engine",
+                f"vLLM could not start with {self.model}: {_first_line(error)}",
+                hint="its log is above; VLLM_LOGGING_LEVEL=INFO shows more. Too little memory? Lower "
+                "engine.gpu_memory_utilization, engine.max_model_len or engine.max_num_seqs",
+                fatal=True,
+            ) from error
+        self._facts = self._collect_facts(config)
+        return engine
+
+    def _engine_args(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        known = [f.name for f in fields(AsyncEngineArgs)]
+        for key in self.engine_args:
+            if key not in known:
+                raise UsageError.unknown_key(key, known, "--set engine")
+        base, adapter = base_of(self.model)
+        wanted: dict[str, Any] = {
+            "model": base,
+            "seed": self.seed or 0,
+            "logprobs_mode": "processed_logprobs",
+            "max_logprobs": max(20, self.sampling.top_logprobs),
+            "max_num_seqs": DEFAULT_MAX_NUM_SEQS,
+            "disable_log_stats": True,
+            "enable_log_requests": False,
+            "use_tqdm_on_load": False,
+        }
+        if adapter is not None:
+            wanted.update(self._lora_args(adapter))
+        if _on_cpu():
+            wanted.update(_cpu_args(base, self.engine_args))
+        return AsyncEngineArgs(**{**wanted, **self.engine_args})
+
+    def _lora_args(self, adapter: Path) -> dict[str, Any]:
+        from vllm.lora.request import LoRARequest
+
+        rank = int(json.loads((adapter / "adapter_config.json").read_text()).get("r", 16))
+        self._lora = LoRARequest(adapter.name, 1, str(adapter))
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next((r for r in _LORA_RANKS if r >= rank), rank)}
+
+    def _collect_facts(self, config: Any) -> dict[str, Any]:
+        import vllm
+
+        model, scheduler = config.model_config, config.scheduler_config
+        chunked = bool(scheduler.enable_chunked_prefill)
+        device = str(config.device_config.device_type)
+        self.default_concurrency = int(scheduler.max_num_seqs)
+        return {
+            "engine": "vllm",
+            "engine_version": vllm.__version__,
+            "transport": "in-process",
+            "device": device,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "quantization": model.quantization,
+            "max_model_len": int(model.max_model_len),
+            "max_num_seqs": int(scheduler.max_num_seqs),
+            "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
+            "chunked_prefill": chunked,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "enforce_eager": bool(model.enforce_eager),
+            "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
+            "lora": self._lora.name if self._lora is not None else None,
+            # A seeded request whose prefill is split over two steps kills the CPU engine.
+            "request_seeds": not (device == "cpu" and chunked),
+            "engine_args": {key: _plain(value) for key, value in self.engine_args.items()},
+        }
+
+
+def _set_environment(model: str) -> None:
+    """Settings that vLLM reads from the environment, here and in the processes that it starts. The user's own win."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for data
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if Path(model).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ[ENGINE_OF] = str(os.getpid())
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _cpu_args(base: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults on a CPU, where per-request seeds need whole prefills and compiling costs more than it gives."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    probe = {
+        key: given[key] for key in ("max_model_len", "tokenizer", "trust_remote_code", "hf_overrides") if key in given
+    }
+    try:
+        model = AsyncEngineArgs(model=base, **probe).create_model_config()
+    except (ValueError, TypeError, OSError) as error:
+        raise UsageError(f"vLLM cannot load {base}: {_first_line(error)}", hint="give a folder with weights") from error
+    stored = str(getattr(model.hf_text_config, "dtype", None) or "").removeprefix("torch.")
+    return {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, int(model.max_model_len)),
+        # vLLM would round a float32 checkpoint to bfloat16, and log-probs would be up to 0.1 off the trained model's.
+        "dtype": "float32" if stored == "float32" else "auto",
+    }
+
+
+def _executor_class(config: Any) -> Any:
+    from vllm.v1.executor import Executor
+
+    return Executor.get_class(config)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # pydantic's first line only counts the errors; the sentence that helps comes after the field's name
+    useful = [line for line in lines if "validation error" not in line and not line.startswith("For further")]
+    return " ".join(useful[:2])[:400] or type(error).__name__
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | type(None) | list | dict) else str(value)

@@ -1,0 +1,381 @@
+"""A vLLM server behind an OpenAI-compatible URL: ids in through /v1/completions, ids and log-probabilities out.
+
+What always holds: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids,
+and returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
+is retried with growing pauses and then raised, and never becomes a generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import orjson
+
+from gymdata.adapters.engines.sampling import Sampling, best_alternatives
+from gymdata.errors import OutsideError, UsageError
+from gymdata.ports import Generation, SampleRequest
+
+#: Ids that every vocabulary has; what they mean does not matter to the checks.
+_PROBE = (1, 2, 3, 4)
+_PROBE_TOKENS = 8
+_MAX_PAUSE_S = 30.0
+#: A request that hangs is tried this often only: each try costs the whole timeout.
+_MAX_HANGS = 2
+_NO_IDS = (
+    "it takes a vLLM server of version 0.10.2 or later, asked directly: a proxy must pass `return_token_ids` through"
+)
+
+
+class ServerSampler:
+    """A ``Sampler`` on a vLLM server.
+
+    ``endpoint``: base URL, with or without ``/v1``. ``model``: the served name, or the path it was served from; may be
+    left out when one model is served. An API key is taken from VLLM_API_KEY or OPENAI_API_KEY. ``request_timeout_s`` is
+    for one try. ``allow_raw_logprobs`` collects although log-probabilities ignore the sampling settings.
+    """
+
+    prefers_groups = True
+
+    def __init__(
+        self,
+        endpoint: str,
+        model: str | None = None,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        request_timeout_s: float = 300.0,
+        max_retries: int = 5,
+        pause_s: float = 0.5,
+        concurrency: int = 256,
+        allow_raw_logprobs: bool = False,
+    ) -> None:
+        self.base = _base_url(endpoint)
+        self.model = model
+        self.sampling = Sampling.of(sampling or {})
+        self.request_timeout_s = request_timeout_s
+        self.max_retries = max_retries
+        self.pause_s = pause_s
+        self.default_concurrency = concurrency
+        self.allow_raw_logprobs = allow_raw_logprobs
+        self.retries = 0
+        self._session: Any = None
+        self._max_model_len: int | None = None
+        self._facts: dict[str, Any] = {}
+
+    async def start(self) -> Mapping[str, Any]:
+        """Check the server. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
+        try:
+            import aiohttp
+        except ModuleNotFoundError as error:
+            raise UsageError.missing_extra("aiohttp", "collect") from error
+        key = os.environ.get("VLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
+        self._session = aiohttp.ClientSession(
+            # Shorter than the server's own keep-alive (5 s), so that it rarely hangs up on a connection in use.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            timeout=aiohttp.ClientTimeout(total=self.request_timeout_s, sock_connect=min(30.0, self.request_timeout_s)),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        try:
+            card = await self._choose_model()
+            mode = await self._check_answers()
+            version = await self._version()
+        except BaseException:
+            await self.close()
+            raise
+        self._facts = {
+            "engine": "vllm",
+            "engine_version": version,
+            "transport": "http",
+            "served_model": self.model,
+            "served_from": card.get("root"),
+            "max_model_len": self._max_model_len,
+            "logprobs_mode": mode,
+            "request_seeds": True,
+            "dtype": None,  # a server does not say
+            "device": None,
+        }
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the server; empty before ``start``."""
+        return dict(self._facts)
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """Continue one prompt ``request.n`` times. Cancelling the task drops the connection, and the server aborts."""
+        body = self._body(request.prompt_token_ids, request.max_tokens, request.n, request.seed)
+        body["request_id"] = request.request_id
+        if self._max_model_len is not None:
+            room = self._max_model_len - len(request.prompt_token_ids)
+            if room <= 0:
+                raise OutsideError(
+                    "engine",
+                    f"the request was refused: the prompt has {len(request.prompt_token_ids)} tokens, and the served "
+                    f"context holds {self._max_model_len}",
+                )
+            body["max_tokens"] = min(request.max_tokens, room)
+        return await self._complete(body)
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # --- the checks before any sampling -----------------------------------------------------------------------------
+
+    async def _choose_model(self) -> dict[str, Any]:
+        answer = await self._request("GET", "/v1/models", None)
+        cards = answer.get("data")
+        if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards) or not cards:
+            raise OutsideError(
+                "engine", f"{self.base}/v1/models lists no models", hint="is this a vLLM server?", fatal=True
+            )
+        names = [str(card["id"]) for card in cards]
+        card = _pick(cards, self.model)
+        if card is None:
+            if self.model is None:
+                raise UsageError(
+                    f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="choose one with -m/--model"
+                )
+            raise UsageError.unknown_choice(f"-m/--model at {self.base}", self.model, names)
+        self.model = str(card["id"])
+        parent: dict[str, Any] = next((c for c in cards if c["id"] == card.get("parent")), {})
+        limit = card.get("max_model_len") or parent.get("max_model_len")
+        self._max_model_len = int(limit) if limit else None
+        return card
+
+    async def _check_answers(self) -> str:
+        """Two short requests. Returns the log-probability mode that they prove."""
+        free = Sampling(ignore_eos=True)
+        drawn = (await self._complete(self._body(_PROBE, _PROBE_TOKENS, 1, 1, free)))[0]
+        if list(drawn.prompt_token_ids) != list(_PROBE):
+            raise UsageError(
+                f"{self.base} changes prompts: sent ids {list(_PROBE)}, it read {list(drawn.prompt_token_ids)}",
+                hint="serve the model without a proxy that tokenises again or adds tokens",
+            )
+        # Under top_k 1 a processed log-prob is exactly 0; a raw one is what the model gives its best token.
+        best = (await self._complete(self._body(_PROBE, _PROBE_TOKENS, 1, 1, Sampling(top_k=1, ignore_eos=True))))[0]
+        if any(value > 1e-3 for value in (*drawn.log_probs, *best.log_probs)):
+            raise UsageError(
+                f"{self.base} returns logits, not log-probabilities",
+                hint="start the server with --logprobs-mode processed_logprobs",
+            )
+        if all(value > -1e-3 for value in best.log_probs):
+            return "processed_logprobs"
+        if self.sampling.processing_matters and not self.allow_raw_logprobs:
+            raise UsageError(
+                f"{self.base} returns raw log-probabilities, which leave out the temperature and every other sampling "
+                "setting: ratios computed from them would be wrong",
+                hint="start the server with --logprobs-mode processed_logprobs, or collect at temperature 1 without "
+                "top-p, top-k, min-p and penalties, where both are the same",
+            )
+        return "raw_logprobs"
+
+    async def _version(self) -> str | None:
+        with contextlib.suppress(OutsideError):  # not every server tells, and nothing depends on it
+            version = (await self._request("GET", "/version", None, retries=0)).get("version")
+            return str(version) if version else None
+        return None
+
+    # --- one request ------------------------------------------------------------------------------------------------
+
+    def _body(
+        self, prompt: Sequence[int], max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
+    ) -> dict[str, Any]:
+        sampling = sampling or self.sampling
+        body = {
+            "model": self.model,
+            "prompt": [int(i) for i in prompt],
+            "max_tokens": max_tokens,
+            "n": n,
+            **sampling.request_fields(),
+            "logprobs": sampling.top_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # names alternatives by id, not by text that several ids share
+            "skip_special_tokens": False,
+        }
+        if seed is not None:
+            body["seed"] = seed
+        return body
+
+    async def _complete(self, body: dict[str, Any]) -> list[Generation]:
+        last: OutsideError | None = None
+        for _ in range(self.max_retries + 1):
+            answer = await self._request("POST", "/v1/completions", body)
+            try:
+                return self._generations(answer, body)
+            except OutsideError as error:
+                if not error.retryable:
+                    raise
+                last = error
+        assert last is not None
+        raise last
+
+    def _generations(self, answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[Generation]:
+        choices = answer.get("choices")
+        n, k = body["n"], body["logprobs"]
+        if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
+            raise _garbage(f"an answer with {n} choices", answer)
+        out: list[Generation | None] = [None] * n
+        for choice in choices:
+            ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
+            if ids is None or prompt is None:
+                raise UsageError(f"{self.base} does not return token ids", hint=_NO_IDS)
+            log_probs = choice.get("logprobs") or {}
+            values = log_probs.get("token_logprobs")
+            if values is None:
+                raise UsageError(
+                    f"{self.base} does not return log-probabilities", hint="start the server without --max-logprobs 0"
+                )
+            index = choice.get("index")
+            sound = _all(ids, int) and _all(prompt, int) and _all(values, (int, float)) and len(values) == len(ids)
+            if not sound or not isinstance(index, int) or not 0 <= index < n or out[index] is not None:
+                raise _garbage("ids with one log-probability each", choice)
+            reason = choice.get("finish_reason")
+            out[index] = Generation(
+                prompt_token_ids=prompt,
+                token_ids=ids,
+                log_probs=values,
+                finish_reason=reason if reason in ("stop", "length") else "abort",
+                stop_reason=choice.get("stop_reason"),
+                top_log_probs=_alternatives(log_probs.get("top_logprobs"), k) if k else None,
+            )
+        return [g for g in out if g is not None]
+
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, retries: int | None = None
+    ) -> dict[str, Any]:
+        """One answer as a dict, after at most ``retries`` more tries. Raises OutsideError("engine", …)."""
+        retries = self.max_retries if retries is None else retries
+        hangs = 0
+        for attempt in range(retries + 1):
+            try:
+                return await self._once(method, path, body)
+            except OutsideError as error:
+                hangs += isinstance(error.__cause__, TimeoutError)
+                if not error.retryable or attempt == retries or hangs >= _MAX_HANGS:
+                    raise
+                pause = min(_MAX_PAUSE_S, self.pause_s * 2**attempt) * random.uniform(0.5, 1.5)
+                self.retries += 1
+                await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, self.request_timeout_s)))
+        raise AssertionError("unreachable")
+
+    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        import aiohttp
+
+        if self._session is None:
+            raise OutsideError("engine", "the connection to the server is closed", fatal=True)
+        data = orjson.dumps(body) if body is not None else None
+        headers = {"Content-Type": "application/json"} if data is not None else {}
+        try:
+            async with self._session.request(method, self.base + path, data=data, headers=headers) as response:
+                raw = await response.read()
+                if response.status != 200:
+                    raise self._refusal(response.status, response.headers.get("Retry-After"), raw, path)
+        except TimeoutError as error:
+            raise OutsideError(
+                "engine",
+                f"{self.base}{path} did not answer within {self.request_timeout_s:g} s",
+                hint="raise the request timeout, or lower -c/--concurrency",
+                retryable=True,
+            ) from error
+        except aiohttp.ClientConnectorError as error:
+            raise OutsideError(
+                "engine",
+                f"{self.base} cannot be reached: {error}",
+                hint="is the server up? `curl URL/v1/models` must answer",
+                retryable=True,
+                fatal=True,
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise OutsideError(
+                "engine", f"{self.base}{path}: {type(error).__name__}: {error}", retryable=True
+            ) from error
+        try:
+            answer = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise _garbage("a JSON object", raw[:200].decode(errors="replace"))
+        return answer
+
+    def _refusal(self, status: int, retry_after: str | None, raw: bytes, path: str) -> OutsideError:
+        said = _message(raw)
+        if status == 429 or status == 408 or status >= 500:
+            return OutsideError(
+                "engine",
+                f"{self.base}{path} answered {status}: {said}",
+                retryable=True,
+                retry_after_s=_seconds(retry_after),
+            )
+        hint = None
+        if status in (401, 403):
+            hint = "set VLLM_API_KEY or OPENAI_API_KEY to the server's key"
+        elif status == 404:
+            hint = "is this the base URL of a vLLM server (with or without /v1)?"
+        return OutsideError(
+            "engine", f"the request was refused ({status}): {said}", hint=hint, fatal=status in (401, 403, 404)
+        )
+
+
+def _base_url(endpoint: str) -> str:
+    url = endpoint.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise UsageError.bad_value("--endpoint", endpoint, "a URL such as http://localhost:8000")
+    return url
+
+
+def _pick(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | None:
+    if wanted is None:
+        own = [c for c in cards if not c.get("parent")] or cards
+        return own[0] if len(own) == 1 else None
+    for card in cards:
+        if card["id"] == wanted:
+            return card
+    real = os.path.realpath(wanted)
+    return next((c for c in cards if os.path.realpath(str(c.get("root") or c["id"])) == real), None)
+
+
+def _alternatives(positions: Any, k: int) -> list[list[tuple[int, float]]]:
+    try:
+        return [
+            best_alternatives(((int(name.removeprefix("token_id:")), value) for name, value in (row or {}).items()), k)
+            for row in positions
+        ]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _garbage("alternatives named token_id:N", positions) from error
+
+
+def _garbage(expected: str, got: object) -> OutsideError:
+    return OutsideError("engine", f"the server's answer is not {expected}: got {str(got)[:200]!r}", retryable=True)
+
+
+def _all(values: Any, kind: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in values)
+
+
+def _message(raw: bytes) -> str:
+    try:
+        answer = orjson.loads(raw)
+        error = answer.get("error", answer) if isinstance(answer, dict) else answer
+        return str(error.get("message", error) if isinstance(error, dict) else error)[:400]
+    except orjson.JSONDecodeError:
+        return raw[:200].decode(errors="replace") or "nothing"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After is a number of seconds or an HTTP date."""
+    if not retry_after:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        with contextlib.suppress(ValueError, TypeError):
+            return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    return None
