@@ -1,0 +1,36 @@
+"""One answer, and the episode is over. The task's own tools, if any, are shown to the policy but never called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymdata.ports import Message, StepResult, Task
+
+_DONE = StepResult(done=True)
+
+
+class SingleTurn:
+    """An environment without an inside."""
+
+    identity: Mapping[str, Any] = {"name": "single_turn"}
+
+    async def start(self, task: Task, rollout_index: int) -> SingleTurnEpisode:
+        return SingleTurnEpisode(task)
+
+    async def close(self) -> None: ...
+
+
+class SingleTurnEpisode:
+    """Over after one message."""
+
+    __slots__ = ("messages", "tools")
+
+    def __init__(self, task: Task) -> None:
+        self.messages: list[Message] = task.messages
+        self.tools: list[dict[str, Any]] | None = task.tools
+
+    async def step(self, message: Message) -> StepResult:
+        return _DONE
+
+    async def close(self) -> None: ...

@@ -1,0 +1,61 @@
+"""Rewards by name, and from users' Python files.
+
+How a reward is spelled on the command line: ``NAME[:ARGUMENT][=WEIGHT]`` or ``path.py:function[=WEIGHT]``. The weight is
+the number after the last ``=`` (default 1), so ``regex:a=1`` is the pattern ``a`` with weight 1; write ``regex:a=1=1`` for
+the pattern ``a=1``.
+
+| name | 1 when | needs |
+| --- | --- | --- |
+| ``exact_match`` | the last message is the answer, white space at its ends aside | ``answer`` (or a list of them) |
+| ``numeric`` | the last number in the last message equals the answer within 1e-6 relative | ``answer`` |
+| ``math_verify`` | the two are mathematically equal | ``answer``, the ``rewards`` extra |
+| ``regex[:PATTERN]`` | the pattern is found in the last message | the argument, or ``pattern`` in the task |
+| ``json_schema[:FILE]`` | the last message is JSON that fits the schema | the argument, or ``schema`` in the task |
+
+and 0 otherwise. A task without what a reward needs makes the part null, which the total leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gymdata.adapters.rewards.named import NAMED, named_reward
+from gymdata.adapters.rewards.user import UserReward
+from gymdata.errors import UsageError
+from gymdata.ports import RewardFunction
+
+__all__ = ["load_rewards", "parse_spec"]
+
+
+def load_rewards(specs: Sequence[str]) -> list[tuple[RewardFunction, float]]:
+    """Reward functions with their weights, in order. Raises UsageError on an unknown or repeated one."""
+    loaded: list[tuple[RewardFunction, float]] = []
+    for spec in specs:
+        name, argument, weight = parse_spec(spec)
+        function: RewardFunction
+        if name.endswith(".py"):
+            function = UserReward.load(f"{name}:{argument}")
+        else:
+            function = named_reward(name, argument)
+        if any(function.name == other.name for other, _ in loaded):
+            raise UsageError(f"--reward {spec}: a reward named {function.name!r} is already there")
+        loaded.append((function, weight))
+    return loaded
+
+
+def parse_spec(spec: str) -> tuple[str, str | None, float]:
+    """``(name or file, argument or function, weight)``."""
+    body, weight = spec, 1.0
+    head, equals, tail = spec.rpartition("=")
+    if equals:
+        try:
+            body, weight = head, float(tail)
+        except ValueError:
+            body, weight = spec, 1.0
+    at = body.find(".py:")
+    if at >= 0:
+        return body[: at + 3], body[at + 4 :], weight
+    name, colon, argument = body.partition(":")
+    if name not in NAMED:
+        raise UsageError.unknown_choice("--reward", name, [*NAMED, "path.py:function"])
+    return name, argument if colon else None, weight

@@ -1,0 +1,85 @@
+"""Code from users' Python files: how it is loaded, and where it runs.
+
+What always holds: a file that cannot be imported is a UsageError naming it; user code runs in daemon threads, so what
+hangs there can be left behind and never keeps the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import UsageError
+
+
+def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
+    """The object that ``path.py:name`` names, and ``file.py:name@hash`` of the file's bytes. Raises UsageError.
+
+    The file's folder is put at the end of the import path, so that it may import its neighbours.
+    """
+    path, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier() or not path.endswith(".py"):
+        raise UsageError.bad_value(flag, spec, "path.py:name")
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{flag} {spec}: {file}: no such file")
+    module = _module(file, flag)
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if not n.startswith("_") and callable(v)]
+        raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
+    digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    return getattr(module, name), f"{file.name}:{name}@{digest}"
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)`` in a thread of its own; raises what it raises. Cancelling leaves the thread behind."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result: Any = None
+        fault: BaseException | None = None
+        try:
+            result = function(*arguments)
+        except (SystemExit, StopIteration) as error:  # neither can be carried by a future
+            fault = RuntimeError(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
+            fault = error
+        try:
+            loop.call_soon_threadsafe(settle, result, fault)
+        except RuntimeError:
+            return  # the loop ended while we worked: nobody waits any more
+
+    threading.Thread(target=work, name="gymdata-user-code", daemon=True).start()
+    return await future
+
+
+def _module(file: Path, flag: str) -> Any:
+    name = "gymdata_user_" + hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may fail in any way
+        raise UsageError(f"{flag}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,416 @@
+"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
+
+What always holds: everything that can be wrong with the input is found before an engine is started or a folder is made;
+a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from gymdata.adapters.environments import load_environment
+from gymdata.adapters.formats.tasks import TaskFile
+from gymdata.adapters.rewards import load_rewards
+from gymdata.adapters.user_code import in_thread
+from gymdata.config.collect import CollectConfig
+from gymdata.errors import UsageError
+from gymdata.ports import Chat, Environment, Progress, Sampler
+from gymdata.stages.collect import Collector, Limits, Setting, Stop
+from gymdata.stages.collect.keys import RunKey
+from gymdata.stages.collect.owed import COLUMNS as LEDGER_COLUMNS
+from gymdata.stages.collect.owed import Ledger, Survey
+from gymdata.stages.collect.summary import COLUMNS as SUMMARY_COLUMNS
+from gymdata.stages.collect.summary import CollectSummary, facts_of
+from gymdata.stages.score import RewardDesk, Weighted
+from gymdata.store import Run, find_run_json, hash_file, read_run_json
+
+__all__ = ["CollectSummary", "Parts", "collect", "plan"]
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a run is made of, once loaded. Tests put their own Sampler or Chat here."""
+
+    sampler: Sampler
+    chat: Chat
+    environment: Environment
+    rewards: list[Weighted]
+    model: Mapping[str, Any]
+
+
+def collect(
+    config: CollectConfig | None = None,
+    *,
+    parts: Parts | None = None,
+    progress: Progress | None = None,
+    command: str | None = None,
+    **settings: Any,
+) -> CollectSummary:
+    """Sample the rollouts that are owed and write them to ``config.output``; returns what the run amounts to.
+
+    Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win). Resumes a run that is there.
+    Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
+    is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
+    normally (``interrupted``); the second drops what is in flight.
+    """
+    config = _config(config, settings)
+    began = time.monotonic()
+    tasks = TaskFile(config.tasks, limit=config.limit, skip_bad_rows=config.skip_bad_rows)
+    count, digest = _scan(tasks)
+    parts = parts or load_parts(config)
+    folder = config.output or default_output(config)
+    seed = _seed(config, folder)
+    with contextlib.ExitStack() as stack:
+        run = Run.open(
+            folder,
+            identity=identity_of(config, parts, seed),
+            extent={"num_rollouts": config.num_rollouts, "tasks": count},
+            operation={**config.operation(), "command": command},
+            facts=_facts(config, parts, tasks, digest, command),
+            run_id=config.run_id,
+            overwrite=config.overwrite,
+            format=config.format,
+            rows_per_file=config.rows_per_file,
+        )
+        # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
+        stack.callback(run.close)
+        return _collect(run, config, parts, tasks, seed, progress, began, count)
+
+
+def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]:
+    """What ``collect`` would do, without starting an engine or writing anything."""
+    config = _config(config, settings)
+    tasks = TaskFile(config.tasks, limit=config.limit, skip_bad_rows=config.skip_bad_rows)
+    count, _ = _scan(tasks)
+    parts = load_parts(config)
+    folder = config.output or default_output(config)
+    existing = 0
+    if not config.overwrite and (folder / "run.json").exists():
+        existing = sum(f["rows"] for f in read_run_json(folder).get("files", []))
+    return {
+        "path": str(folder),
+        "tasks": count,
+        "skipped_rows": tasks.skipped,
+        "rollouts_wanted": count * config.num_rollouts,
+        "rollouts_sealed": existing,
+        "identity": identity_of(config, parts, config.seed),
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def load_parts(config: CollectConfig) -> Parts:
+    """The engine (not started), tokenizer, environment and rewards that the configuration names."""
+    from gymdata.adapters.engines import chat, weights
+    from gymdata.adapters.engines.vllm_engine import VllmSampler
+    from gymdata.adapters.engines.vllm_server import ServerSampler
+
+    environment = load_environment(config.env, tool_timeout_s=config.tool_timeout)
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward)]
+    if config.model is None:
+        raise UsageError("no model given", hint="name one with -m/--model (with --endpoint: the served name)")
+    model: dict[str, Any]
+    sampler: Sampler
+    if config.endpoint is None:
+        model = weights.model_facts(config.model)
+        tokenizer = config.tokenizer or weights.tokenizer_folder(config.model)
+    else:
+        model = weights.served_facts(config.model)
+        tokenizer = config.tokenizer or config.model
+        if config.tokenizer is None and not Path(tokenizer).is_dir():
+            raise UsageError(
+                f"{config.model!r} is served by {config.endpoint} but is no local folder, so its tokenizer is not known",
+                hint="give a folder or hub name with --tokenizer",
+            )
+    template = str(config.chat_template) if config.chat_template is not None else None
+    talk = chat.TransformersChat.load(tokenizer, chat_template=template, tool_parser=config.tool_parser)
+    # The template's own end of turn must end a turn even where the checkpoint's list of stop tokens forgets it.
+    sampling = {**config.sampling(), "stop_token_ids": tuple(talk.end_of_turn_ids)}
+    if config.endpoint is None:
+        sampler = VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
+    else:
+        if config.engine:
+            raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
+        sampler = ServerSampler(
+            config.endpoint,
+            config.model,
+            sampling=sampling,
+            request_timeout_s=config.request_timeout,
+            max_retries=config.retries,
+            allow_raw_logprobs=config.allow_raw_logprobs,
+        )
+    return Parts(sampler, talk, environment, rewards, model)
+
+
+def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:
+    """What makes a run this run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
+    chat = parts.chat.facts()
+    return {
+        **config.identity(),
+        "policy_hash": parts.model["policy_hash"],
+        "tokenizer_hash": chat.get("tokenizer_hash"),
+        "chat_template_hash": chat.get("chat_template_hash"),
+        "tool_parser": chat.get("tool_parser"),
+        "end_of_turn_ids": list(parts.chat.end_of_turn_ids),
+        "seed": seed,
+        "environment": dict(parts.environment.identity),
+        "rewards": [{"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in parts.rewards],
+    }
+
+
+def default_output(config: CollectConfig) -> Path:
+    """runs/<task file>-<time>."""
+    stem = Path(config.tasks).name.split(".")[0].replace("*", "all") or "tasks"
+    return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _collect(
+    run: Run,
+    config: CollectConfig,
+    parts: Parts,
+    tasks: TaskFile,
+    seed: int,
+    progress: Progress | None,
+    began: float,
+    count: int,
+) -> CollectSummary:
+    for repair in run.repairs:
+        if progress is not None:
+            progress.message(f"repaired after a crash: {repair}")
+    key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
+    fresh = not (run.sealed_rows or run.journal_rows)
+    ledger = _ledger(run, key, config)
+    survey = Survey(count * config.num_rollouts, 0) if fresh and not run.resumed else ledger.survey(tasks, run.folder)
+    done = _Done()
+    if survey.owed:
+        done = _run_async(_play(run, config, parts, tasks, ledger, seed, survey, key, progress))
+        survey = _ledger(run, key, config).survey(tasks, run.folder)
+    rows = facts_of(_existing(run, SUMMARY_COLUMNS))
+    summary = CollectSummary(
+        path=str(run.folder),
+        run_id=run.run_id,
+        tasks=count,
+        **rows,
+        new_rollouts=done.rollouts,
+        failures=done.failed,
+        reward_faults=done.reward_faults,
+        owed=survey.owed,
+        exhausted=survey.exhausted,
+        skipped_rows=tasks.skipped,
+        seconds=round(time.monotonic() - began, 3),
+        tokens_per_s=round(done.tokens / done.seconds, 1) if done.seconds else None,
+        interrupted=done.interrupted,
+        gave_up=config.give_up,
+    )
+    run.note(counts={**rows, "owed": survey.owed, "exhausted": survey.exhausted, "skipped_rows": tasks.skipped})
+    return summary
+
+
+@dataclass(slots=True)
+class _Done:
+    """What one call did. ``seconds``: sampling time, without start-up."""
+
+    rollouts: int = 0
+    failed: int = 0
+    reward_faults: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+async def _play(
+    run: Run,
+    config: CollectConfig,
+    parts: Parts,
+    tasks: TaskFile,
+    ledger: Ledger,
+    seed: int,
+    survey: Survey,
+    key: RunKey,
+    progress: Progress | None,
+) -> _Done:
+    stop = Stop()
+    with _ctrl_c(stop, progress) as interrupted:
+        try:
+            facts = dict(await parts.sampler.start())
+            run.note(engine=facts)
+            most = facts.get("max_model_len")
+            limits = Limits(
+                max_tokens=config.max_tokens,
+                max_turns=config.max_turns,
+                max_context=min((n for n in (most, config.max_context) if n is not None), default=None),
+                time_limit_s=config.time_limit,
+            )
+            setting = Setting(
+                parts.sampler, parts.chat, parts.environment, key, limits, seed, float(config.temperature)
+            )
+            desk = RewardDesk(parts.rewards, in_thread, config.reward_timeout)
+            collector = Collector(run, setting, desk, ledger, survey.owed, progress)
+            began = time.monotonic()
+            with contextlib.suppress(_Dropped):
+                concurrency = config.concurrency or parts.sampler.default_concurrency
+                await _droppable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
+            return _Done(
+                collector.done,
+                collector.failed,
+                collector.reward_faults,
+                collector.tokens,
+                time.monotonic() - began,
+                interrupted.is_set(),
+            )
+        finally:
+            await parts.environment.close()
+            await parts.sampler.close()
+
+
+class _Dropped(Exception):  # noqa: N818 - not an error: the user wants out
+    """Ctrl-C came twice."""
+
+
+class _Interrupts(threading.Event):
+    """Set by the first Ctrl-C; the second calls ``drop``."""
+
+    drop: Callable[[], None] | None = None
+
+
+async def _droppable(work: Any, interrupted: _Interrupts) -> None:
+    task = asyncio.ensure_future(work)
+    interrupted.drop = task.cancel
+    try:
+        await task
+    except asyncio.CancelledError:
+        if interrupted.is_set() and task.cancelled():
+            raise _Dropped from None
+        raise
+
+
+@contextlib.contextmanager
+def _ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[_Interrupts]:
+    """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
+    interrupted = _Interrupts()
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+
+    def on_signal() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            stop.drain()
+            if progress is not None:
+                progress.message("stopping: rollouts in flight are finished and sealed (again to quit at once)")
+        elif interrupted.drop is not None:
+            interrupted.drop()
+        elif main is not None:
+            main.cancel()
+
+    ours: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, on_signal)
+                ours.append(number)
+    try:
+        yield interrupted
+    finally:
+        for number in ours:
+            loop.remove_signal_handler(number)
+
+
+def _run_async(work: Any) -> _Done:
+    """asyncio.run, also from inside a running loop (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        try:
+            return asyncio.run(work)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+    result: list[_Done] = []
+    fault: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(asyncio.run(work))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            fault.append(error)
+
+    thread = threading.Thread(target=body, name="gymdata-collect")
+    thread.start()
+    thread.join()
+    if fault:
+        raise fault[0]
+    return result[0]
+
+
+def _ledger(run: Run, key: RunKey, config: CollectConfig) -> Ledger:
+    return Ledger(
+        key,
+        num_rollouts=config.num_rollouts,
+        max_attempts=config.max_attempts,
+        existing=_existing(run, LEDGER_COLUMNS),
+        failures=run.failures(),
+    )
+
+
+def _existing(run: Run, columns: tuple[str, ...]) -> Any:
+    return run.existing(list(columns))
+
+
+def _scan(tasks: TaskFile) -> tuple[int, str]:
+    """Read every task once: (how many, xxh3 over their ids and contents). Raises what is wrong with them."""
+    digest, count = xxhash.xxh3_64(), 0
+    for task in tasks:
+        digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
+        count += 1
+    return count, digest.hexdigest()
+
+
+def _seed(config: CollectConfig, folder: Path) -> int:
+    """The given seed, that of the run which is resumed, or a fresh one."""
+    if config.seed is not None:
+        return config.seed
+    if not config.overwrite and (folder / "run.json").is_file():
+        known = read_run_json(folder).get("identity", {}).get("seed")
+        if isinstance(known, int):
+            return known
+    return secrets.randbits(32)
+
+
+def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: str | None) -> dict[str, Any]:
+    chat = dict(parts.chat.facts())
+    source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
+    parents = []
+    if source is not None:
+        described = read_run_json(source)
+        parents.append(
+            {"path": str(config.model), "run_id": described.get("run_id"), "run_json_xxh3": hash_file(source)}
+        )
+    return {
+        "stage": "collect",
+        "command": command,
+        "config": config.model_dump(mode="json"),
+        "model": dict(parts.model),
+        "policy": parts.model["policy"],
+        "chat": chat,
+        "tasks": {
+            "files": [{"path": str(file), "xxh3": hash_file(file)} for file in tasks.files],
+            "digest": digest,
+            "skipped_rows": tasks.skipped,
+        },
+        "parents": parents,
+    }
+
+
+def _config(config: CollectConfig | None, settings: dict[str, Any]) -> CollectConfig:
+    base = config.model_dump(exclude_unset=True) if config is not None else {}
+    return CollectConfig.load(None, {**base, **settings})

@@ -1,0 +1,219 @@
+"""One rollout, turn by turn: sample, parse, step the environment, bridge, sample again.
+
+What always holds: the first prompt is the rendered conversation; every later prompt is the ids that the engine said it
+read, the ids that it sampled, and the bridge to the environment's new messages, so nothing sampled is ever re-rendered.
+Prompts are kept as the engine reported them, and before a rollout is handed on, its encoded turns are expanded again and
+compared with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from gymdata.core.tokens import Call, TurnEncoder, expand_prompts, next_prompt
+from gymdata.errors import GymdataError, OutsideError
+from gymdata.ports import Chat, Environment, Episode, Generation, Message, Sampler, SampleRequest, Task
+from gymdata.stages.collect import outcome as ends
+from gymdata.stages.collect.keys import RunKey, request_seed
+from gymdata.stages.collect.outcome import Failure, Limits, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all rollouts of a run share."""
+
+    sampler: Sampler
+    chat: Chat
+    environment: Environment
+    key: RunKey
+    limits: Limits
+    seed: int
+    temperature: float
+    agent: str | None = None
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One attempt. After ``play`` exactly one of ``outcome`` and ``failure`` is set."""
+
+    setting: Setting
+    task: Task
+    index: int
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    messages: list[Message] = field(default_factory=list)
+    #: For each message the model call that produced it, None for the others.
+    produced_by: list[int | None] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    step_rewards: list[float] = field(default_factory=list)
+    encoder: TurnEncoder = field(default_factory=TurnEncoder)
+    #: The prompt of the next model call.
+    prompt: list[int] = field(default_factory=list)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    duration_s: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _episode: Episode | None = None
+    _seen: list[np.ndarray] = field(default_factory=list)
+    _place: str = "environment start"
+
+    @property
+    def rollout_id(self) -> str:
+        return self.setting.key.rollout_id(self.task, self.index)
+
+    @property
+    def over(self) -> bool:
+        return self.outcome is not None or self.failure is not None
+
+    async def begin(self, rendered: dict[str, list[int]] | None = None) -> None:
+        """Start the environment and render the first prompt (``rendered``: a cache shared by a group)."""
+        await self._guarded(self._begin(rendered))
+
+    async def play(self, first: Generation | OutsideError | None = None) -> None:
+        """Run to the end; ``first`` is the first generation (or its error) when it was sampled with the group."""
+        if not self.over:
+            await self._guarded(self._turns(first))
+        self.duration_s = time.monotonic() - self._began
+        if self._episode is not None:
+            # Closing belongs to the rollout's clean-up: its fault must not undo a finished rollout.
+            try:
+                await self._episode.close()
+            except OutsideError as error:
+                if not self.over:
+                    self.failure = ends.failure(error, "environment close")
+        if self.outcome is not None:
+            self._check()
+
+    def request(self, n: int = 1) -> SampleRequest:
+        """The next model call of this rollout (and of the n − 1 members after it)."""
+        turn = len(self.encoder.turns)
+        return SampleRequest(
+            request_id=f"{self.rollout_id}-{turn}",
+            prompt_token_ids=self.prompt,
+            max_tokens=self.setting.limits.room(len(self.prompt)),
+            seed=request_seed(self.setting.seed, self.task, turn, self.index),
+            n=n,
+        )
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        limit = self.setting.limits.time_limit_s
+        return None if limit is None else max(0.0, self._began + limit - time.monotonic())
+
+    def out_of_time(self) -> None:
+        """End this rollout at its time limit, with what it has."""
+        if not self.prompt:
+            self.failure = ends.start_took_too_long(self.setting.limits)
+            return
+        self.outcome = ends.TIME_LIMIT
+        if not self.encoder.turns:
+            # The model was asked and gave nothing back; the call is kept, so that the row says what was asked.
+            self._encode(Generation(list(self.prompt), [], [], "abort"))
+
+    async def _begin(self, rendered: dict[str, list[int]] | None) -> None:
+        setting = self.setting
+        self._episode = await setting.environment.start(self.task, self.index)
+        self.tools = self._episode.tools
+        self.messages = list(self._episode.messages)
+        self.produced_by = [None] * len(self.messages)
+        key = repr((self.messages, self.tools)) if rendered is not None else ""
+        if rendered is not None and key in rendered:
+            self.prompt = rendered[key]
+        else:
+            self.prompt = list(setting.chat.render(self.messages, self.tools))
+            if rendered is not None:
+                rendered[key] = self.prompt
+        if setting.limits.room(len(self.prompt)) < 1:
+            self.failure = ends.no_room_at_start(len(self.prompt), setting.limits)
+
+    async def _turns(self, first: Generation | OutsideError | None) -> None:
+        while self.outcome is None:
+            self._place = f"turn {len(self.encoder.turns)}"
+            if isinstance(first, OutsideError):
+                raise first
+            generation = first or (await self.setting.sampler.sample(self.request()))[0]
+            first = None
+            await self._take(generation)
+
+    async def _take(self, generation: Generation) -> None:
+        """One model call's answer: keep it, and go on to the next prompt or to the end."""
+        setting, chat = self.setting, self.setting.chat
+        turn = self._encode(generation)
+        message = chat.parse(generation.token_ids, self.tools)
+        before = [*self.messages, message]
+        self.messages = before
+        self.produced_by.append(len(self.encoder.turns) - 1)
+        self.finish_reason = generation.finish_reason
+        self.outcome = ends.after_generation(generation.finish_reason, len(generation.token_ids), setting.limits)
+        if self.outcome is not None:
+            return
+        assert self._episode is not None
+        step = await self._episode.step(message)
+        if step.reward is not None:
+            turn["reward"] = float(step.reward)
+            self.step_rewards.append(float(step.reward))
+        self.messages = [*before, *step.messages]
+        self.produced_by += [None] * len(step.messages)
+        self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
+        if self.outcome is not None:
+            return
+        held = [*generation.prompt_token_ids, *generation.token_ids]
+        bridge = chat.bridge(before, step.messages, self.tools)
+        self.prompt = next_prompt(held, bridge, chat.end_of_turn_ids)
+        if setting.limits.room(len(self.prompt)) < 1:
+            self.outcome = ends.NO_ROOM
+
+    def _encode(self, generation: Generation) -> dict[str, Any]:
+        # Own copies: in process, the reported prompt is the very list that was passed in.
+        prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
+        self._seen.append(prompt)
+        return self.encoder.add(
+            Call(
+                prompt,
+                np.array(generation.token_ids, dtype=np.int32),
+                np.array(generation.log_probs, dtype=np.float32),
+                generation.finish_reason,
+                agent=self.setting.agent,
+                top_log_probs=_alternatives(generation.top_log_probs),
+            )
+        )
+
+    async def _guarded(self, work: Any) -> None:
+        """Run ``work`` under the time limit; outside faults become this rollout's failure."""
+        try:
+            async with asyncio.timeout(self.remaining_s()) as limit:
+                await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.out_of_time()
+        except OutsideError as error:
+            self.outcome = None
+            self.failure = ends.failure(error, self._place)
+
+    def _check(self) -> None:
+        """expand(encode(x)) == x, or nothing is written."""
+        for turn, (kept, seen) in enumerate(zip(expand_prompts(self.encoder.turns), self._seen, strict=True)):
+            if not np.array_equal(kept, seen):
+                raise GymdataError(
+                    f"rollout {self.rollout_id}, turn {turn}: the encoded prompt does not expand to what the engine read",
+                    hint="this is a defect in gymdata: nothing of this rollout was written",
+                )
+
+
+def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[dict[str, float | int]]] | None:
+    if top is None:
+        return None
+    return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
+
+
+def turns_as_json(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turns with plain lists, for failures.jsonl."""
+    return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in turn.items()} for turn in turns]

@@ -1,0 +1,109 @@
+"""The one place that decides how a rollout ended.
+
+| what happened | outcome | stop_reason |
+| --- | --- | --- |
+| the environment says that it is over | completed | what the environment says, or null |
+| a turn reached ``--max-tokens`` | truncated | ``max_tokens`` |
+| prompt and generation reached the context limit | truncated | ``max_context`` |
+| ``--max-turns`` model calls, and the environment would go on | truncated | ``max_turns`` |
+| ``--time-limit`` seconds passed | truncated | ``time_limit`` |
+| the engine raised, or aborted a request that we did not cancel | failed, kind ``engine`` | |
+| the environment raised or hung | failed, kind ``environment`` | |
+| the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
+| the first prompt leaves no room for a single token | failed, kind ``environment`` | |
+| the user quit (second Ctrl-C) | nothing is kept: the rollout is owed | |
+
+What always holds: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
+truncated rollouts are scored alike, because a policy that never ends must be able to learn that. A failed attempt counts
+towards ``--max-attempts`` unless the engine died: then every rollout in flight fails at once, through no fault of its
+own. A reward function that raises does not make a failure either: the tokens are good, so the rollout is kept unscored
+(reward null), the fault is recorded in failures.jsonl, and ``gymdata score`` can score it later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gymdata.errors import OutsideError
+from gymdata.ports import StepResult
+
+COMPLETED = "completed"
+TRUNCATED = "truncated"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a rollout may use. ``max_context``: tokens of prompt and generation together; None = no limit known."""
+
+    max_tokens: int
+    max_turns: int
+    max_context: int | None = None
+    time_limit_s: float | None = None
+
+    def room(self, prompt_length: int) -> int:
+        """Tokens that the next generation may have; below 1 there is no next generation."""
+        if self.max_context is None:
+            return self.max_tokens
+        return min(self.max_tokens, self.max_context - prompt_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rollout that is one: it becomes a row."""
+
+    status: str
+    stop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that is no rollout. ``fatal``: the engine is gone, and the attempt does not count."""
+
+    kind: Literal["engine", "environment"]
+    place: str
+    message: str
+    fatal: bool = False
+    hint: str | None = None
+
+
+TIME_LIMIT = Outcome(TRUNCATED, "time_limit")
+NO_ROOM = Outcome(TRUNCATED, "max_context")
+
+
+def after_generation(finish_reason: str, n_generated: int, limits: Limits) -> Outcome | None:
+    """Decide after a model call; None = the message goes to the environment. Raises OutsideError for an abort."""
+    if finish_reason == "stop":
+        return None
+    if finish_reason == "length":
+        return Outcome(TRUNCATED, "max_tokens" if n_generated >= limits.max_tokens else "max_context")
+    raise OutsideError("engine", f"the request ended with finish_reason {finish_reason!r} after {n_generated} tokens")
+
+
+def after_step(step: StepResult, n_turns: int, limits: Limits) -> Outcome | None:
+    """Decide after the environment answered; None = another turn."""
+    if step.done or not step.messages:
+        return Outcome(COMPLETED, step.stop_reason)
+    if n_turns >= limits.max_turns:
+        return Outcome(TRUNCATED, "max_turns")
+    return None
+
+
+def no_room_at_start(prompt_length: int, limits: Limits) -> Failure:
+    """The task itself does not fit: no tokens can be sampled, so there is no rollout to keep."""
+    return Failure(
+        "environment",
+        "prompt",
+        f"the prompt has {prompt_length} tokens, the context limit is {limits.max_context}",
+    )
+
+
+def start_took_too_long(limits: Limits) -> Failure:
+    """The time limit passed before there was a prompt: nothing was asked of the policy."""
+    return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit_s:g} s limit")
+
+
+def failure(error: OutsideError, place: str) -> Failure:
+    """An outside fault at ``place`` (turn k, environment start, …)."""
+    kind: Literal["engine", "environment"] = "engine" if error.system == "engine" else "environment"
+    return Failure(kind, place, error.message, error.fatal, error.hint)

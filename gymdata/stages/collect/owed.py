@@ -1,0 +1,104 @@
+"""Which rollouts are owed: asked for, not there yet, and not given up.
+
+What always holds: a rollout that is in the run is never owed again; one that failed is owed until it has failed
+``max_attempts`` times, where an attempt that ended because the engine died under it does not count (it was not its
+fault); a task that was edited since rollouts of it were collected is refused, whatever the engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from gymdata.errors import StoreError
+from gymdata.ports import Task
+from gymdata.stages.collect.keys import RunKey
+
+#: What the ledger needs of the rollouts that are there.
+COLUMNS = ("rollout_id", "task_id", "rollout_index")
+
+
+@dataclass(frozen=True, slots=True)
+class OwedGroup:
+    """The owed members of one task's group, ascending."""
+
+    task: Task
+    group_id: str
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """How much there is to do: rollouts owed, and those out of attempts."""
+
+    owed: int
+    exhausted: int
+
+
+class Ledger:
+    """Knows what is there and what failed. Memory: 16 bytes a rollout there, plus one entry a task and failure."""
+
+    def __init__(
+        self,
+        key: RunKey,
+        *,
+        num_rollouts: int,
+        max_attempts: int,
+        existing: pa.Table,
+        failures: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        self._key = key
+        self._num_rollouts = num_rollouts
+        self._max_attempts = max_attempts
+        ids = existing.column("rollout_id").to_pylist()
+        self._there = {bytes.fromhex(i) for i in ids}
+        self._sample: dict[str, tuple[int, str]] = {}
+        for task_id, index, rollout_id in zip(
+            existing.column("task_id").to_pylist(), existing.column("rollout_index").to_pylist(), ids, strict=True
+        ):
+            self._sample.setdefault(task_id, (index, rollout_id))
+        self._attempts = Counter(str(f["rollout_id"]) for f in failures if f.get("counts", True))
+
+    def attempts(self, rollout_id: str) -> int:
+        """Failed attempts that count, so far."""
+        return self._attempts[rollout_id]
+
+    def failed(self, rollout_id: str) -> int:
+        """Count one more failed attempt; returns how many there are now."""
+        self._attempts[rollout_id] += 1
+        return self._attempts[rollout_id]
+
+    def survey(self, tasks: Iterable[Task], run: Path) -> Survey:
+        """Walk all tasks once. Raises StoreError.edited_task."""
+        edited: list[str] = []
+        owed = exhausted = 0
+        for task in tasks:
+            known = self._sample.get(task.task_id)
+            if known is not None and self._key.rollout_id(task, known[0]) != known[1]:
+                edited.append(task.task_id)
+                continue
+            for index in range(self._num_rollouts):
+                rollout_id = self._key.rollout_id(task, index)
+                if bytes.fromhex(rollout_id) in self._there:
+                    continue
+                if self._attempts[rollout_id] >= self._max_attempts:
+                    exhausted += 1
+                else:
+                    owed += 1
+        if edited:
+            raise StoreError.edited_task(run, edited)
+        return Survey(owed, exhausted)
+
+    def groups(self, tasks: Iterable[Task]) -> Iterator[OwedGroup]:
+        """The owed members, task by task in file order; tasks with nothing owed are passed over."""
+        for task in tasks:
+            indexes = tuple(i for i in range(self._num_rollouts) if self._is_owed(self._key.rollout_id(task, i)))
+            if indexes:
+                yield OwedGroup(task, self._key.group_id(task), indexes)
+
+    def _is_owed(self, rollout_id: str) -> bool:
+        return bytes.fromhex(rollout_id) not in self._there and self._attempts[rollout_id] < self._max_attempts

@@ -1,0 +1,126 @@
+"""What a collect run amounts to, read from the scalar columns of the rows that are on disk."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.core.stats import mean_ci
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
+
+COLUMNS = (
+    "group_id",
+    "status",
+    "reward",
+    "n_turns",
+    "n_breaks",
+    "n_context_tokens",
+    "n_generated_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSummary:
+    """The whole run (``rollouts`` … ``breaks``) and what this call did (``new_rollouts`` … ``seconds``).
+
+    ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
+    ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    """
+
+    path: str
+    run_id: str
+    tasks: int
+    groups: int
+    rollouts: int
+    completed: int
+    truncated: int
+    truncated_share: float | None
+    turns: int
+    tokens_generated: int
+    tokens_context: int
+    reward: dict[str, Any]
+    breaks: int
+    new_rollouts: int
+    failures: int
+    reward_faults: int
+    owed: int
+    exhausted: int
+    skipped_rows: int
+    seconds: float
+    tokens_per_s: float | None
+    interrupted: bool
+    gave_up: bool
+
+    @property
+    def exit_code(self) -> int:
+        """130 interrupted; 1 while rollouts are missing (unless given up) or could not be scored; else 0."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        missing = self.owed + self.exhausted
+        return EXIT_FAULTS if (missing and not self.gave_up) or self.reward_faults else EXIT_OK
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+    def table(self) -> list[tuple[str, object]]:
+        """Names and values for people."""
+        mean, ci = self.reward["mean"], self.reward["ci95"]
+        interval = f" (95 %: {ci[0]:.3f} to {ci[1]:.3f})" if ci else ""
+        rows: list[tuple[str, object]] = [
+            ("groups", self.groups),
+            ("rollouts", f"{self.rollouts:,} ({self.new_rollouts:,} new)"),
+            ("turns", self.turns),
+            ("tokens generated", self.tokens_generated),
+            ("reward", "not scored" if mean is None else f"{mean:.3f}{interval}"),
+            ("truncated", "–" if self.truncated_share is None else f"{self.truncated_share:.1%}"),
+            ("breaks", self.breaks),
+        ]
+        optional = [
+            ("failed attempts", self.failures),
+            ("could not be scored", self.reward_faults),
+            ("owed", self.owed),
+            ("out of attempts", self.exhausted),
+            ("bad task rows skipped", self.skipped_rows),
+        ]
+        rows += [(name, count) for name, count in optional if count]
+        speed = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else ""
+        return [*rows, ("time", f"{self.seconds:.1f} s{speed}"), ("path", self.path)]
+
+
+def facts_of(rows: pa.Table) -> dict[str, Any]:
+    """The part of a CollectSummary that the rows tell. ``rows``: the table of ``COLUMNS``."""
+    n = rows.num_rows
+    truncated = _sum(pc.equal(rows["status"], "truncated"))
+    scored = rows.filter(pc.is_valid(rows["reward"]))
+    # An infinite reward is a fault that validate names (R502); here it must not hide the rest.
+    finite = scored.filter(pc.is_finite(scored["reward"]))
+    mean, low, high = (
+        mean_ci(finite["reward"].to_numpy(), finite["group_id"].combine_chunks().dictionary_encode().indices.to_numpy())
+        if finite.num_rows
+        else (math.nan, math.nan, math.nan)
+    )
+    return {
+        "groups": pc.count_distinct(rows["group_id"]).as_py(),
+        "rollouts": n,
+        "completed": n - truncated,
+        "truncated": truncated,
+        "truncated_share": truncated / n if n else None,
+        "turns": _sum(rows["n_turns"]),
+        "tokens_generated": _sum(rows["n_generated_tokens"]),
+        "tokens_context": _sum(rows["n_context_tokens"]),
+        "breaks": _sum(rows["n_breaks"]),
+        "reward": {
+            "n": scored.num_rows,
+            "mean": None if math.isnan(mean) else mean,
+            "ci95": None if math.isnan(low) else [low, high],
+        },
+    }
+
+
+def _sum(column: Any) -> int:
+    return int(pc.sum(column).as_py() or 0)
