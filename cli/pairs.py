@@ -1,0 +1,84 @@
+"""``gymdata pairs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts
+
+if TYPE_CHECKING:
+    from gymdata.api.pairing import PairsReport
+
+_Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
+_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
+_Reward = Annotated[str | None, typer.Option("--reward", help="A named reward or a re-scoring, not the total.")]
+_Strategy = Annotated[str | None, typer.Option("--strategy", help="best-worst (default), all or adjacent.")]
+_Margin = Annotated[float | None, typer.Option("--min-margin", help="Scores differ by more than this (default 0).")]
+_Cap = Annotated[int | None, typer.Option("--max-pairs-per-task", help="Keep the widest margins of a task.")]
+_Balance = Annotated[float | None, typer.Option("--length-balance", help="Largest share in which the longer wins.")]
+_Split = Annotated[float | None, typer.Option("--split", help="Share of the tasks whose pairs are held out.")]
+_Breaks = Annotated[str | None, typer.Option("--breaks", help="Rollouts with breaks: refuse (default) or drop.")]
+_Truncated = Annotated[str | None, typer.Option("--truncated", help="Pairs with one: keep (default) or drop.")]
+_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
+
+
+def pairs(
+    path: _Path,
+    output: _Output = None,
+    reward: _Reward = None,
+    strategy: _Strategy = None,
+    min_margin: _Margin = None,
+    max_pairs_per_task: _Cap = None,
+    length_balance: _Balance = None,
+    split: _Split = None,
+    seed: SeedFlag = None,
+    breaks: _Breaks = None,
+    truncated: _Truncated = None,
+    config: ConfigFile = None,
+    sets: SetFlag = [],  # noqa: B006
+    overwrite: OverwriteFlag = False,
+    json: JsonFlag = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Build preference pairs from scored rollouts, with the saved token ids and masks."""
+    from gymdata.api.pairing import build_pairs
+    from gymdata.config.pairs import PairsConfig
+
+    names = ("reward", "strategy", "min_margin", "max_pairs_per_task", "length_balance", "split", "seed", "breaks")
+    given = locals()
+    flags = {name: given[name] for name in (*names, "truncated")}
+    settings = PairsConfig.load(config, flags, sets)
+    report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)
+    if json:
+        emit_json(report.as_json())
+    else:
+        _show(report)
+
+
+def _show(report: PairsReport) -> None:
+    counts = report.counts
+    lost = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
+    facts(
+        "pairs",
+        [
+            ("rollouts", counts.rollouts),
+            *((f"  left out: {why}", n) for why, n in report.left_out.items() if n),
+            *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
+            ("groups", counts.groups),
+            *([("  fewer than two scored", counts.groups_too_small)] if counts.groups_too_small else []),
+            ("  without variance", counts.groups_without_variance),
+            ("candidates", counts.candidates),
+            *((f"  dropped: {reason}", n) for reason, n in lost.items()),
+            ("pairs", counts.pairs),
+            *((f"{side} pairs" if report.heldout is not None else "written to", _at(report, side))
+              for side in report.files),
+        ],
+    )  # fmt: skip
+
+
+def _at(report: PairsReport, side: str) -> str:
+    table = report.table if side == "train" or report.heldout is None else report.heldout
+    return f"{table.num_rows:,} in {report.files[side]}" if report.heldout is not None else str(report.files[side])

@@ -1,0 +1,32 @@
+"""Settings of ``gymdata pairs``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from gymdata.config.base import Config
+
+
+class PairsConfig(Config):
+    """How pairs are made from scored rollouts.
+
+    ``reward``: a named part of the reward, or a re-scoring beside the rollouts; the total reward when not given.
+    ``strategy``: ``best-worst`` (one pair a group), ``all`` (every two of a group), ``adjacent`` (neighbours in rank).
+    ``min_margin``: a pair's scores differ by more than this. ``max_pairs_per_task`` keeps the widest margins.
+    ``length_balance``: the largest share of pairs, among those of unequal length, whose chosen side is the longer one.
+    ``split``: the share of tasks whose pairs go to a held-out file.
+    ``breaks``: rollouts with breaks or branches stop the command (``refuse``) or are left out (``drop``).
+    ``truncated``: pairs with a truncated rollout are made (``keep``) or left out (``drop``).
+    """
+
+    reward: str | None = None
+    strategy: Literal["best-worst", "all", "adjacent"] = "best-worst"
+    min_margin: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+    max_pairs_per_task: int | None = pydantic.Field(None, ge=1)
+    length_balance: float | None = pydantic.Field(None, ge=0.0, le=1.0)
+    split: float | None = pydantic.Field(None, gt=0.0, lt=1.0)
+    seed: int = 0
+    breaks: Literal["refuse", "drop"] = "refuse"
+    truncated: Literal["keep", "drop"] = "keep"

@@ -1,0 +1,195 @@
+"""Pairs from files: the saved ids and masks, refusals, re-scored rewards, splits, lineage."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymdata_cli.main import main
+
+import gymdata
+from gymdata.api.pairing import build_pairs
+from gymdata.core.schema import PAIRS, SCORES
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError
+from gymdata.store import read_run_json, read_table, write_run_json, write_table
+from tests.rollout_files import rollout, two_turns, write_run
+
+
+def group(task: str, number: int, rewards: list[float | None], **columns: Any) -> list[dict[str, Any]]:
+    return [rollout(task, i, r, two_turns(number, 50 + i), **columns) for i, r in enumerate(rewards)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(
+        tmp_path / "run", group("a", 5, [0.0, 1.0]) + group("b", 6, [1.0, 1.0]) + group("c", 7, [None, 1.0])
+    )
+
+
+def test_a_pair_has_the_saved_ids_masks_and_messages(run: Path) -> None:
+    """The prompt ends before the first generated token; tool tokens have mask 0 and log-prob 0."""
+    report = gymdata.build_pairs(run)
+    assert report.files == {"train": run / "pairs-reward" / "pairs.parquet"}
+    (pair,) = read_table(run / "pairs-reward", PAIRS).to_pylist()
+    assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"], pair["margin"]) == ("a-1", "a-0", 1.0)
+    assert pair["prompt_ids"] == [1, 5]
+    assert pair["chosen_ids"] == [10, 11, 2, 30, 31, 51, 2]
+    assert pair["rejected_ids"] == [10, 11, 2, 30, 31, 50, 2]
+    assert pair["chosen_mask"] == pair["rejected_mask"] == [1, 1, 1, 0, 0, 1, 1]
+    assert pair["chosen_logprobs"] == [-1.0, -2.0, -3.0, 0.0, 0.0, -1.0, -2.0]
+    assert [m["content"] for m in pair["prompt"]] == ["question a"]
+    assert [m["content"] for m in pair["chosen"]] == ["calling", "42", "51 2"]
+    assert (pair["source"], pair["policy_hash"], pair["temperature"]) == ("reward", "hash", 1.0)
+
+
+def test_the_account_adds_up_and_is_in_run_json(run: Path) -> None:
+    """Groups, candidates and dropped ones are counted, and run.json leads back to the rollouts."""
+    counts = gymdata.build_pairs(run).as_json()
+    assert (counts["groups"], counts["groups_too_small"], counts["groups_without_variance"]) == (3, 1, 1)
+    assert counts["candidates"] == counts["pairs"] + sum(counts["dropped"].values()) == 2
+    facts = read_run_json(run / "pairs-reward")
+    assert facts["counts"]["pairs"] == 1
+    assert facts["parents"][0]["run_id"] == "run-1"
+    assert facts["files"][0]["rows"] == 1
+    assert read_table(run, PAIRS).num_rows == 1
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_row_order_and_format_change_nothing(tmp_path: Path, suffix: str) -> None:
+    """Shuffled rows, as Parquet or JSON lines, give the same pairs file."""
+    rows = [r for t in range(6) for r in group(f"t{t}", t, [0.0, 1.0, 0.5, 1.0])]
+    first = build_pairs(write_run(tmp_path / "one", rows), strategy="all", max_pairs_per_task=3)
+    random.Random(1).shuffle(rows)
+    second = build_pairs(write_run(tmp_path / "two", rows, suffix), strategy="all", max_pairs_per_task=3)
+    assert first.table.num_rows == 18
+    assert first.table.equals(second.table)
+
+
+def test_breaks_are_refused_with_their_code_and_count(tmp_path: Path) -> None:
+    """A rollout with a break stops the command as T200 with exit code 1; ``drop`` leaves it out and counts it."""
+    broken = rollout("a", 2, 0.5, [([1, 5], [10, 2]), ([1, 99, 30], [12, 2])])
+    run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), broken])
+    with pytest.raises(RefusedError, match="T200: 1 of 3") as refused:
+        build_pairs(run)
+    assert refused.value.exit_code == 1
+    report = build_pairs(run, breaks="drop", strategy="all")
+    assert (report.left_out["breaks"], report.counts.pairs) == (1, 1)
+
+
+def test_retries_and_branches(tmp_path: Path) -> None:
+    """A superseded try is no obstacle, and the pair holds the last one; a branch is refused or dropped."""
+    retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])
+    run = write_run(tmp_path / "retry", [*group("a", 5, [0.0, 1.0]), retried])
+    chosen = {p["chosen_rollout_id"]: p["chosen_ids"] for p in build_pairs(run, strategy="all").table.to_pylist()}
+    assert chosen["a-2"] == [78, 2]
+    prompt = [1, 5]
+    branched = rollout("a", 2, 0.5, [(prompt, [9, 2]), ([1, 5, 9, 2, 30], [7, 2]), ([1, 5, 9, 2, 31], [8, 2])])
+    run = write_run(tmp_path / "branch", [*group("a", 5, [0.0, 1.0]), branched])
+    with pytest.raises(RefusedError, match="T211"):
+        build_pairs(run, strategy="all")
+    report = build_pairs(run, strategy="all", breaks="drop")
+    assert (report.left_out["branches"], report.counts.dropped["several_sequences"], report.counts.pairs) == (1, 2, 1)
+
+
+def test_rollouts_without_tokens_are_refused(tmp_path: Path) -> None:
+    """No token ids means that no pair can be trained as sampled (T205)."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, []), *group("a", 5, [None, 1.0])[1:]])
+    with pytest.raises(RefusedError, match="T205"):
+        build_pairs(run)
+
+
+def test_changed_tokens_are_refused(tmp_path: Path) -> None:
+    """A token that was changed after collection is found where it is."""
+    rows = group("a", 5, [0.0, 1.0])
+    rows[1]["turns"][1]["generation_token_ids"] = [52, 2]
+    with pytest.raises(DataError, match="T209: rollout a-1, turn 1"):
+        build_pairs(write_run(tmp_path / "run", rows))
+
+
+def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) -> None:
+    """The same file twice is D701, and nothing scored at all is R501."""
+    with pytest.raises(RefusedError, match="D701"):
+        build_pairs([run, run], output=tmp_path / "p.parquet")
+    with pytest.raises(RefusedError, match="R501"):
+        build_pairs(write_run(tmp_path / "none", group("a", 5, [None, None])))
+
+
+def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
+    """--reward takes a stored part; a re-scoring of that name wins, its last row a rollout; unknown names are explained."""
+    rows = group("a", 5, [0.0, 1.0])
+    for row, value in zip(rows, (1.0, 0.0), strict=True):
+        row["rewards"] = [{"name": "style", "value": value}, {"name": "other", "value": None}]
+    run = write_run(tmp_path / "run", rows)
+    part = build_pairs(run, reward="style")
+    assert part.table["chosen_rollout_id"].to_pylist() == ["a-0"]
+    assert part.files["train"] == run / "pairs-style" / "pairs.parquet"
+    with pytest.raises(UsageError, match="styel"):
+        build_pairs(run, reward="styel")
+    again = [("a-0", 9.0), ("a-1", 0.5), ("a-0", 0.0)]
+    scores = [
+        {"rollout_id": r, "name": "style", "value": v, "status": "scored", "source": "function", "run_id": "run-1"}
+        for r, v in again
+    ]
+    write_table(pa.Table.from_pylist(scores, schema=SCORES.arrow), run / "scores-style" / "scores.parquet", SCORES)
+    write_run_json(run / "scores-style", {"stage": "score", "run_id": "run-1"})
+    rescored = build_pairs(run, reward="style")
+    assert rescored.table["chosen_rollout_id"].to_pylist() == ["a-1"]
+    assert rescored.table["pair_id"].to_pylist() != part.table["pair_id"].to_pylist()
+    assert len(read_run_json(run / "pairs-style")["parents"]) == 2
+
+
+def test_split_writes_two_files_that_share_no_task(tmp_path: Path) -> None:
+    """Held-out tasks are in the second file only, and the whole is kept."""
+    run = write_run(tmp_path / "run", [r for t in range(10) for r in group(f"t{t}", t, [0.0, 1.0])])
+    report = build_pairs(run, split=0.2, seed=3)
+    assert report.heldout is not None
+    train, held = (pq.read_table(report.files[s])["task_id"].to_pylist() for s in ("train", "heldout"))
+    assert (len(train), len(held), set(train) & set(held)) == (8, 2, set())
+    assert read_table(run / "pairs-reward", PAIRS).num_rows == 8
+    build_pairs(run, overwrite=True)
+    assert not report.files["heldout"].exists()
+
+
+def test_pairs_of_other_settings_are_not_replaced_unasked(run: Path) -> None:
+    """The same settings write the same file again; other ones need --overwrite."""
+    first = build_pairs(run).files["train"].read_bytes()
+    assert build_pairs(run).files["train"].read_bytes() == first
+    with pytest.raises(StoreError, match="strategy"):
+        build_pairs(run, strategy="all")
+    build_pairs(run, strategy="all", overwrite=True)
+
+
+def test_a_run_without_variance_gives_an_empty_file(tmp_path: Path) -> None:
+    """No pairs is a result, not an error; the file has the schema."""
+    report = build_pairs(write_run(tmp_path / "run", group("a", 5, [1.0, 1.0])))
+    assert report.table.num_rows == 0
+    assert pq.read_table(report.files["train"]).schema.names == PAIRS.required()
+
+
+def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:
+    """A file has no folder of its own to write to; -o names a .jsonl with its run.json beside it."""
+    part = run / "rollouts" / "*.parquet"
+    with pytest.raises(UsageError, match="-o"):
+        build_pairs(part)
+    out = tmp_path / "mine.jsonl"
+    build_pairs(part, output=out)
+    assert json.loads(out.read_text())["chosen_ids"] == [10, 11, 2, 30, 31, 51, 2]
+    assert read_run_json(out)["stage"] == "pairs"
+
+
+def test_the_command_prints_and_refuses(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints one object; a bad choice and an unknown file end with exit code 2."""
+    assert main(["pairs", str(run), "--json", "--strategy", "all"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["pairs"], shown["sides"]) == (1, {"train": 1})
+    assert main(["pairs", str(run), "--strategy", "all"]) == 0
+    assert "without variance" in capsys.readouterr().out
+    assert main(["pairs", str(run), "--strategy", "alll"]) == 2
+    assert "best-worst" in capsys.readouterr().err
+    assert main(["pairs", str(run) + "x"]) == 2
+    assert "did you mean 'run'" in capsys.readouterr().err

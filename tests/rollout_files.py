@@ -1,0 +1,80 @@
+"""Small rollouts with literal ids, for tests that read files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.core.schema import ROLLOUTS
+from gymdata.core.tokens import Call, TurnEncoder
+from gymdata.store import write_run_json, write_table
+
+#: Which prompt and generation each call had: ids only, log-probs are −1, −2, …
+Calls = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def two_turns(task: int, answer: int) -> Calls:
+    """Prompt ``[1, task]``, a call, a tool answer ``[30, 31]``, and an answer."""
+    prompt, call = [1, task], [10, 11, 2]
+    return [(prompt, call), (prompt + call + [30, 31], [answer, 2])]
+
+
+def rollout(
+    task: str, index: int, reward: float | None, calls: Calls, *, text: str | None = None, **columns: Any
+) -> dict[str, Any]:
+    """One rollouts row; ``columns`` replace what is made here."""
+    encoder = TurnEncoder()
+    for prompt, generation in calls:
+        logprobs = -np.arange(1, len(generation) + 1, dtype=np.float32)
+        encoder.add(Call(np.array(prompt, np.int32), np.array(generation, np.int32), logprobs, "stop"))
+    said = text if text is not None else " ".join(map(str, calls[-1][1] if calls else []))
+    messages = [{"role": "user", "content": f"question {task}"}]
+    for turn in range(len(calls) - 1):
+        messages += [{"role": "assistant", "content": "calling", "turn": turn}, {"role": "tool", "content": "42"}]
+    messages.append({"role": "assistant", "content": said, "turn": max(len(calls) - 1, 0)})
+    row = {
+        "rollout_id": f"{task}-{index}",
+        "run_id": "run-1",
+        "task_id": task,
+        "group_id": f"group-{task}",
+        "rollout_index": index,
+        "policy": "tiny",
+        "policy_hash": "hash",
+        "policy_version": 0,
+        "status": "completed",
+        "stop_reason": "stop",
+        "finish_reason": "stop",
+        "reward": reward,
+        "rewards": [{"name": "exact", "value": reward}],
+        "temperature": 1.0,
+        "n_turns": len(encoder.turns),
+        "n_breaks": encoder.n_breaks,
+        "n_context_tokens": encoder.n_context_tokens,
+        "n_generated_tokens": encoder.n_generated_tokens,
+        "messages": messages,
+        "tools": "[]",
+        "task": json.dumps({"task_id": task}),
+        "extra": "{}",
+        "turns": encoder.turns,
+        "started_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "duration_s": 0.5,
+    }
+    return row | columns
+
+
+def rollouts_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=ROLLOUTS.arrow)
+
+
+def write_run(folder: Path, rows: Sequence[dict[str, Any]], suffix: str = "parquet") -> Path:
+    """A run folder with one sealed part."""
+    part = f"rollouts/part-00000.{suffix}"
+    write_table(rollouts_table(rows), folder / part, ROLLOUTS)
+    write_run_json(folder, {"run_id": "run-1", "files": [{"path": part, "rows": len(rows)}]})
+    return folder
