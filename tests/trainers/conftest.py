@@ -1,0 +1,115 @@
+"""A tiny model with a real BPE tokenizer, and pairs whose ids are not what the tokenizer would make of their text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gymdata.core.schema import PAIRS
+from gymdata.store import write_run_json, write_table
+
+WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }} {{ m.content }}<e>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 of two layers with a byte-level BPE of about 300 tokens; special tokens <s>, <e>, <pad>."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("policy")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "<e>"]
+    bpe.train_from_iterator(
+        [WORDS] * 20,
+        trainers.BpeTrainer(
+            vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<e>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def pair_rows(policy: Path, n: int = 13, seed: int = 0, **columns: Any) -> dict[str, list[Any]]:
+    """n pairs with two generated stretches and tool tokens between them; ids are drawn, so they would not come back from
+    their text. ``columns`` replace whole columns."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    rng = np.random.default_rng(seed)
+    vocabulary = len(tokenizer)
+
+    def side() -> tuple[list[int], list[int], list[float]]:
+        ids: list[int] = []
+        mask: list[int] = []
+        for length, trained in ((rng.integers(3, 9), 1), (rng.integers(2, 6), 0), (rng.integers(2, 7), 1)):
+            ids += rng.integers(3, vocabulary, length).tolist()
+            mask += [trained] * int(length)
+        return ids, mask, [-float(x) if m else 0.0 for x, m in zip(rng.exponential(size=len(ids)), mask, strict=True)]
+
+    rows: dict[str, list[Any]] = {name: [] for name in PAIRS.schema.names if name not in PAIRS.optional}
+    for i in range(n):
+        prompt = rng.integers(3, vocabulary, rng.integers(4, 12)).tolist()
+        (chosen, chosen_mask, chosen_lp), (rejected, rejected_mask, rejected_lp) = side(), side()
+        row = {
+            "pair_id": f"pair-{i}", "run_id": "run", "task_id": f"task-{i // 2}",
+            "prompt": [message("user", tokenizer.decode(prompt))],
+            "chosen": [message("assistant", tokenizer.decode(chosen))],
+            "rejected": [message("assistant", tokenizer.decode(rejected))],
+            "chosen_rollout_id": f"good-{i}", "rejected_rollout_id": f"bad-{i}", "margin": 1.0, "weight": 1.0,
+            "source": "reward", "policy_hash": "unknown", "policy_version": 0, "temperature": 1.0, "prompt_ids": prompt,
+            "chosen_ids": chosen, "rejected_ids": rejected, "chosen_mask": chosen_mask, "rejected_mask": rejected_mask,
+            "chosen_logprobs": chosen_lp, "rejected_logprobs": rejected_lp,
+        }  # fmt: skip
+        for name, value in row.items():
+            rows[name].append(value)
+    return rows | columns
+
+
+def message(role: str, content: Any) -> dict[str, Any]:
+    return {
+        "role": role, "content": content, "reasoning": None, "tool_calls": None, "tool_call_id": None, "name": None,
+        "turn": None, "extra": None,
+    }  # fmt: skip
+
+
+def pair_table(rows: dict[str, list[Any]]) -> pa.Table:
+    schema = pa.schema([f for f in PAIRS.schema if f.name in rows])
+    return pa.table({f.name: pa.array(rows[f.name], f.type) for f in schema}, schema=schema)
+
+
+def write_pairs(folder: Path, rows: dict[str, list[Any]], identity: dict[str, Any] | None = None) -> Path:
+    """A pairs file whose run.json leads to a run with ``identity``."""
+    path = folder / "pairs.parquet"
+    write_table(pair_table(rows), path, PAIRS)
+    parents = []
+    if identity is not None:
+        write_run_json(folder / "run", {"run_id": "run", "identity": identity})
+        parents = [{"path": str(folder / "run"), "run_id": "run"}]
+    write_run_json(path, {"stage": "pairs", "parents": parents})
+    return path
+
+
+@pytest.fixture
+def pairs(policy: Path, tmp_path: Path) -> Path:
+    return write_pairs(tmp_path, pair_rows(policy))
