@@ -1,0 +1,94 @@
+"""``gymdata validate``: like a linter, for token evidence."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gymdata.core.violations import Report, Violation
+
+#: Lines shown on a terminal before the rest is only counted.
+SHOWN = 50
+
+
+def validate(
+    path: Annotated[str | None, typer.Argument(help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")] = None,
+    select: Annotated[list[str] | None, typer.Option("--select", help="Only these codes or prefixes (T2).")] = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Not these codes or prefixes.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
+    explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="What a code means.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder whose vocabulary bounds the ids.")
+    ] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, complete.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, infos too.")] = False,
+) -> int:
+    """Check rollouts or pairs, token for token, and name every fault. Exit code 1 when errors were found."""
+    if explain is not None:
+        from gymdata.core.codes import explain as text
+
+        typer.echo(text(explain))
+        return 0
+    if path is None:
+        from gymdata.errors import UsageError
+
+        raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
+    from gymdata.api.validation import validate as run
+
+    report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
+    if as_json:
+        sys.stdout.write(report.to_json() + "\n")
+    else:
+        _show(report, everything=verbose)
+    return 0 if report.ok else 1
+
+
+def _show(report: Report, everything: bool) -> None:
+    from gymdata.core.codes import CODES
+
+    listed = [v for v in report.violations if everything or v.severity != "info"]
+    shown = listed if everything or not sys.stdout.isatty() else listed[:SHOWN]
+    for violation in shown:
+        print(_line(violation, report.path))
+    if len(listed) > len(shown):
+        print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
+    if report.violations:
+        print()
+    for code, count in report.by_code.items():
+        print(f"{count:>9,}  {code}  {CODES[code].meaning}")
+    if report.violations:
+        print()
+    size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
+    verdict = "no errors" if report.ok else _many(report.errors, "error")
+    print(f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)")
+    if not report.ok:
+        worst = next(v.code for v in report.violations if v.severity == "error")
+        print(f"gymdata validate --explain {worst} says what that means")
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}" + ("" if n == 1 else "s")
+
+
+def _line(v: Violation, path: str) -> str:
+    from gymdata.core.codes import CODES
+
+    where = [f"{v.file or path}:{v.row}"]
+    if v.rollout_id:
+        where.append(v.rollout_id)
+    if v.turn is not None:
+        where.append(f"turn {v.turn}")
+    if v.position is not None:
+        where.append(f"pos {v.position}")
+    what = [CODES[v.code].name]
+    if v.detail:
+        what.append(v.detail)
+    if v.expected is not None:
+        what.append(f"expected {v.expected}")
+    if v.got is not None:
+        what.append(f"got {v.got}")
+    return f"{' '.join(where)}  {v.code} {'; '.join(what)}"

@@ -1,0 +1,265 @@
+"""NeMo Gym rollouts (JSONL): recognised, and scanned for faults at the speed of the JSON parser.
+
+A row has ``responses_create_params`` and ``response.output``; items of the output that end a model call carry
+``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs``. A turn is a model call: a run of items that the
+model wrote (reasoning, function_call, assistant message), ended by the item with the ids or by what others wrote.
+
+What always holds: a row that the fast parser refuses goes alone through the slow one, which names what is wrong; both
+give the same findings; no Python loop over tokens; importing this loads neither pyarrow nor polars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from gymdata.adapters.formats import nemo_rows
+from gymdata.core import breaks, tokens
+from gymdata.core.checks import POSITIVE_TOLERANCE
+from gymdata.core.violations import Violation
+
+_CHECK_EVERY = 2_000_000
+#: (row, group, hash of the generations or None, reward or None, rollout_id or None, hash of the line)
+Across = tuple[int, str, int | None, float | None, str | None, int]
+
+
+def recognise(line: bytes) -> bool:
+    """Whether a first row is one of NeMo Gym's."""
+    head = line[:400]
+    if b'"responses_create_params"' not in line and b'"response"' not in line:
+        return False
+    if b'"turns"' in head or b'"chosen"' in head:
+        return False
+    try:
+        value = nemo_rows.load(line)
+    except nemo_rows.BadRow:
+        return line.lstrip().startswith(b'{"responses_create_params"')
+    return "responses_create_params" in value or isinstance(value.get("response"), dict)
+
+
+@dataclass(slots=True)
+class Part:
+    """What was found in one file, or one stretch of it. Rows count from the stretch's first."""
+
+    rows: int = 0
+    rollouts: int = 0
+    turns: int = 0
+    tokens: int = 0
+    turns_with_ids: int = 0
+    violations: list[Violation] = field(default_factory=list)
+    across: list[Across] = field(default_factory=list)
+    settings: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def append(self, other: Part) -> None:
+        """Join the stretch that follows this one."""
+        base = self.rows
+        self.rows += other.rows
+        self.rollouts += other.rollouts
+        self.turns += other.turns
+        self.tokens += other.tokens
+        self.turns_with_ids += other.turns_with_ids
+        self.violations += [v._replace(row=v.row + base) for v in other.violations]
+        self.across += [(a[0] + base, *a[1:]) for a in other.across]
+        self.settings += [(row + base, s) for row, s in other.settings]
+
+
+class Scanner:
+    """Scans lines one after another. ``vocab_size`` bounds ids when it is known."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self.part = Part()
+        self._limit = vocab_size if vocab_size is not None else 2**31
+        self._parse = _fast_parser()
+        # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
+        self._ids: list[bytes] = []
+        self._id_owner: list[tuple[int, str | None, int, int, str]] = []
+        self._lps: list[bytes] = []
+        self._lp_owner: list[tuple[int, str | None, int]] = []
+        self._waiting = 0
+        self._known_settings: set[str] = set()
+
+    def line(self, line: bytes) -> None:
+        """One row."""
+        number = self.part.rows
+        self.part.rows += 1
+        try:
+            row = None
+            if self._parse is not None:
+                row = nemo_rows.fast(self._parse, line)
+            if row is None:
+                row = nemo_rows.slow(line)
+        except nemo_rows.BadRow as bad:
+            self.part.violations.append(Violation(bad.code, number, detail=bad.detail, **bad.more))
+            return
+        self._row(number, line, row)
+
+    def finish(self) -> Part:
+        """The findings, after the last line."""
+        self._check()
+        self.part.violations.sort(key=lambda v: (v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0))
+        return self.part
+
+    def _row(self, number: int, line: bytes, row: nemo_rows.Row) -> None:
+        part = self.part
+        part.rollouts += 1
+        part.turns += len(row.calls)
+        say = part.violations.append
+        name = row.rollout_id
+        # `held` is H of the call before, as bytes; a prompt that begins with it continues.
+        held_prompt = held_generation = b""
+        first, odd = True, False
+        generations: list[bytes] = []
+        for turn, call in enumerate(row.calls):
+            if call is None:
+                say(Violation("T205", number, name, turn, detail="the model call has no ids"))
+                continue
+            prompt, generation, log_probs = call
+            if prompt and generation:
+                part.turns_with_ids += 1
+            else:
+                lost = (
+                    "prompt and generation"
+                    if not prompt and not generation
+                    else "prompt"
+                    if generation
+                    else "generation"
+                )
+                say(Violation("T205", number, name, turn, detail=f"{lost} ids missing, null or empty"))
+            if generation:
+                generations.append(generation)
+                if log_probs is None or len(log_probs) != len(generation):
+                    got = "none" if log_probs is None else str(len(log_probs) // 8)
+                    say(Violation("L301", number, name, turn, expected=str(len(generation) // 8), got=got))
+                self._ids.append(generation)
+                self._id_owner.append((number, name, turn, 0, "generation"))
+            if log_probs:
+                self._lps.append(log_probs)
+                self._lp_owner.append((number, name, turn))
+            if not prompt:
+                continue
+            cut = len(held_prompt)
+            if first or (prompt.startswith(held_prompt) and prompt.startswith(held_generation, cut)):
+                fresh = cut + len(held_generation)
+            else:
+                odd, fresh = True, 0
+            self._ids.append(prompt[fresh:])
+            self._id_owner.append((number, name, turn, fresh // 8, "prompt"))
+            part.tokens += (len(prompt) - fresh) // 8 + len(generation) // 8
+            self._waiting += len(prompt) - fresh + 2 * len(generation)
+            held_prompt, held_generation, first = prompt, generation, False
+        if odd:
+            part.violations += _relations(number, row)
+        for fault in row.faults:
+            say(
+                Violation(
+                    fault.code, number, name, fault.turn, expected=fault.expected, got=fault.got, detail=fault.detail
+                )
+            )
+        self._reward(number, row)
+        self._remember(number, line, row, generations)
+        if self._waiting > _CHECK_EVERY * 8:
+            self._check()
+
+    def _reward(self, number: int, row: nemo_rows.Row) -> None:
+        if row.reward is None:
+            self.part.violations.append(Violation("R501", number, row.rollout_id))
+        elif not np.isfinite(row.reward):
+            self.part.violations.append(
+                Violation("R502", number, row.rollout_id, expected="a finite number", got=str(row.reward))
+            )
+
+    def _remember(self, number: int, line: bytes, row: nemo_rows.Row, generations: list[bytes]) -> None:
+        same = xxhash.xxh3_64_intdigest(b"".join(generations)) if generations else None
+        whole = xxhash.xxh3_64_intdigest(line.strip())
+        self.part.across.append((number, row.group, same, row.reward, row.rollout_id, whole))
+        key = repr(row.settings)
+        if row.settings and key not in self._known_settings:
+            self._known_settings.add(key)
+            self.part.settings.append((number, row.settings))
+
+    def _check(self) -> None:
+        """Ranges of all ids and log-probabilities since the last time: a minimum and a maximum when all is well."""
+        ids = np.frombuffer(b"".join(self._ids), np.int64)
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._limit):
+            ends = np.cumsum([len(p) // 8 for p in self._ids])
+            for place in np.flatnonzero((ids < 0) | (ids >= self._limit)):
+                k = int(np.searchsorted(ends, place, side="right"))
+                row, name, turn, offset, what = self._id_owner[k]
+                position = offset + int(place - (ends[k - 1] if k else 0))
+                expected = f"0 to {self._limit - 1}"
+                self.part.violations.append(
+                    Violation("T206", row, name, turn, position, expected, str(ids[place]), f"in the {what}")
+                )
+        lps = np.frombuffer(b"".join(self._lps), np.float64)
+        if len(lps) and not (np.isfinite(lps.min()) and lps.max() <= POSITIVE_TOLERANCE):
+            ends = np.cumsum([len(p) // 8 for p in self._lps])
+            for place in np.flatnonzero(~np.isfinite(lps) | (lps > POSITIVE_TOLERANCE)):
+                k = int(np.searchsorted(ends, place, side="right"))
+                position = int(place - (ends[k - 1] if k else 0))
+                finite = bool(np.isfinite(lps[place]))
+                code, expected = ("L303", "at most 0") if finite else ("L302", "a finite number")
+                self.part.violations.append(Violation(code, *self._lp_owner[k], position, expected, str(lps[place])))
+        self._ids, self._id_owner, self._lps, self._lp_owner, self._waiting = [], [], [], [], 0
+
+
+def _relations(number: int, row: nemo_rows.Row) -> list[Violation]:
+    """Breaks, branches and turns out of order of one row, in which some prompt does not extend the one before."""
+    turns, calls = [], []
+    for turn, call in enumerate(row.calls):
+        if call is not None and call[0]:
+            turns.append(turn)
+            calls.append(tokens.Call(_int32(call[0]), _int32(call[1]), np.empty(0, np.float32), "stop"))
+    encoded = tokens.encode_turns(calls)
+    return [
+        Violation(found.code, number, row.rollout_id, **{**found.place(), "turn": turns[found.turn]})
+        for found in breaks.relations(encoded)
+    ]
+
+
+def _int32(data: bytes) -> tokens.Ids:
+    return np.frombuffer(data, np.int64).astype(np.int32)
+
+
+def _fast_parser() -> Any:
+    try:
+        import simdjson
+    except ImportError:
+        return None
+    return simdjson.Parser()
+
+
+def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
+    """D701, D702 and R503 over all rows of all files."""
+    seen: dict[str | int, str] = {}
+    generations: dict[tuple[str, int], str] = {}
+    groups: dict[str, list[Any]] = {}
+    for file, part in parts:
+        for row, group, same, reward, name, whole in part.across:
+            here = f"{file} row {row}"
+            before = seen.setdefault(name if name is not None else whole, here)
+            if before != here:
+                yield Violation("D701", row, name, detail=f"first seen at {before}", file=file)
+                continue
+            if same is not None:
+                twin = generations.setdefault((group, same), here)
+                if twin != here:
+                    yield Violation("D702", row, name, detail=f"same tokens as {twin}", file=file)
+            if reward is not None:
+                known = groups.setdefault(group, [row, name, file, reward, 0, False])
+                known[4] += 1
+                known[5] = known[5] or reward != known[3]
+    for row, name, file, reward, n, varies in groups.values():
+        if n > 1 and not varies and np.isfinite(reward):
+            yield Violation("R503", row, name, got=f"{reward:g} for all {n}", file=file)
+
+
+def scan(path: Path, compression: str | None = None, vocab_size: int | None = None, processes: int = 1) -> Part:
+    """All rows of one file. ``processes`` > 1 cuts a plain file by bytes, where forking is safe."""
+    from gymdata.adapters.formats import nemo_parts
+
+    return nemo_parts.scan(path, compression, lambda: Scanner(vocab_size), processes)

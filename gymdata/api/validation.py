@@ -1,0 +1,195 @@
+"""``gymdata.validate``: any path to a report. Joins the native checks, pairs, and foreign formats.
+
+What always holds: the kind of each file is found from its content; JSON lines are validated without loading pyarrow.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from gymdata.core.violations import Report, Selection, Violation
+from gymdata.errors import DataError
+from gymdata.store.paths import Source, find_run_json, resolve
+
+__all__ = ["Report", "Violation", "validate"]
+
+Kind = Literal["rollouts", "pairs", "nemo"]
+
+
+def validate(
+    path: str | Path,
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    strict: bool = False,
+    tokenizer: str | Path | None = None,
+    decode: bool = False,
+    processes: int | None = None,
+) -> Report:
+    """Check rollouts or pairs, token for token, and name every fault.
+
+    ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
+    recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors. ``tokenizer``: a
+    folder whose vocabulary bounds the ids; ``decode`` also compares generations with their messages' text. ``processes``
+    bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
+    nothing can be read there, UsageError for an unknown code.
+    """
+    began = time.perf_counter()
+    selection = Selection.of(select, ignore, strict)
+    sources = _sources(Path(path), str(path))
+    run = _run_json(path)
+    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    report = Report(path=str(path))
+    split = [(kind, source) for source in sources for kind in [kind_of(source)]]
+    for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
+        mine = [source for kind, source in split if kind == wanted]
+        if mine:
+            _merge(report, check(mine, selection, run, vocab_size, 2 if processes is None else processes))
+    if decode:
+        _decode(report, [s for kind, s in split if kind == "rollouts"], selection, run, tokenizer)
+    report.files = [str(s.path) for s in sources]
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _sources(path: Path, text: str) -> list[Source]:
+    sources = resolve(text, "rollouts")
+    if not sources and path.is_dir():
+        sources = resolve(text, "pairs")
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError.empty(path, "rollouts or pairs")
+    return sources
+
+
+def kind_of(source: Source) -> Kind:
+    """What the rows of a file are, from its metadata or its first row."""
+    if source.kind == "parquet":
+        return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
+    if source.kind == "journal":
+        return "rollouts"
+    from gymdata.adapters.formats import nemo_gym
+    from gymdata.store.lines import iter_lines
+
+    try:
+        lines = iter_lines(source)
+        for _, (_, line) in zip(range(20), lines, strict=False):
+            if nemo_gym.recognise(line):
+                return "nemo"
+            keys = line[:4096]
+            if b'"pair_id"' in keys or (b'"chosen"' in line and b'"rejected"' in line and b'"turns"' not in line):
+                return "pairs"
+            if b'"turns"' in line or b'"rollout_id"' in line:
+                return "rollouts"
+    except DataError:
+        # Unreadable from some line on: the scan says where.
+        return "rollouts"
+    return "rollouts"
+
+
+def _is_pairs_parquet(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return (schema.metadata or {}).get(b"gymdata.schema") == b"pairs" or (
+        "turns" not in schema.names and {"chosen", "rejected"} <= set(schema.names)
+    )
+
+
+def _run_json(path: str | Path) -> Mapping[str, Any] | None:
+    file = find_run_json(path)
+    if file is None:
+        return None
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError.unreadable(file, str(error)) from error
+    return value if isinstance(value, dict) else None
+
+
+def _vocab_size(folder: str | Path) -> int:
+    """Ids that a tokenizer folder can mean: one above its largest."""
+    file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
+    if not file.is_file():
+        from transformers import AutoTokenizer
+
+        return len(AutoTokenizer.from_pretrained(str(folder)))
+    value = json.loads(file.read_bytes())
+    vocab = (value.get("model") or {}).get("vocab") or {}
+    ids = [*vocab.values()] if isinstance(vocab, dict) else range(len(vocab))
+    added = [token["id"] for token in value.get("added_tokens") or []]
+    return max([*ids, *added], default=-1) + 1
+
+
+def _merge(report: Report, more: Report) -> None:
+    report.rollouts += more.rollouts
+    report.turns += more.turns
+    report.tokens += more.tokens
+    report.violations += more.violations
+
+
+def _rollouts(
+    sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
+) -> Report:
+    from gymdata.stages.validate import validate_rollouts
+
+    del processes
+    return validate_rollouts(sources, selection=selection, run=run, vocab_size=vocab)
+
+
+def _pairs(
+    sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
+) -> Report:
+    from gymdata.stages.validate_pairs import validate_pairs
+
+    del processes, run
+    return validate_pairs(sources, selection=selection, vocab_size=vocab)
+
+
+def _nemo(
+    sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
+) -> Report:
+    from gymdata.adapters.formats import nemo_gym
+    from gymdata.core.checks import sampling_bias
+
+    del run
+    report = Report()
+    parts: list[tuple[str, nemo_gym.Part]] = []
+    found: list[Violation] = []
+    for source in sources:
+        file = str(source.path)
+        part = nemo_gym.scan(source.path, source.compression, vocab, processes)
+        parts.append((file, part))
+        report.rollouts += part.rollouts
+        report.turns += part.turns
+        report.tokens += part.tokens
+        calm = part.turns_with_ids == 0
+        for v in part.violations:
+            severity: Any = "warning" if calm and v.code == "T205" else v.severity
+            found.append(v._replace(file=file, severity=severity))
+        if not calm:
+            for row, settings in part.settings:
+                if bias := sampling_bias(settings):
+                    found.append(Violation("L304", row, detail=bias, file=file))
+    found += nemo_gym.across_rows(parts)
+    order = {file: index for index, (file, _) in enumerate(parts)}
+    found.sort(key=lambda v: (order[v.file or ""], v.row, -1 if v.turn is None else v.turn))
+    report.violations = selection.apply(found)
+    return report
+
+
+def _decode(
+    report: Report,
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    tokenizer: str | Path | None,
+) -> None:
+    raise NotImplementedError

@@ -1,0 +1,248 @@
+"""Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or in a journal.
+
+What always holds: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
+missing); one bad row never hides another; non-finite numbers are read in every spelling that Python or gymdata writes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gymdata.core.evidence import ROLES, Evidence, Messages, call_ids_of
+from gymdata.core.violations import Violation
+from gymdata.errors import DataError
+from gymdata.store.lines import NON_FINITE, decode, iter_lines
+from gymdata.store.paths import Source
+
+_BATCH_TOKENS = 1_000_000
+_BATCH_ROWS = 20_000
+_INT_FIELDS = ("parent", "prefix_length", "digest")
+_LISTS = {
+    "prompt_delta_ids": np.int32,
+    "generation_token_ids": np.int32,
+    "generation_log_probs": np.float32,
+}
+
+
+class _BadRow(Exception):  # noqa: N818
+    """Why a row cannot be used; becomes a violation."""
+
+    def __init__(self, code: str, detail: str, **more: Any) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.more = code, detail, more
+
+
+@dataclass(slots=True)
+class _Row:
+    number: int
+    value: Mapping[str, Any]
+    turns: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+
+
+def scan(source: Source) -> Iterator[Evidence | Violation]:
+    """The batches of one JSONL or journal file, and violations for the rows that are in none."""
+    rows: list[_Row] = []
+    tokens = 0
+    try:
+        for number, line in iter_lines(source):
+            try:
+                row = _read(number - 1, _payload(line) if source.kind == "journal" else line)
+            except _BadRow as bad:
+                yield Violation(bad.code, number - 1, detail=bad.detail, **bad.more)
+                continue
+            rows.append(row)
+            tokens += sum(len(t["prompt_delta_ids"]) + len(t["generation_token_ids"]) for t in row.turns)
+            if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
+                yield _gather(rows)
+                rows, tokens = [], 0
+    except DataError as error:
+        yield Violation("S101", rows[-1].number + 1 if rows else 0, detail=error.message)
+    if rows:
+        yield _gather(rows)
+
+
+def _payload(line: bytes) -> bytes:
+    text, tab, crc = line.rpartition(b"\t")
+    if not tab or not _crc_matches(text, crc):
+        raise _BadRow("S101", "torn or damaged journal line: its checksum does not match")
+    return text
+
+
+def _crc_matches(text: bytes, crc: bytes) -> bool:
+    try:
+        return int(crc, 16) == zlib.crc32(text)
+    except ValueError:
+        return False
+
+
+def _read(number: int, line: bytes) -> _Row:
+    try:
+        value = decode(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadRow("S101", f"not JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise _BadRow("S101", f"got {type(value).__name__}, expected an object")
+    name = value.get("rollout_id")
+    known = name if isinstance(name, str) else None
+    try:
+        return _Row(number, value, _turns(value), _messages_of(value))
+    except _BadRow as bad:
+        bad.more.setdefault("rollout_id", known)
+        raise
+
+
+def _turns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "rollout_id" not in value:
+        raise _BadRow("S103", "the row has no rollout_id", expected="rollout_id")
+    for name in ("rollout_id", "group_id"):
+        if name in value and not isinstance(value[name], str):
+            raise _BadRow("S102", f"{name}", expected="text", got=_kind(value[name]))
+    if "turns" not in value:
+        raise _BadRow("S103", "the row has no turns", expected="turns")
+    turns = value["turns"] if value["turns"] is not None else []
+    if not isinstance(turns, list):
+        raise _BadRow("S102", "turns", expected="a list", got=_kind(turns))
+    return [_turn(index, turn) for index, turn in enumerate(turns)]
+
+
+def _turn(index: int, turn: Any) -> dict[str, Any]:
+    if not isinstance(turn, dict):
+        raise _BadRow("S102", "a turn", turn=index, expected="an object", got=_kind(turn))
+    result: dict[str, Any] = {"agent": turn.get("agent") if isinstance(turn.get("agent"), str) else None}
+    for name in _INT_FIELDS:
+        if name not in turn:
+            raise _BadRow("S103", f"the turn has no {name}", turn=index, expected=name)
+        if type(turn[name]) is not int:
+            raise _BadRow("S102", name, turn=index, expected="an integer", got=_kind(turn[name]))
+        if not -(2**63) <= turn[name] < 2**63:
+            raise _BadRow("S102", name, turn=index, expected="a 64-bit integer", got=str(turn[name]))
+        result[name] = turn[name] if name == "digest" else max(-(2**31), min(2**31 - 1, turn[name]))
+    for name, kind in _LISTS.items():
+        result[name] = _numbers(index, name, turn.get(name), kind)
+    return result
+
+
+def _numbers(turn: int, name: str, values: Any, kind: type) -> np.ndarray:
+    """A list field as an array. A null or missing list is empty: T205 and L301 tell of it."""
+    if values is None:
+        return np.empty(0, kind)
+    if not isinstance(values, list):
+        raise _BadRow("S102", name, turn=turn, expected="a list", got=_kind(values))
+    floats = kind is np.float32
+    types = set(map(type, values))
+    if not types <= ({float, int} if floats else {int}):
+        for position, value in enumerate(values):
+            if type(value) is int or (floats and (type(value) is float or value in NON_FINITE)):
+                continue
+            wanted = "a number" if floats else "an integer"
+            raise _BadRow("S102", name, turn=turn, position=position, expected=wanted, got=_kind(value))
+        values = [NON_FINITE.get(v, v) if isinstance(v, str) else v for v in values]
+    if floats:
+        with np.errstate(over="ignore"):
+            return np.asarray(values, np.float64).astype(np.float32)
+    try:
+        return np.asarray(values, kind)
+    except OverflowError:
+        position = next(i for i, v in enumerate(values) if not -(2**31) <= v < 2**31)
+        got = str(values[position])
+        raise _BadRow("S102", name, turn=turn, position=position, expected="a 32-bit integer", got=got) from None
+
+
+def _messages_of(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = value.get("messages")
+    if messages is None:
+        raise _BadRow("S103", "the row has no messages", expected="messages")
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise _BadRow("S102", "messages", expected="a list of objects", got=_kind(messages))
+    return messages
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return f"{type(value).__name__} {str(value)[:60]}"
+    return type(value).__name__
+
+
+def _gather(rows: list[_Row]) -> Evidence:
+    """Rows as one batch."""
+    turns = [t for row in rows for t in row.turns]
+    values = [row.value for row in rows]
+    reward = [_number(v.get("reward")) for v in values]
+    evidence = Evidence(
+        rows=np.asarray([row.number for row in rows], np.int64),
+        turn_offsets=_offsets([len(row.turns) for row in rows]),
+        parent=np.asarray([t["parent"] for t in turns], np.int32),
+        prefix=np.asarray([t["prefix_length"] for t in turns], np.int32),
+        digest=np.asarray([t["digest"] for t in turns], np.int64),
+        **_flat(turns, "delta", "prompt_delta_ids"),
+        **_flat(turns, "gen", "generation_token_ids"),
+        **_flat(turns, "lp", "generation_log_probs"),
+        rollout_id=[v["rollout_id"] for v in values],
+        group_id=[v.get("group_id") for v in values],
+        agent=[t["agent"] for t in turns],
+        messages=gather_messages([row.messages for row in rows]),
+        reward=np.asarray([np.nan if r is None else r for r in reward], np.float64),
+        reward_null=np.asarray([r is None for r in reward], np.bool_),
+        bad_parts=[
+            (r, str(name), number)
+            for r, v in enumerate(values)
+            if isinstance(v.get("rewards"), dict)
+            for name, part in v["rewards"].items()
+            if (number := _number(part)) is not None and not np.isfinite(number)
+        ],
+        temperature=np.asarray([_number(v.get("temperature", 1.0)) or 0.0 for v in values], np.float32),
+    )
+    for name in ("n_turns", "n_context_tokens", "n_generated_tokens"):
+        if all(type(v.get(name)) is int for v in values):
+            evidence.counts[name] = np.asarray([v[name] for v in values], np.int64)
+    return evidence
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _offsets(counts: list[int]) -> np.ndarray:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
+
+
+def _flat(turns: list[dict[str, Any]], short: str, name: str) -> dict[str, Any]:
+    arrays = [t[name] for t in turns]
+    joined = np.concatenate(arrays) if arrays else np.empty(0, _LISTS[name])
+    return {f"{short}_offsets": _offsets([len(a) for a in arrays]), short: joined}
+
+
+def gather_messages(rollouts: list[list[dict[str, Any]]]) -> Messages:
+    """Chat messages (dicts, or rows of the table) as arrays."""
+    flat = [m for messages in rollouts for m in messages]
+    code = {name: i for i, name in enumerate(ROLES)}
+
+    def turn(m: dict[str, Any]) -> int:
+        return m["turn"] if isinstance(m.get("turn"), int) else -1
+
+    def calls(m: dict[str, Any]) -> set[str]:
+        given = m.get("tool_calls")
+        if isinstance(given, list):
+            return {str(c.get("id")) for c in given if isinstance(c, dict)}
+        return call_ids_of(given if isinstance(given, str) else None)
+
+    def answers(assistant: int, tool: int) -> bool:
+        return str(flat[tool]["tool_call_id"]) in calls(flat[assistant])
+
+    return Messages(
+        offsets=_offsets([len(messages) for messages in rollouts]),
+        role=np.asarray([code.get(str(m.get("role")), -1) for m in flat], np.int8),
+        turn=np.asarray([turn(m) for m in flat], np.int32),
+        calls=np.asarray([bool(m.get("tool_calls")) and m["tool_calls"] != "[]" for m in flat], np.bool_),
+        has_call_id=np.asarray([m.get("tool_call_id") is not None for m in flat], np.bool_),
+        answers=answers,
+        surely_answered=np.zeros(len(flat), np.bool_),
+    )

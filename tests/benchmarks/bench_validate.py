@@ -1,0 +1,257 @@
+"""How fast validation is, as ratios against named rivals in the same run.
+
+Native Parquet: `gymdata validate` against pyarrow reading the same columns. NeMo-Gym-shaped JSONL: against `json.loads`
+and list comparison, whole processes. Run: ``python -m tests.benchmarks.bench_validate [--tokens N] [--megabytes M ...]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gymdata.core.checks import batch_digests
+from gymdata.core.evidence import from_arrow
+from gymdata.core.schema import ROLLOUTS
+
+TURNS = 8
+DELTA, GENERATED = 86, 172
+GROUP_TOKENS = 4_000_000
+
+
+def native_batch(first: int, rollouts: int, rng: np.random.Generator) -> pa.Table:
+    """Clean tool rollouts of 8 turns: 258 new tokens a turn, two thirds of them generated."""
+    n = rollouts * TURNS
+    index = np.tile(np.arange(TURNS, dtype=np.int32), rollouts)
+
+    def nested(values: pa.Array, size: int, count: int) -> pa.ListArray:
+        return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * size), values)
+
+    columns = {
+        "parent": pa.array(index - 1),
+        "prefix_length": pa.array(index * (DELTA + GENERATED)),
+        "prompt_delta_ids": nested(pa.array(_zipf(rng, n * DELTA)), DELTA, n),
+        "generation_token_ids": nested(pa.array(_zipf(rng, n * GENERATED)), GENERATED, n),
+        "generation_log_probs": nested(pa.array(-rng.exponential(1.0, n * GENERATED).astype(np.float32)), GENERATED, n),
+        "finish_reason": pa.array(["stop"] * n),
+        "agent": pa.nulls(n, pa.string()),
+        "reward": pa.nulls(n, pa.float64()),
+        "top_log_probs": pa.nulls(n, ROLLOUTS.schema.field("turns").type.value_type.field("top_log_probs").type),
+        "digest": pa.array(np.zeros(n, np.int64)),
+    }
+    fields = list(ROLLOUTS.schema.field("turns").type.value_type)
+
+    def turns() -> pa.ListArray:
+        return nested(pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields), TURNS, rollouts)
+
+    columns["digest"] = pa.array(_digests(turns(), index))
+    names = [f"{first + i:032x}" for i in range(rollouts)]
+    data: dict[str, Any] = {f.name: pa.array([""] * rollouts) for f in ROLLOUTS.schema if f.type == pa.string()}
+    data |= {
+        "rollout_id": pa.array(names),
+        "group_id": pa.array([f"g{(first + i) // 8}" for i in range(rollouts)]),
+        "rollout_index": pa.array(np.arange(rollouts, dtype=np.int32) % 8),
+        "policy_version": pa.array(np.zeros(rollouts, np.int32)),
+        "reward": pa.array(rng.random(rollouts)),
+        "rewards": pa.array([[]] * rollouts, ROLLOUTS.schema.field("rewards").type),
+        "temperature": pa.array(np.ones(rollouts, np.float32)),
+        "n_turns": pa.array(np.full(rollouts, TURNS, np.int32)),
+        "n_breaks": pa.array(np.zeros(rollouts, np.int32)),
+        "n_context_tokens": pa.array(np.full(rollouts, TURNS * DELTA)),
+        "n_generated_tokens": pa.array(np.full(rollouts, TURNS * GENERATED)),
+        "messages": _messages(rollouts),
+        "turns": turns(),
+        "started_at": pa.array([0] * rollouts, pa.timestamp("us", tz="UTC")),
+        "duration_s": pa.array(np.ones(rollouts)),
+    }
+    return pa.table([data[f.name] for f in ROLLOUTS.schema], schema=ROLLOUTS.arrow)
+
+
+def _zipf(rng: np.random.Generator, n: int) -> np.ndarray:
+    return (np.exp(rng.random(n, np.float32) * np.float32(np.log(151_000))) - 1).astype(np.int32)
+
+
+def _digests(turns: pa.ListArray, index: np.ndarray) -> np.ndarray:
+    batch = pa.record_batch({"turns": turns})
+    evidence = from_arrow(batch, 0)
+    for turn in range(TURNS):
+        above = np.where(index > 0, np.roll(evidence.digest, 1), 0)
+        fresh = batch_digests(evidence, above)
+        evidence.digest = np.where(index == turn, fresh, evidence.digest)
+    return evidence.digest
+
+
+def _messages(rollouts: int) -> pa.Array:
+    kind = ROLLOUTS.schema.field("messages").type
+    one: list[dict[str, Any]] = [{"role": "user", "content": "What is 417 - 58?"}]
+    for turn in range(TURNS):
+        call = {"id": f"call-{turn}", "type": "function", "function": {"name": "f", "arguments": {"a": turn}}}
+        one.append({"role": "assistant", "content": "Let me see.", "tool_calls": json.dumps([call]), "turn": turn})
+        one.append({"role": "tool", "content": "359", "tool_call_id": f"call-{turn}"})
+    return pa.array([one] * rollouts, kind)
+
+
+def write_native(path: Path, tokens: int) -> int:
+    """A rollouts file of about ``tokens`` tokens with the encodings of the format; returns the exact number."""
+    rng = np.random.default_rng(0)
+    a_group = GROUP_TOKENS // (TURNS * (DELTA + GENERATED))
+    left = max(1, tokens // (TURNS * (DELTA + GENERATED)))
+    total = left
+    with pq.ParquetWriter(
+        path, ROLLOUTS.arrow, compression="zstd", compression_level=1, use_dictionary=list(ROLLOUTS.dictionary),
+        use_byte_stream_split=list(ROLLOUTS.split), write_page_checksum=True,
+    ) as writer:  # fmt: skip
+        while left:
+            n = min(left, a_group)
+            writer.write_table(native_batch(total - left, n, rng), row_group_size=n)
+            left -= n
+    return total * TURNS * (DELTA + GENERATED)
+
+
+NEMO_TURNS = 12
+
+
+def write_nemo(path: Path, megabytes: int) -> None:
+    """NeMo-Gym-shaped rows: 12 calls with whole prompts, tool outputs between them."""
+    rng = np.random.default_rng(0)
+    size = 0
+    with path.open("w") as file:
+        while size < megabytes * 1_000_000:
+            line = json.dumps(nemo_row(rng, len_delta=60, len_gen=40)) + "\n"
+            file.write(line)
+            size += len(line)
+
+
+def nemo_row(rng: np.random.Generator, len_delta: int, len_gen: int) -> dict[str, Any]:
+    prompt: list[int] = []
+    output: list[dict[str, Any]] = []
+    for turn in range(NEMO_TURNS):
+        prompt = prompt + rng.integers(0, 151_000, len_delta * (4 if turn == 0 else 1)).tolist()
+        generated = rng.integers(0, 151_000, len_gen).tolist()
+        output.append({"type": "reasoning", "id": f"rs_{turn}", "summary": [{"type": "summary_text", "text": "Hm."}]})
+        output.append(
+            {
+                "type": "function_call", "name": "f", "arguments": '{"a": 1}', "call_id": f"c{turn}", "id": f"fc_{turn}",
+                "prompt_token_ids": prompt, "generation_token_ids": generated,
+                "generation_log_probs": (-rng.exponential(1.0, len_gen)).tolist(),
+            }
+        )  # fmt: skip
+        output.append({"type": "function_call_output", "call_id": f"c{turn}", "output": "359"})
+        prompt = prompt + generated
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": "What is 417 - 58?"}], "tools": []},
+        "response": {"id": f"resp_{rng.integers(1 << 60)}", "output": output},
+        "reward": float(rng.random()),
+    }
+
+
+RIVAL_NEMO = """
+import json, sys
+rows = breaks = 0
+for line in open(sys.argv[1]):
+    seen = []
+    for item in json.loads(line)["response"]["output"]:
+        if "prompt_token_ids" in item:
+            prompt = item["prompt_token_ids"]
+            breaks += prompt[:len(seen)] != seen
+            seen = prompt + item["generation_token_ids"]
+    rows += 1
+print(rows, breaks)
+"""
+RIVAL_NATIVE = """
+import sys, pyarrow.parquet as pq
+from gymdata.stages.validate_parquet import columns_read
+file = pq.ParquetFile(sys.argv[1])
+columns = columns_read(file)
+import time
+began = time.perf_counter()
+n = file.read(columns=columns).num_rows
+print(time.perf_counter() - began)
+"""
+OURS_NATIVE = """
+import sys, time
+from gymdata.api.validation import validate
+import gymdata.stages.validate_parquet
+began = time.perf_counter()
+report = validate(sys.argv[1])
+took = time.perf_counter() - began
+assert report.ok, report.by_code
+print(took)
+"""
+
+
+def _script(code: str, *arguments: str) -> float:
+    """Seconds that the script says it took."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[0])
+
+
+def _process(*command: str) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def _interleaved(ours: Callable[[], float], rival: Callable[[], float], times: int) -> tuple[float, float]:
+    pairs = [(ours(), rival()) for _ in range(times)]
+    return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
+
+
+def main(tokens: int = 100_000_000, megabytes: tuple[int, ...] = (90, 1000), times: int = 5) -> list[dict[str, Any]]:
+    """The rows of the benchmark table: what, seconds of ours and the rival, their ratio, and the limit."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "native.parquet")
+        if tokens:
+            exact = write_native(path, tokens)
+            ours, rival = _interleaved(
+                lambda: _script(OURS_NATIVE, str(path)), lambda: _script(RIVAL_NATIVE, str(path)), times
+            )
+            rows.append(
+                {
+                    "what": f"validate, native Parquet, {exact / 1e6:.0f} M tokens", "rival": "pyarrow read_table, same columns",
+                    "ours_s": ours, "rival_s": rival, "ratio": ours / rival, "limit": "at most 1.5",
+                }
+            )  # fmt: skip
+            path.unlink()
+        gymdata = str(Path(sys.executable).with_name("gymdata"))
+        for size in megabytes:
+            path = Path(folder, "nemo.jsonl")
+            write_nemo(path, size)
+            ours, rival = _interleaved(
+                lambda: _process(gymdata, "validate", str(path)),  # noqa: B023
+                lambda: _process(sys.executable, "-c", RIVAL_NEMO, str(path)),  # noqa: B023
+                times if size < 500 else min(times, 3),
+            )
+            rows.append(
+                {
+                    "what": f"validate, NeMo Gym JSONL, {size} MB, whole process", "rival": "json.loads + list comparison",
+                    "ours_s": ours, "rival_s": rival, "ratio": rival / ours, "limit": f"at least {2 if size < 500 else 3}",
+                }
+            )  # fmt: skip
+            path.unlink()
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=100_000_000)
+    parser.add_argument("--megabytes", type=int, nargs="*", default=[90, 1000])
+    parser.add_argument("--times", type=int, default=5)
+    chosen = parser.parse_args()
+    for row in main(chosen.tokens, tuple(chosen.megabytes), chosen.times):
+        print(
+            f"{row['what']:55} ours {row['ours_s']:.2f} s, {row['rival']} {row['rival_s']:.2f} s: "
+            f"{row['ratio']:.2f}× ({row['limit']})"
+        )
