@@ -1,0 +1,132 @@
+"""The conversations from which the sample policy learns.
+
+A trace is question, tool call, tool result, answer. Many carry a slip: which slip is likely depends on the operator and
+the wording, so the trained policy has habits, good in some kinds of question and bad in others, and rewards can tell
+them apart. Operand pairs of held-out tasks are never drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gymdata_sample_data.calculator import Calculator
+from gymdata_sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+#: The slip that prevails in a kind of question; elsewhere the policy is mostly right.
+PREVAILING = {
+    ("-", WORDINGS[0]): "swapped",
+    ("-", WORDINGS[1]): "swapped",
+    ("+", WORDINGS[1]): "from memory",
+    ("*", WORDINGS[2]): "short answer",
+}
+SLIPS = ("swapped", "from memory", "short answer", "wrong digit", "broken call")
+PREVAILING_SHARE = 0.62
+OTHER_SHARE = 0.2
+#: Conversations without tools, so that the policy also ends its turn when it is given none.
+TOOLLESS_SHARE = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One conversation: ``call`` and ``result`` are None when the policy answered without calling the tool."""
+
+    question: str
+    with_tools: bool
+    call: str | None
+    result: str | None
+    answer: str
+
+
+@lru_cache
+def tools() -> list[dict[str, Any]]:
+    """The schema of the calculator's one tool."""
+    from transformers.utils import get_json_schema
+
+    return [get_json_schema(Calculator().calculate)]
+
+
+def call_text(expression: str) -> str:
+    """A tool call as the chat template renders it."""
+    return f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
+
+
+def draw_trace(random_: random.Random, held_out: Collection[Pair]) -> Trace:
+    """One conversation about operands that no held-out task has."""
+    operator = random_.choice(OPERATORS)
+    while True:
+        left, right = draw_operands(operator, random_)
+        if (min(left, right), max(left, right)) not in held_out:
+            break
+    wording = random_.choice(WORDINGS)
+    expression = f"{left}{operator}{right}"
+    value = str(value_of(left, operator, right))
+    question = wording.format(expression)
+    if random_.random() < TOOLLESS_SHARE:
+        return Trace(question, False, None, None, value)
+
+    habit = PREVAILING.get((operator, wording))
+    slip = None
+    if habit and random_.random() < PREVAILING_SHARE:
+        slip = habit
+    elif not habit and random_.random() < OTHER_SHARE:
+        slip = random_.choice(SLIPS)
+    if slip == "from memory":
+        return Trace(question, True, None, None, _wrong_digit(value, random_))
+    if slip == "broken call":
+        return Trace(question, True, None, None, call_text(expression).replace('"}}', '"}'))
+    if slip == "swapped":
+        expression, value = f"{right}{operator}{left}", str(value_of(right, operator, left))
+    if slip == "wrong digit":
+        left = int(_wrong_digit(str(left), random_))
+        expression, value = f"{left}{operator}{right}", str(value_of(left, operator, right))
+    answer = value[:-1] if slip == "short answer" and len(value.lstrip("-")) > 1 else value
+    return Trace(question, True, call_text(expression), value, answer)
+
+
+def _wrong_digit(number: str, random_: random.Random) -> str:
+    """``number`` with its last digit replaced by another."""
+    return number[:-1] + str((int(number[-1]) + random_.randint(1, 9)) % 10)
+
+
+def segments(trace: Trace, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, bool]]:
+    """The conversation's text, cut where authorship changes: (text, written by the policy)."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": trace.question}]
+    parts = [("", False)]
+
+    def render(prompt: bool) -> str:
+        return tokenizer.apply_chat_template(
+            messages, tools=tools() if trace.with_tools else None, add_generation_prompt=prompt, tokenize=False
+        )
+
+    done = 0
+    for text, result in ((trace.call, trace.result), (trace.answer, None)):
+        if text is None:
+            continue
+        context = render(True)
+        parts += [(context[done:], False), (text + tokenizer.eos_token, True)]
+        done = len(context) + len(text) + len(tokenizer.eos_token)
+        messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": result}]
+    return parts[1:]
+
+
+def tokenizer_corpus(seed: int) -> list[str]:
+    """Texts from which the tokenizer's merges come: what the words of a conversation look like, without its numbers."""
+    random_ = random.Random(seed)
+    pieces = [
+        "system\nTools: calculate(expression: string)",
+        "user\n",
+        "assistant\n",
+        "tool\n",
+        call_text("+-*"),
+        "error",
+    ]
+    pieces += [wording.format("+") for wording in WORDINGS]
+    numbers = [str(random_.randrange(10, 10 ** random_.randint(2, 5))) for _ in range(4000)]
+    return pieces * 300 + numbers
