@@ -131,6 +131,14 @@ class ExactDPOTrainer(DPOTrainer):
             raise self._not_finite(float(value), rows[real])
         return loss
 
+    def _stock_loss(self, *arguments: Any) -> Any:
+        stock: Any = super()._compute_loss
+        return stock(*arguments)
+
+    def _reference_of(self, *arguments: Any) -> Any:
+        stock: Any = self.compute_ref_log_probs
+        return stock(*arguments)
+
     def _weighted_loss(
         self, model: Any, inputs: dict[str, Any], weight: np.ndarray, margin: np.ndarray
     ) -> torch.Tensor:

@@ -21,8 +21,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gymdata.adapters.trainers.metrics import event
+from gymdata.adapters.trainers.metrics import Recorder, StopOnSignal, draw_curve, event
+from gymdata.core.proof import TrainedTokens
+from gymdata.core.schema import PAIRS
+from gymdata.core.training import PAIR_COLUMNS, training_pairs
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
+from gymdata.store import read_table
 
 #: Trainer name → module of this package with CONFIG and build().
 TRAINERS = {"dpo": "dpo"}
@@ -65,36 +69,14 @@ def main(argv: list[str]) -> int:
 def train(job: dict[str, Any]) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
-    trainer_module = importlib.import_module(f"gymdata.adapters.trainers.{TRAINERS[job['trainer']]}")
-    args, peft = _arguments(job, trainer_module.CONFIG, out)
-    from gymdata.adapters.trainers.metrics import Recorder, StopOnSignal, draw_curve
-    from gymdata.adapters.trainers.witness import Witness
-    from gymdata.core.proof import TrainedTokens
-    from gymdata.core.schema import PAIRS
-    from gymdata.core.training import PAIR_COLUMNS, training_pairs
-    from gymdata.store import read_table
-
-    pairs = training_pairs(read_table(job["data"], PAIRS, columns=list(PAIR_COLUMNS)), job["max_length"], job["data"])
-    witness = Witness(pairs.sequences, 2, TrainedTokens.from_json(job["trained_tokens"]))
-    stopper = StopOnSignal()
-    trainer = trainer_module.build(
-        job,
-        pairs,
-        witness,
-        args=args,
-        model=_model(job, args),
-        peft_config=peft,
-        processing_class=_tokenizer(job["model"]),
-        callbacks=[Recorder(out), stopper],
-    )
-    _quiet(trainer)
+    trainer, witness, stopper = assemble(job)
     seen = witness.rehearse(trainer)
     if trainer.is_world_process_zero():
         event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=seen == witness.expected)
     if job["dry_run"]:
         trainer.end()
         return 0
-    checkpoint = last_checkpoint(Path(args.output_dir)) if job["resume"] else None
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir)) if job["resume"] else None
     if checkpoint is not None:
         witness.restore(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -109,12 +91,36 @@ def train(job: dict[str, Any]) -> int:
             "steps": trainer.state.global_step,
             "epochs": trainer.state.epoch,
             "resumed_from": checkpoint.name if checkpoint else None,
-            "settings": _resolved(args),
+            "settings": _resolved(trainer.args),
             "versions": _versions(),
         }
         (out / "job" / "result.json").write_text(json.dumps(result, default=str))
     trainer.end()
     return 0
+
+
+def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
+    """(trainer, its witness, what listens for Ctrl-C), everything loaded and nothing trained yet."""
+    module = importlib.import_module(f"gymdata.adapters.trainers.{TRAINERS[job['trainer']]}")
+    out = Path(job["output"])
+    args, peft = _arguments(job, module.CONFIG, out)
+    from gymdata.adapters.trainers.witness import Witness
+
+    pairs = training_pairs(read_table(job["data"], PAIRS, columns=PAIR_COLUMNS), job["max_length"], job["data"])
+    witness = Witness(pairs.sequences, 2, TrainedTokens.from_json(job["trained_tokens"]))
+    stopper = StopOnSignal()
+    trainer = module.build(
+        job,
+        pairs,
+        witness,
+        args=args,
+        model=_model(job, args),
+        peft_config=peft,
+        processing_class=_tokenizer(job["model"]),
+        callbacks=[Recorder(out), stopper],
+    )
+    _quiet(trainer)
+    return trainer, witness, stopper
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -241,10 +247,8 @@ def _die_with_parent() -> None:
 
 
 def _become_launcher(processes: int, job_file: str) -> None:
-    import torch
-
-    where = ["--multi_gpu"] if torch.cuda.is_available() else ["--multi_gpu", "--use_cpu"]
-    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *where]
+    # --multi_gpu is accelerate's name for several processes; the job's use_cpu makes it gloo on the CPU.
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
     launch += ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
     launch += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", _THIS, job_file]
     os.execv(sys.executable, launch)

@@ -1,0 +1,98 @@
+"""Pairs as sequences: what is trained, what a length limit costs, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gymdata.core.schema import PAIRS
+from gymdata.core.training import PAIR_COLUMNS, training_pairs
+from gymdata.errors import DataError, RefusedError
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    base = {
+        "margin": 1.0, "weight": 1.0, "policy_hash": "p", "temperature": 1.0, "prompt_ids": [1, 2],
+        "chosen_ids": [3, 4, 5], "rejected_ids": [3, 4, 6, 7], "chosen_mask": [1, 0, 1], "rejected_mask": [1, 0, 1, 1],
+        "chosen_logprobs": [-0.5, 0.0, -0.25], "rejected_logprobs": [-1.0, 0.0, -1.0, -1.0],
+    }  # fmt: skip
+    filled = [
+        {"pair_id": f"p{i}", "chosen_rollout_id": f"c{i}", "rejected_rollout_id": f"r{i}", **base, **row}
+        for i, row in enumerate(rows)
+    ]
+    return pa.table({n: pa.array([r[n] for r in filled], PAIRS.schema.field(n).type) for n in PAIR_COLUMNS})
+
+
+def test_sides_are_interleaved_with_their_prompt() -> None:
+    """Sequence 2i is prompt and chosen of pair i, 2i + 1 prompt and rejected; prompts are never trained."""
+    pairs = training_pairs(
+        table({}, {"prompt_ids": [9], "chosen_ids": [8], "chosen_mask": [1], "chosen_logprobs": [-2]})
+    )
+    rows = [pairs.sequences.ids[pairs.sequences.span(i)].tolist() for i in range(4)]
+    assert rows == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [9, 8], [9, 3, 4, 6, 7]]
+    masks = [pairs.sequences.mask[pairs.sequences.span(i)].tolist() for i in range(4)]
+    assert masks == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 1], [0, 1], [0, 1, 0, 1, 1]]
+    assert pairs.sequences.trained().count == 2 + 3 + 1 + 3
+    assert pairs.sequences.logprob_sums().tolist() == [-0.75, -3.0, -2.0, -3.0]
+    assert pairs.rollout_ids == [("c0", "r0"), ("c1", "r1")]
+
+
+def test_slices_and_chunks_read_the_same() -> None:
+    """A sliced, chunked table gives the sequences of a plain one."""
+    rows = [{"prompt_ids": list(range(1, 2 + i))} for i in range(4)]
+    whole = table(*rows)
+    parts = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 3)]).slice(1)
+    plain = table(*rows).slice(1).combine_chunks()
+    assert training_pairs(parts).sequences.trained() == training_pairs(plain).sequences.trained()
+    assert training_pairs(parts).pair_ids == ["p1", "p2", "p3"]
+
+
+def test_a_length_limit_is_counted() -> None:
+    """Cut, identical and emptied pairs are told apart, and lost trained tokens are added up."""
+    longer = {"prompt_ids": [1, 2, 3, 4]}
+    pairs = training_pairs(
+        table({}, longer, {"chosen_ids": [3, 4], "chosen_mask": [1, 1], "chosen_logprobs": [-1, -1]}), 4
+    )
+    assert pairs.cost.identical == ("p0", "p2")
+    assert pairs.cost.nothing_left == ("p1",)
+    assert len(pairs) == 0
+    at_five = training_pairs(table({}, longer), 5)
+    assert at_five.cost.identical == ("p1",)
+    assert (at_five.pair_ids, at_five.cost.pairs_cut) == (["p0"], 2)
+    assert at_five.cost.trained_tokens_lost == 10 - at_five.sequences.trained().count
+    assert training_pairs(table({}), 6).cost.pairs_cut == 0
+
+
+def test_cutting_and_taking_keep_content() -> None:
+    """Cutting keeps each sequence's beginning; taking keeps what was asked for, in that order."""
+    sequences = training_pairs(table({}, {"prompt_ids": [9]})).sequences
+    cut = sequences.cut(3)
+    assert [cut.ids[cut.span(i)].tolist() for i in range(4)] == [[1, 2, 3], [1, 2, 3], [9, 3, 4], [9, 3, 4]]
+    taken = sequences.take(np.array([3, 0]))
+    assert taken.names == ["p1/rejected", "p0/chosen"]
+    assert taken.ids.tolist() == [9, 3, 4, 6, 7, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "says"),
+    [
+        ({"rejected_ids": [3, 4, 5], "rejected_mask": [1, 0, 1], "rejected_logprobs": [0, 0, 0]}, RefusedError, "P601"),
+        ({"prompt_ids": []}, RefusedError, "T205"),
+        ({"chosen_mask": [0, 0, 0]}, RefusedError, "T205"),
+        ({"chosen_mask": [1, 1]}, DataError, "chosen_mask has 2 entries"),
+        ({"chosen_logprobs": [0.0]}, DataError, "chosen_logprobs has 1"),
+        ({"chosen_mask": [1, 2, 1]}, DataError, "holds 2"),
+    ],
+)
+def test_rows_that_must_not_be_trained(row: dict[str, Any], error: type[Exception], says: str) -> None:
+    """A row without tokens, with equal sides or with lists that disagree is refused and named."""
+    with pytest.raises(error, match=says) as caught:
+        training_pairs(table({}, row))
+    assert "p1" in str(caught.value)
+
+
+def test_a_pair_given_twice_is_refused() -> None:
+    """The same pair under two file names would be trained twice."""
+    with pytest.raises(DataError, match="more than once"):
+        training_pairs(table({}, {"pair_id": "p0"}))
