@@ -51,7 +51,7 @@ def collect(
             help="NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]; repeatable. Names: "
             "exact_match, numeric, math_verify, regex, json_schema.",
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     run_id: Annotated[str | None, typer.Option(help="Instead of a drawn one.")] = None,
     policy_version: Annotated[
         int | None, typer.Option(help="Raise it when a served model changes (default 0).")

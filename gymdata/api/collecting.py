@@ -136,7 +136,7 @@ def load_parts(config: CollectConfig) -> Parts:
     template = str(config.chat_template) if config.chat_template is not None else None
     talk = chat.TransformersChat.load(tokenizer, chat_template=template, tool_parser=config.tool_parser)
     # The template's own end of turn must end a turn even where the checkpoint's list of stop tokens forgets it.
-    sampling = {**config.sampling(), "stop_token_ids": tuple(talk.end_of_turn_ids)}
+    sampling = {**config.sampling(), "stop_token_ids": talk.stop_token_ids}
     if config.endpoint is None:
         sampler = VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
     else:

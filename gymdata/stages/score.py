@@ -9,6 +9,7 @@ matter, because it depends on what finished when.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,8 +149,7 @@ class RewardDesk:
                 names = [reward.function.name for reward in self.rewards]
                 parts = [RewardPart(name, None, detail=fault) for name in names]
                 results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
-            except BaseException as error:
-                # A defect, or cancellation: those who wait must hear of it.
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must hear of it
                 for _, future in batch + self._waiting:
                     if not future.done():
                         future.set_exception(error)
@@ -158,3 +158,117 @@ class RewardDesk:
             for (_, future), result in zip(batch, results, strict=True):
                 if not future.done():
                     future.set_result(result)
+
+
+def saved_view(row: Mapping[str, Any]) -> dict[str, Any]:
+    """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty."""
+    messages = [_chat_message(message) for message in row["messages"]]
+    return view_of(
+        messages=messages,
+        produced_by=_produced_by(row["messages"]),
+        task=_from_json(row["task"], {}),
+        tools=_from_json(row["tools"], []) or None,
+        turns=row.get("turns") or [],
+        status=row["status"],
+    )
+
+
+def score_rows(
+    row: Mapping[str, Any], scored: Scored, rewards: Sequence[Weighted], name: str
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Rows of the scores table for one rollout, and its total. The total is a row too unless a part has its ``name``."""
+    rows = [
+        _score_row(row, part.name, part.value, reward.function.source, part.name in scored.faults, part.detail)
+        for part, reward in zip(scored.parts, rewards, strict=True)
+    ]
+    value = None if scored.faults else total(scored.parts)
+    if all(part.name != name for part in scored.parts):
+        source = " + ".join(f"{r.weight:g}*{r.function.name}" for r in rewards)
+        rows.append(_score_row(row, name, value, source, bool(scored.faults), None))
+    elif len(scored.parts) == 1:
+        value = scored.parts[0].value
+    return rows, value
+
+
+@dataclass(slots=True)
+class Flips:
+    """How new scores differ from old ones. A flip is a change of side of ``threshold``; ``worst`` keeps the first few."""
+
+    threshold: float = 0.5
+    keep: int = 20
+    compared: int = 0
+    changed: int = 0
+    up: int = 0
+    down: int = 0
+    newly_scored: int = 0
+    no_longer_scored: int = 0
+    flipped: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, row: Mapping[str, Any], old: float | None, new: float | None) -> None:
+        """Compare one rollout's scores."""
+        if old is None or new is None:
+            self.newly_scored += old is None and new is not None
+            self.no_longer_scored += old is not None and new is None
+            return
+        self.compared += 1
+        self.changed += abs(old - new) > 1e-9
+        was, now = old > self.threshold, new > self.threshold
+        if was == now:
+            return
+        self.up += now
+        self.down += was
+        if len(self.flipped) < self.keep:
+            self.flipped.append(
+                {
+                    "rollout_id": row["rollout_id"],
+                    "task_id": row["task_id"],
+                    "rollout_index": row["rollout_index"],
+                    "old": old,
+                    "new": new,
+                }
+            )
+
+
+def old_score(row: Mapping[str, Any], name: str) -> float | None:
+    """What the row says: its part of that name, else its total reward."""
+    for part in row["rewards"]:
+        if part["name"] == name:
+            value: float | None = part["value"]
+            return value
+    reward: float | None = row["reward"]
+    return reward
+
+
+def _score_row(
+    row: Mapping[str, Any], name: str, value: float | None, source: str, failed: bool, detail: str | None
+) -> dict[str, Any]:
+    return {
+        "rollout_id": row["rollout_id"],
+        "name": name,
+        "value": value,
+        "status": "failed" if failed else "scored",
+        "source": source,
+        "run_id": row["run_id"],
+        "detail": detail if failed or value is not None else "does not apply",
+    }
+
+
+def _produced_by(messages: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """The model call of each message. Foreign rows do not say; there, every assistant message counts as one."""
+    turns = [message.get("turn") for message in messages]
+    if any(turn is not None for turn in turns):
+        return turns
+    numbers = iter(range(len(messages)))
+    return [next(numbers) if message["role"] == "assistant" else None for message in messages]
+
+
+def _chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
+    chat.setdefault("content", None)
+    if message.get("tool_calls"):
+        chat["tool_calls"] = _from_json(message["tool_calls"], [])
+    return {**_from_json(message.get("extra"), {}), **chat}
+
+
+def _from_json(text: str | None, default: Any) -> Any:
+    return json.loads(text) if text else default

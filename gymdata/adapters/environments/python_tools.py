@@ -61,7 +61,7 @@ class PythonTools:
         identity = {"name": "python_tools", "spec": where, "file_hash": digest}
         return cls(target, identity, timeout_s=timeout_s)
 
-    async def start(self, task: Task, rollout_index: int) -> ToolEpisode:
+    async def start(self, task: Task, rollout_index: int) -> ToolEpisode:  # noqa: ARG002 - the port's signature
         """A fresh instance, reset with the task's row. Raises OutsideError when that raises or hangs."""
         instance = None
         messages = task.messages
@@ -160,13 +160,13 @@ class ToolEpisode:
             return _as_text(await self._environment.call(tool, arguments))
         except TimeoutError as error:
             raise self._environment.hung(f"tool {name}") from error
-        except Exception as error:  # whatever the tool raises is an answer to the policy's call
+        except Exception as error:  # noqa: BLE001 - whatever the tool raises is an answer to the policy's call
             return _error(str(error) or type(error).__name__)
 
 
 def _schema(tool: Tool, spec: str) -> dict[str, Any]:
     try:
-        from transformers.utils import get_json_schema
+        from transformers.utils.chat_template_utils import get_json_schema
     except ModuleNotFoundError as error:
         raise UsageError.missing_extra("transformers", "collect") from error
     try:
@@ -185,7 +185,7 @@ def _as_text(value: Any) -> str:
             value = json.dumps(value, ensure_ascii=False, default=str)
         except (ValueError, TypeError):  # circular, or keys that are no strings
             value = str(value)
-    data = value.encode("utf-8", "replace")
+    data: bytes = value.encode("utf-8", "replace")
     if len(data) <= MAX_OUTPUT_BYTES:
         return data.decode()
     head = data[:MAX_OUTPUT_BYTES].decode("utf-8", "ignore")

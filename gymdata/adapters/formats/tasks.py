@@ -37,7 +37,7 @@ _ROLES = {"system", "user", "assistant", "tool", "function", "developer", "envir
 _SOURCES = ("prompt", "messages", "responses_create_params")
 
 
-class _BadField(ValueError):
+class _FieldError(ValueError):
     """A field of one row is wrong; the reader adds file and line."""
 
     def __init__(self, name: str | None, got: str, expected: str) -> None:
@@ -74,7 +74,7 @@ class TaskFile:
                 try:
                     task = parse_task(row)
                     task = self._unique(task, row, seen)
-                except _BadField as bad:
+                except _FieldError as bad:
                     self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected))
                     continue
                 count += 1
@@ -98,7 +98,7 @@ class TaskFile:
         if times == 1:
             return task
         if row.get("task_id") is not None:
-            raise _BadField("task_id", f"{task.task_id!r} a second time", "every task_id once")
+            raise _FieldError("task_id", f"{task.task_id!r} a second time", "every task_id once")
         return Task(f"{task.task_id}-{times}", task.messages, task.tools, task.row, task.content_hash)
 
 
@@ -111,10 +111,10 @@ def parse_task(row: dict[str, Any]) -> Task:
     elif (isinstance(given, str) and given) or (isinstance(given, int) and not isinstance(given, bool)):
         task_id = str(given)
     else:
-        raise _BadField("task_id", _short(given), "a non-empty string or an integer")
+        raise _FieldError("task_id", _short(given), "a non-empty string or an integer")
     name = next((s for s in _SOURCES if row.get(s) is not None), None)
     if name is None:
-        raise _BadField("prompt", "none", "one of prompt, messages, responses_create_params")
+        raise _FieldError("prompt", "none", "one of prompt, messages, responses_create_params")
     if name == "responses_create_params":
         messages, tools = _from_responses(row[name])
     else:
@@ -127,22 +127,22 @@ def parse_task(row: dict[str, Any]) -> Task:
 def _messages(value: Any, where: str, *, allow_text: bool) -> list[Message]:
     if allow_text and isinstance(value, str):
         if not value.strip():
-            raise _BadField(where, "an empty string", "a prompt")
+            raise _FieldError(where, "an empty string", "a prompt")
         return [{"role": "user", "content": value}]
     expected = "a string or a list of messages" if allow_text else "a list of messages"
     if not isinstance(value, list):
-        raise _BadField(where, _short(value), expected)
+        raise _FieldError(where, _short(value), expected)
     if not value:
-        raise _BadField(where, "an empty list", "at least one message")
+        raise _FieldError(where, "an empty list", "at least one message")
     messages = [_message(m, f"{where}[{i}]") for i, m in enumerate(value)]
     if messages[-1]["role"] == "assistant":
-        raise _BadField(f"{where}[{len(messages) - 1}]", "an assistant message at the end", "a message to answer")
+        raise _FieldError(f"{where}[{len(messages) - 1}]", "an assistant message at the end", "a message to answer")
     return messages
 
 
 def _message(value: Any, where: str) -> Message:
     if not isinstance(value, dict):
-        raise _BadField(where, _short(value), "a message object with role and content")
+        raise _FieldError(where, _short(value), "a message object with role and content")
     kind = value.get("type", "message")
     if kind == "function_call":
         call = {"id": value.get("call_id"), "function": {k: value.get(k) for k in ("name", "arguments")}}
@@ -155,7 +155,7 @@ def _message(value: Any, where: str) -> Message:
         }
     role = value.get("role")
     if role not in _ROLES:
-        raise _BadField(f"{where}.role", _short(role), f"one of {', '.join(sorted(_ROLES))}")
+        raise _FieldError(f"{where}.role", _short(role), f"one of {', '.join(sorted(_ROLES))}")
     message: Message = {"role": "system" if role == "developer" else role, "content": None}
     calls = value.get("tool_calls")
     if value.get("content") is not None or not calls:
@@ -171,13 +171,13 @@ def _message(value: Any, where: str) -> Message:
 def _tool_call(value: Any, where: str) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _BadField(where, _short(value), "tool calls with a function name and arguments")
+        raise _FieldError(where, _short(value), "tool calls with a function name and arguments")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)
         except orjson.JSONDecodeError as error:
-            raise _BadField(where, "arguments that are not JSON", "a JSON object") from error
+            raise _FieldError(where, "arguments that are not JSON", "a JSON object") from error
     return {"id": value.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
@@ -188,13 +188,13 @@ def _text(value: Any, where: str) -> str:
         parts = [p.get("text") if isinstance(p, dict) else p for p in value]
         if all(isinstance(p, str) for p in parts):
             return "".join(parts)  # type: ignore[arg-type]
-    raise _BadField(where, _short(value), "text, or a list of text parts")
+    raise _FieldError(where, _short(value), "text, or a list of text parts")
 
 
 def _from_responses(value: Any) -> tuple[list[Message], list[dict[str, Any]] | None]:
     where = "responses_create_params"
     if not isinstance(value, dict):
-        raise _BadField(where, _short(value), "an object with input and optional tools")
+        raise _FieldError(where, _short(value), "an object with input and optional tools")
     messages = _messages(value.get("input"), f"{where}.input", allow_text=True)
     if value.get("instructions"):
         messages = [{"role": "system", "content": _text(value["instructions"], f"{where}.instructions")}, *messages]
@@ -208,17 +208,17 @@ def _tools(value: Any, where: str) -> list[dict[str, Any]] | None:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            raise _BadField(where, _short(value), "a list of function schemas") from error
+            raise _FieldError(where, _short(value), "a list of function schemas") from error
     if not isinstance(value, list):
-        raise _BadField(where, _short(value), "a list of function schemas")
+        raise _FieldError(where, _short(value), "a list of function schemas")
     tools = []
     for i, tool in enumerate(value):
         if not isinstance(tool, dict):
-            raise _BadField(f"{where}[{i}]", _short(tool), "a function schema")
+            raise _FieldError(f"{where}[{i}]", _short(tool), "a function schema")
         flat = "function" not in tool
         function = {k: v for k, v in tool.items() if k not in ("type", "strict")} if flat else tool["function"]
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _BadField(f"{where}[{i}]", _short(tool), "a function schema with a name")
+            raise _FieldError(f"{where}[{i}]", _short(tool), "a function schema with a name")
         tools.append({"type": "function", "function": function})
     return tools or None
 

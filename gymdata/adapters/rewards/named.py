@@ -62,11 +62,10 @@ def _numeric(argument: str | None) -> NamedReward:
 def last_number(text: str) -> float | None:
     """The last number in a text: 1,234.5 and −3e4 are numbers; None when there is none."""
     text = text.translate(_MINUS)
-    last = None
-    for last in _NUMBER.finditer(text):
-        pass
-    if last is None:
+    found = list(_NUMBER.finditer(text))
+    if not found:
         return None
+    last = found[-1]
     digits = last.group().replace(",", "")
     # In "12-5" the hyphen stands between numbers: it is an operator or a range, not a sign.
     if digits[0] in "+-" and last.start() > 0 and text[last.start() - 1].isalnum():

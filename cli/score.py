@@ -1,0 +1,48 @@
+"""``gymdata score``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid
+
+
+def score(
+    path: Annotated[str | None, typer.Argument(help="Run folder, file or glob of rollouts.")] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]; repeatable."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of these scores (default: the rewards' names).")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: RUN/scores-NAME.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Changing side of it is a flip (default 0.5).")] = None,
+    reward_timeout: Annotated[float | None, typer.Option(help="Seconds a batch may take (default 300).")] = None,
+    config: ConfigFile = None,
+    set_: SetFlag = [],  # noqa: B006 - typer copies it
+    overwrite: OverwriteFlag = False,
+    as_json: JsonFlag = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+) -> int:
+    """Score saved rollouts again without sampling; earlier scores stay, and who flipped is shown."""
+    flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "as_json", "verbose")}
+    overrides = {k: v for k, v in flags.items() if v is not None and not (k == "overwrite" and not v)}
+
+    from gymdata.api import scoring
+    from gymdata.config.score import ScoreConfig
+
+    resolved = ScoreConfig.load(config, overrides, set_)
+    with Watch("score") as watch:
+        summary = scoring.score(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+    if as_json:
+        emit_json(summary.as_dict())
+        return summary.exit_code
+    flipped = summary.flips["flipped"]
+    if flipped:
+        columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
+        grid(columns, [[row[c] for c in columns] for row in flipped], title=f"Flipped (first {len(flipped)})")
+    facts("Scores", summary.table())
+    return summary.exit_code

@@ -1,0 +1,174 @@
+"""``score``: new scores for saved rollouts, without sampling.
+
+What always holds: rollouts are not touched; scores of earlier calls stay (a rollout's last row counts); a function that
+fails on a rollout gives a row with status ``failed`` and no value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gymdata.adapters.rewards import load_rewards
+from gymdata.adapters.user_code import in_thread
+from gymdata.config.score import ScoreConfig
+from gymdata.core.schema import ROLLOUTS, SCORES
+from gymdata.core.stats import mean_ci
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.ports import Progress
+from gymdata.stages.score import Flips, RewardDesk, Weighted, old_score, saved_view, score_rows
+from gymdata.store import find_run_json, hash_file, read_run_json, read_table, scan_batches, write_run_json, write_table
+
+_BATCH = 256
+_COLUMNS = (
+    "rollout_id",
+    "run_id",
+    "task_id",
+    "rollout_index",
+    "status",
+    "reward",
+    "rewards",
+    "messages",
+    "tools",
+    "task",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks."""
+
+    path: str
+    name: str
+    rollouts: int
+    scored: int
+    failed: int
+    mean: float | None
+    ci95: list[float] | None
+    flips: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_FAULTS if self.failed else EXIT_OK
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def table(self) -> list[tuple[str, object]]:
+        flips = self.flips
+        interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
+        return [
+            ("rollouts", self.rollouts),
+            ("scored", self.scored),
+            ("failed", self.failed),
+            (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
+            ("changed", f"{flips['changed']:,} of {flips['compared']:,} compared"),
+            ("flipped up / down", f"{flips['up']:,} / {flips['down']:,}"),
+            ("newly scored / no longer", f"{flips['newly_scored']:,} / {flips['no_longer_scored']:,}"),
+            ("path", self.path),
+        ]
+
+
+def score(
+    config: ScoreConfig | None = None, *, progress: Progress | None = None, command: str | None = None, **settings: Any
+) -> ScoreSummary:
+    """Score the rollouts of ``path`` again with ``reward``; writes RUN/scores-NAME/scores.parquet, or ``output``.
+
+    Scores that are there already stay, before the new ones, unless ``overwrite``. Raises UsageError for an unknown reward
+    or a path that is not a run and has no ``output``, DataError for a path without rollouts.
+    """
+    base = config.model_dump(exclude_unset=True) if config is not None else {}
+    config = ScoreConfig.load(None, {**base, **settings})
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward)]
+    name = config.name or "+".join(reward.function.name for reward in rewards)
+    source = find_run_json(config.path)
+    target = _target(config, source, name)
+    work = _score_all(config, rewards, name, progress)
+    rows, values, tasks, flips = asyncio.run(work)
+    if not values:
+        raise DataError.empty(config.path, "rollouts to score")
+    new = pa.Table.from_pylist(rows, schema=SCORES.schema)
+    if target.exists() and not config.overwrite:
+        new = pa.concat_tables([read_table(target, SCORES), new.replace_schema_metadata(SCORES.metadata)])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_table(new, target, SCORES)
+    mean, low, high = mean_ci(values, tasks)
+    summary = ScoreSummary(
+        path=str(target.parent if config.output is None else target),
+        name=name,
+        rollouts=len(values),
+        scored=sum(value is not None for value in values),
+        failed=len({row["rollout_id"] for row in rows if row["status"] == "failed"}),
+        mean=None if mean != mean else mean,
+        ci95=None if low != low else [low, high],
+        flips={k: v for k, v in asdict(flips).items() if k != "keep"},
+    )
+    _describe(target, config, rewards, source, summary, command)
+    return summary
+
+
+async def _score_all(
+    config: ScoreConfig, rewards: list[Weighted], name: str, progress: Progress | None
+) -> tuple[list[dict[str, Any]], list[float | None], list[str], Flips]:
+    desk = RewardDesk(rewards, in_thread, config.reward_timeout)
+    rows: list[dict[str, Any]] = []
+    values: list[float | None] = []
+    tasks: list[str] = []
+    flips = Flips(config.threshold)
+    compare = rewards[0].function.name if len(rewards) == 1 else name
+    for batch in _batches(config.path, rewards):
+        scored = await asyncio.gather(*(desk.score(saved_view(row)) for row in batch))
+        for row, result in zip(batch, scored, strict=True):
+            made, value = score_rows(row, result, rewards, name)
+            rows += made
+            values.append(value)
+            tasks.append(row["task_id"])
+            flips.add(row, old_score(row, compare), value)
+        if progress is not None:
+            progress.update(done=len(values))
+    return rows, values, tasks, flips
+
+
+def _batches(path: str, rewards: list[Weighted]) -> Iterator[list[dict[str, Any]]]:
+    # Token ids are read only for functions that may look at them.
+    columns = _COLUMNS if all(r.function.source.startswith("named:") for r in rewards) else (*_COLUMNS, "turns")
+    for batch in scan_batches(path, ROLLOUTS, list(columns), batch_size=_BATCH):
+        yield batch.to_pylist()
+
+
+def _target(config: ScoreConfig, source: Path | None, name: str) -> Path:
+    if config.output is not None:
+        out = config.output
+        return out if out.suffix in (".parquet", ".jsonl") else out / "scores.parquet"
+    if source is None or source.name != "run.json" or not Path(config.path).is_dir():
+        raise UsageError(f"{config.path} is not a run folder, so its scores have no place", hint="give one with -o")
+    return source.parent / f"scores-{name}" / "scores.parquet"
+
+
+def _describe(
+    target: Path,
+    config: ScoreConfig,
+    rewards: list[Weighted],
+    source: Path | None,
+    summary: ScoreSummary,
+    command: str | None,
+) -> None:
+    parents = []
+    if source is not None:
+        run_id = read_run_json(source).get("run_id")
+        parents.append({"path": config.path, "run_id": run_id, "run_json_xxh3": hash_file(source)})
+    facts = {
+        "stage": "score",
+        "command": command,
+        "config": config.model_dump(mode="json"),
+        "parents": parents,
+        "rewards": [{"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in rewards],
+        "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
+        "files": [{"path": target.name, "xxh3": hash_file(target), "bytes": target.stat().st_size}],
+    }
+    write_run_json(target if config.output is not None and config.output.suffix else target.parent, facts)
