@@ -10,19 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gymdata.adapters.engines.bridging import Bridge, Template, end_of_turn_ids
 from gymdata.adapters.engines.parsers import ResponseReader, choose_parser
 from gymdata.adapters.engines.weights import tokenizer_facts, tokenizer_folder
-from gymdata.core.tokens import bridge_ids
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.ports import Message
-
-#: Stands for the last assistant message while the bridge is cut. Words no template looks for.
-_SENTINEL = "gymdata stands here"
-_CALL = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
-_FOLLOWERS = (
-    [{"role": "user", "content": "next"}],
-    [{"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "next"}],
-)
 
 
 class TransformersChat:
@@ -41,21 +33,35 @@ class TransformersChat:
                 hint="give one with --chat-template FILE",
             )
         self.tokenizer = tokenizer
-        self._served_template = served_template
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._special_texts = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+        self.served_template = served_template or tokenizer.chat_template
         self.vocab_size = len(tokenizer)
+        self._special_texts = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._backend = None if cleans else backend
-        self.end_of_turn_ids = self._find_end_of_turn(eos_ids)
-        self.stop_token_ids = tuple(dict.fromkeys([*self.end_of_turn_ids, *eos_ids]))
         self._replaced = False
-        if not self.keeps_history():
-            self._use_prefix_preserving_form()
-        self._prefix = self._generation_prompt()
+        self._read_template(eos_ids)
+        if not self._bridge.keeps_history():
+            self._use_prefix_preserving_form(eos_ids)
+        self.generation_prompt = self._find_generation_prompt()
         self._parser: ResponseReader = choose_parser(self, tool_parser)
-        self._fast: dict[tuple[str, ...], bool] = {}
+
+    def _read_template(self, eos_ids: Sequence[int]) -> None:
+        special = {*self.tokenizer.all_special_ids, *getattr(self.tokenizer, "added_tokens_decoder", {})}
+        template = Template(
+            text=lambda messages, tools, generate: self._text(messages, tools, generate=generate),
+            encode=self._encode_with_ends,
+            decode=self.decode,
+            is_special=special.__contains__,
+        )
+        self.end_of_turn_ids = end_of_turn_ids(template, eos_ids)
+        if not self.end_of_turn_ids:
+            raise UsageError(
+                "no token ends an assistant message in this chat template, and the tokenizer has no end token",
+                hint="give another template with --chat-template FILE",
+            )
+        self.stop_token_ids = tuple(dict.fromkeys([*self.end_of_turn_ids, *eos_ids]))
+        self._bridge = Bridge(template, self.end_of_turn_ids, eos_ids)
 
     @classmethod
     def load(cls, path: str, *, chat_template: str | None = None, tool_parser: str = "auto") -> TransformersChat:
@@ -87,7 +93,7 @@ class TransformersChat:
     def facts(self) -> dict[str, Any]:
         """Hashes and names for run.json."""
         return {
-            **tokenizer_facts(self.tokenizer, self.tokenizer.chat_template, self._served_template),
+            **tokenizer_facts(self.tokenizer, self.tokenizer.chat_template, self.served_template),
             "chat_template_replaced": self._replaced,
             "end_of_turn_ids": list(self.end_of_turn_ids),
             "stop_token_ids": list(self.stop_token_ids),
@@ -105,44 +111,19 @@ class TransformersChat:
     ) -> list[int]:
         """Ids from just after the end of the last assistant message in ``messages`` through ``new`` and the generation
         prompt. Raises RefusedError when the template rewrites earlier messages."""
-        last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
-        if last is None:
+        if not any(m["role"] == "assistant" for m in messages):
             raise UsageError("a bridge starts at an assistant message, and the conversation has none")
-        between = [*messages[last + 1 :], *new]
-        before, after = self._around(messages[: last + 1], between, tools)
-        # The first bridge of each shape is cut from whole ids; if cutting the text gives the same, text is used after.
-        shape = tuple(m["role"] for m in between)
-        if self._fast.get(shape):
-            ids = self._cut_text(before, after)
-            if ids is not None:
-                return ids
-        ids = self._cut_ids(before, after)
-        if shape not in self._fast:
-            self._fast[shape] = self._cut_text(before, after) == ids
-        return ids
+        return self._bridge.ids(messages, new, tools)
 
     def keeps_history(self) -> bool:
         """Whether new messages leave earlier ones as they were. False for templates that strip earlier reasoning."""
-        start: list[Message] = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": "said"}]
-        for followers in _FOLLOWERS:
-            try:
-                before, after = self._around(start, followers, None)
-            except DataError:
-                continue  # a template without tools: it says so itself when it meets one
-            try:
-                self._cut_ids(before, after)
-            except RefusedError:
-                return False
-        return True
+        return self._bridge.keeps_history()
 
     # --- ids to messages --------------------------------------------------------------------------------------------
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
         """The assistant message that generated ids spell. Never raises: what does not parse is content."""
-        ids = list(token_ids)
-        if ids and ids[-1] in self.stop_token_ids:
-            ids.pop()
-        return self._parser.read(ids, tools)
+        return self._parser.read([int(i) for i in token_ids], tools)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
@@ -169,7 +150,7 @@ class TransformersChat:
         return text
 
     def written_by_template(self, message: Message, tools: Sequence[Mapping[str, Any]] | None) -> list[int] | None:
-        """Ids that the template would have a model write for this message, without the end of turn; None if it cannot."""
+        """Ids that the template would have a model write for this message, with the end of turn; None if it cannot."""
         user: Message = {"role": "user", "content": "begin"}
         try:
             start = self._text([user], tools, generate=True)
@@ -180,12 +161,7 @@ class TransformersChat:
             return None
         ids = self._encode(whole[len(start) :])
         closing = next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in self.end_of_turn_ids), len(ids))
-        return ids[:closing]
-
-    @property
-    def generation_prompt(self) -> str:
-        """What the template writes to make the model begin, e.g. a header and an opened reasoning block."""
-        return self._prefix
+        return ids[: closing + 1]
 
     # --- the template -----------------------------------------------------------------------------------------------
 
@@ -210,87 +186,21 @@ class TransformersChat:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _around(
-        self, start: Sequence[Message], between: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[str, str]:
-        """(text up to and with the stand-in for the last assistant message, text of everything)."""
-        *earlier, said = start
-        plain: Message = {"role": "assistant", "content": _SENTINEL}
-        calling: Message = {**plain, "tool_calls": said.get("tool_calls") or [_CALL]}
-        refusal: DataError | None = None
-        for stand_in in (plain, calling):  # some templates refuse a tool's answer to an assistant that called none
-            try:
-                before = self._text([*earlier, stand_in], tools, generate=False)
-                after = self._text([*earlier, stand_in, *between], tools, generate=True)
-            except DataError as error:
-                refusal = refusal or error
-                continue
-            if _SENTINEL in before and _SENTINEL in after:
-                return before, after
-        if refusal is not None:
-            raise refusal
-        raise RefusedError(
-            "the chat template leaves out what an assistant message says, so the end of a turn cannot be found",
-            hint="use another template (--chat-template)",
-        )
+    def _encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids, and where each one ends in the text."""
+        if self._backend is not None:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            return list(encoding.ids), [end for _, end in encoding.offsets]
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
 
-    def _cut_ids(self, before: str, after: str) -> list[int]:
-        ids_before, ids_after = self._encode(before), self._encode(after)
-        closing = next((i for i in range(len(ids_before) - 1, -1, -1) if ids_before[i] in self.end_of_turn_ids), None)
-        # A template may close the last turn with another of its tokens than an earlier one.
-        if closing is not None and closing < len(ids_after) and ids_after[closing] in self.end_of_turn_ids:
-            ids_before = [*ids_before[:closing], ids_after[closing]]
-        return bridge_ids(ids_before, ids_after, self.end_of_turn_ids)
-
-    def _cut_text(self, before: str, after: str) -> list[int] | None:
-        """The same from text, without encoding the history. None when the text does not prove the cut."""
-        head = before.rindex(_SENTINEL) + len(_SENTINEL)
-        if not after.startswith(before[:head]):
-            return None
-        tail = self._encode(after[head:])
-        # Between the stand-in and its closing token a template may write a newline.
-        closing = next((i for i, t in enumerate(tail[:4]) if t in self.end_of_turn_ids), None)
-        return None if closing is None else tail[closing + 1 :]
-
-    def _find_end_of_turn(self, eos_ids: Sequence[int]) -> tuple[int, ...]:
-        """The first special token after an assistant message, as the last one and as an earlier one."""
-        found: list[int] = []
-        user: Message = {"role": "user", "content": "begin"}
-        said: Message = {"role": "assistant", "content": _SENTINEL}
-        called: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        tool: Message = _FOLLOWERS[1][0]
-        added = set(getattr(self.tokenizer, "added_tokens_decoder", {}))
-        for messages, after in (([user, said], _SENTINEL), ([user, said, user], _SENTINEL)):
-            try:
-                text = self._text(messages, None, generate=False)
-            except DataError:
-                continue
-            if after in text:
-                tail = self._encode(text[text.rindex(after) + len(after) :])
-                found += [t for t in tail if t in self._special or t in added][:1]
-        for messages in ([user, called], [user, called, tool]):
-            try:
-                ids = self._encode(self._text(messages, None, generate=False))
-            except DataError:
-                continue
-            # Which token closes a call cannot be marked by a stand-in; only known end tokens are taken from here.
-            found += [t for t in ids[-2:] if t in eos_ids][:1]
-        if not found and eos_ids:
-            found = [eos_ids[0]]
-        if not found:
-            raise UsageError(
-                "no token ends an assistant message in this chat template, and the tokenizer has no end token",
-                hint="give another template with --chat-template FILE",
-            )
-        return tuple(dict.fromkeys(found))
-
-    def _generation_prompt(self) -> str:
+    def _find_generation_prompt(self) -> str:
         messages: list[Message] = [{"role": "user", "content": "begin"}]
         without = self._text(messages, None, generate=False)
         whole = self._text(messages, None, generate=True)
         return whole[len(without) :] if whole.startswith(without) else ""
 
-    def _use_prefix_preserving_form(self) -> None:
+    def _use_prefix_preserving_form(self, eos_ids: Sequence[int]) -> None:
         """Replace a template that rewrites history by its known form that does not, if TRL is here and knows one."""
         original = self.tokenizer.chat_template
         try:
@@ -301,11 +211,11 @@ class TransformersChat:
             return
         if not replacement:
             return
-        self.tokenizer.chat_template = replacement
-        if self.keeps_history():
-            self._replaced = True
-        else:
-            self.tokenizer.chat_template = original
+        self.tokenizer.chat_template, self._replaced = replacement, True
+        self._read_template(eos_ids)
+        if not self._bridge.keeps_history():
+            self.tokenizer.chat_template, self._replaced = original, False
+            self._read_template(eos_ids)
 
 
 def _for_template(message: Message) -> Message:

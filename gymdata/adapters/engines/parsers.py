@@ -29,7 +29,7 @@ class ResponseReader(Protocol):
     name: str
 
     def read(self, ids: list[int], tools: Tools) -> Message:
-        """``ids``: generated, without the stop token."""
+        """``ids``: as generated, with or without a stop token at the end."""
         ...
 
 
@@ -54,13 +54,13 @@ class TemplateParser:
         self.name = name
         self._chat = chat
         self._template = load_response_template(dict(template))
-        self._closing = chat.decode(chat.end_of_turn_ids[:1])
         self._plain = PlainParser(chat)
 
     def read(self, ids: list[int], tools: Tools) -> Message:
         from transformers.utils.chat_parsing.response_parser import parse_response
 
-        text = self._chat.plain_text(ids, special=True) + self._closing
+        said, closing = _split_stop(ids, self._chat)
+        text = self._chat.plain_text([*said, closing], special=True)
         try:
             parsed = parse_response(
                 text,
@@ -99,7 +99,7 @@ class VllmToolParser:
     def read(self, ids: list[int], tools: Tools) -> Message:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        text = self._chat.plain_text(ids, special=True)
+        text = self._chat.plain_text(_split_stop(ids, self._chat)[0], special=True)
         opened = self._chat.generation_prompt.rstrip().endswith("<think>")
         try:
             reasoning, text = _split_reasoning(text, opened)
@@ -126,35 +126,41 @@ def choose_parser(chat: TransformersChat, wanted: str) -> ResponseReader:
     own = getattr(chat.tokenizer, "response_template", None)
     if own is not None:
         return TemplateParser(chat, "response_template", own)
-    for name, template in _trl_templates(chat):
+    named, known = _trl_templates(chat)
+    for name, template in known:
         try:
             candidate = TemplateParser(chat, name, template)
         except (ValueError, TypeError, KeyError):
             continue
-        if _reads_back(chat, candidate):
+        if template is named or _reads_back(chat, candidate):
             return candidate
     return PlainParser(chat)
 
 
-def _trl_templates(chat: TransformersChat) -> list[tuple[str, Mapping[str, Any]]]:
-    """Known response templates, the one that TRL names for this chat template first."""
+def _trl_templates(
+    chat: TransformersChat,
+) -> tuple[Mapping[str, Any] | None, list[tuple[str, Mapping[str, Any]]]]:
+    """(the response template that TRL names for this chat template, all that it ships, that one first)."""
     try:
         from trl import chat_template_utils as trl
     except ImportError:
-        return []
+        return None, []
     known: list[tuple[str, Mapping[str, Any]]] = [
         (f"trl:{name.removesuffix('_template')}", value)
         for name, value in sorted(vars(trl).items())
         if name.endswith("_template") and isinstance(value, dict) and "fields" in value
     ]
-    tokenizer = chat.tokenizer
+    tokenizer, used = chat.tokenizer, chat.tokenizer.chat_template
     try:
+        tokenizer.chat_template = chat.served_template  # TRL knows templates as they are published
         trl.add_response_schema(tokenizer)
         named = tokenizer.response_template
         tokenizer.response_template = None
     except (ValueError, AttributeError):
-        return known
-    return sorted(known, key=lambda item: item[1] is not named)
+        return None, known
+    finally:
+        tokenizer.chat_template = used
+    return named, sorted(known, key=lambda item: item[1] is not named)
 
 
 def _reads_back(chat: TransformersChat, parser: ResponseReader) -> bool:
@@ -202,6 +208,13 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
     # Nine letters and digits, which is what the strictest template accepts; a function of the ids, so that it repeats.
     seed = xxhash.xxh3_64_hexdigest(repr((index, list(ids))).encode())
     return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _split_stop(ids: list[int], chat: TransformersChat) -> tuple[list[int], int]:
+    """(what was said, the token that closes it): a response template wants to see a turn closed, even one cut short."""
+    if ids and ids[-1] in chat.stop_token_ids:
+        return ids[:-1], ids[-1] if ids[-1] in chat.end_of_turn_ids else chat.end_of_turn_ids[0]
+    return ids, chat.end_of_turn_ids[0]
 
 
 def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str]:

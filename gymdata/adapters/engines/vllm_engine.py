@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -113,11 +112,13 @@ class VllmSampler:
                 self._engine = await self._starting
         engine, self._engine, self._starting = self._engine, None, None
         if engine is not None:
-            if engine.output_handler is not None:
-                engine.output_handler.cancel()  # else it reports our own shutdown as an engine that died
+            handler = engine.output_handler
+            if handler is not None:
+                handler.cancel()  # else it reports our own shutdown as an engine that died
+                await asyncio.gather(handler, return_exceptions=True)
             await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown)
-            del engine
-            gc.collect()  # the engine's finalizer must run now: at interpreter exit it would print a traceback
+            # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
+            engine.shutdown = _nothing
         self._thread.shutdown(wait=True)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -296,6 +297,10 @@ def _executor_class(config: Any) -> Any:
     from vllm.v1.executor import Executor
 
     return Executor.get_class(config)
+
+
+def _nothing() -> None:
+    """What a closed engine's shutdown does."""
 
 
 def _first_line(error: BaseException) -> str:
