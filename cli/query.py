@@ -1,0 +1,80 @@
+"""``gymdata query``."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from gymdata_cli.console import JsonFlag, emit_json, grid, note, show
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_Sql = Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, in DuckDB's SQL.")]
+_Paths = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Run folders, stage folders, files, globs.")]
+_Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
+_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
+#: A table of more rows than this is not read by anybody.
+_SHOWN = 1_000
+
+
+def query(
+    sql: _Sql,
+    paths: _Paths,
+    csv: _Csv = False,
+    output: _Output = None,
+    json: JsonFlag = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. It can only read."""
+    from gymdata.api.querying import check_target, run_query, write_result, write_text
+    from gymdata.errors import UsageError
+
+    if csv + json + (output is not None) > 1:
+        raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
+    if output is not None:
+        check_target(output, *paths)
+    with run_query(sql, *paths) as reader:
+        if output is not None:
+            note(f"{write_result(reader, output):,} rows in {output}")
+        elif csv:
+            write_text(reader, sys.stdout, "csv")
+        elif json:
+            rows = [row for batch in reader for row in batch.to_pylist()]
+            emit_json({"columns": reader.schema.names, "rows": rows, "row_count": len(rows)})
+        else:
+            _show(reader)
+
+
+def _show(reader: pa.RecordBatchReader) -> None:
+    from gymdata.api.querying import too_wide
+
+    rows: list[list[object]] = []
+    total = 0
+    for batch in reader:
+        total += batch.num_rows
+        if room := _SHOWN - len(rows):
+            columns = [column.to_pylist() for column in batch.slice(0, room).columns]
+            rows += [[too_wide(v) or v for v in row] for row in zip(*columns, strict=True)]
+    if sys.stdout.isatty():
+        grid(reader.schema.names, rows)
+    else:
+        _aligned(reader.schema.names, rows)
+    if total > len(rows):
+        note(f"{total - len(rows):,} more rows: add a LIMIT, or use --csv, --json or -o")
+
+
+def _aligned(names: list[str], rows: list[list[object]]) -> None:
+    """Plain columns, for pipes and files: no box, no colour, no wrapping."""
+    texts = [[show(value).replace("\\[", "[").replace("\n", "\\n") for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
+    numeric = [
+        bool(rows) and all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(names))
+    ]
+    for line in itertools.chain([names], texts):
+        cells = [c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True)]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")

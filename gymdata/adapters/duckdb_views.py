@@ -1,0 +1,329 @@
+"""gymdata's files as DuckDB views: rollouts, turns, messages, failures, and the tables that stages wrote.
+
+What always holds: SQL can read the given files and nothing else, and can change nothing; views over Parquet are lazy, so
+a query reads the columns that it names; ``turns.prompt_token_ids`` is the prompt that the model read, digests checked.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.core.schema import ROLLOUTS, SCHEMA_KEY, TABLES, check_version
+from gymdata.errors import DataError, UsageError
+from gymdata.store.paths import Source, resolve
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+#: Of which tables a column tells that a file holds them, when the file does not say so itself.
+_TELLTALE = {
+    "pairs": "chosen_ids",
+    "comparisons": "comparison_id",
+    "experiences": "loss_mask",
+    "violations": "severity",
+    "scores": "value",
+    "rollouts": "turns",
+}
+_ALWAYS = ("rollouts", "turns", "messages", "failures")
+_UDF = "gymdata_prompts"
+_UDF_FIELDS = {
+    "parent": "INTEGER",
+    "prefix_length": "INTEGER",
+    "prompt_delta_ids": "INTEGER[]",
+    "generation_token_ids": "INTEGER[]",
+    "generation_log_probs": "FLOAT[]",
+    "digest": "BIGINT",
+}
+_KEYS = "rollout_id, run_id, task_id, group_id, rollout_index"
+_FAILURE_TEXT = ("kind", "place", "message", "rollout_id", "run_id", "group_id", "task_id", "at", "turns", "messages")
+
+
+@dataclass
+class Files:
+    """Which files hold which table, and the folders whose failures.jsonl belongs to them."""
+
+    by_table: dict[str, list[Source]] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+
+    def parquet(self) -> list[str]:
+        return [str(s.path.resolve()) for found in self.by_table.values() for s in found if s.kind == "parquet"]
+
+
+def find_files(paths: Sequence[str | Path]) -> Files:
+    """The tables under path arguments: run folders (with their stages), stage folders, files and globs of these.
+
+    Raises DataError for a path that is not there or holds no table of gymdata.
+    """
+    files = Files()
+    for given in paths:
+        one = Path(given)
+        if one.exists() or not glob.has_magic(str(given)):
+            matches = [one]
+        else:
+            matches = sorted(Path(m) for m in glob.glob(str(given), recursive=True))  # noqa: PTH207
+            if not matches:
+                raise DataError.missing_path(given, "a glob that matches something")
+        for match in matches:
+            _add(files, match)
+    return files
+
+
+def _add(files: Files, path: Path) -> None:
+    if not path.is_dir():
+        (source,) = resolve(path, ROLLOUTS)
+        files.by_table.setdefault(_table_of(source), []).append(source)
+        return
+    for name in TABLES:
+        found = resolve(path, name)
+        if found:
+            files.by_table.setdefault(name, []).extend(found)
+    files.folders.append(path)
+
+
+def _table_of(source: Source) -> str:
+    """What a file says that it holds, or what its columns tell."""
+    if source.kind == "journal":
+        return ROLLOUTS.name
+    where = str(source.path)
+    if source.kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(source.path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError.unreadable(
+                where, str(error).splitlines()[0], "the file is cut off or no Parquet"
+            ) from error
+        columns = schema.names
+        name = (schema.metadata or {}).get(SCHEMA_KEY, b"").decode()
+        check_version(schema.metadata, where)
+    else:
+        name, columns = "", _first_keys(source)
+    name = name or next((table for table, column in _TELLTALE.items() if column in columns), "")
+    if name not in TABLES:
+        held = ", ".join(columns[:8]) or "nothing"
+        raise DataError(f"{where}: holds none of gymdata's tables (it has {held})")
+    return name
+
+
+def _first_keys(source: Source) -> list[str]:
+    from gymdata.store.lines import decode, iter_lines
+
+    for number, line in iter_lines(source):
+        try:
+            row = decode(line)
+        except ValueError as error:
+            raise DataError.bad_row(source.path, number, None, f"no JSON ({error})", "a row") from error
+        if isinstance(row, dict):
+            return list(row)
+    raise DataError.empty(source.path, "rows of a gymdata table")
+
+
+class Views:
+    """A DuckDB connection over files. Use as a context manager: leaving it removes what was registered."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.names: tuple[str, ...] = tuple(dict.fromkeys((*self._possible(), *files.by_table)))
+        #: An error of ours that went through DuckDB, which keeps only its text.
+        self.fault: DataError | None = None
+        self._made: set[str] = set()
+        self._udf = False
+        self._con: duckdb.DuckDBPyConnection | None = None
+
+    def _possible(self) -> Iterable[str]:
+        if "rollouts" in self.files.by_table:
+            return _ALWAYS
+        return ("failures",) if self.files.folders else ()
+
+    def __enter__(self) -> Views:
+        import tempfile
+
+        import duckdb
+
+        self._con = duckdb.connect(":memory:")
+        # For what does not fit into memory. DuckDB lets SQL read all that lies there, so it must be a folder of its own.
+        self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
+        for setting in (
+            f"temp_directory={_text(self._spill.name)}",
+            "python_enable_replacements=false",
+            "autoload_known_extensions=false",
+            "autoinstall_known_extensions=false",
+        ):
+            self._con.execute(f"SET {setting}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._con is not None:
+            # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
+            if self._udf:
+                self._con.remove_function(_UDF)
+            self._con.close()
+            self._spill.cleanup()
+
+    @property
+    def con(self) -> duckdb.DuckDBPyConnection:
+        if self._con is None:
+            raise RuntimeError("Views is used outside its with-block")
+        return self._con
+
+    def prepare(self, sql: str) -> None:
+        """Make the views that ``sql`` names (all, when it names none), then lock everything else out.
+
+        What costs to find out, reward names and prompts, is looked at only when the text can need it.
+        """
+        text = sql.lower()
+        named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
+        everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
+        self._make(named or self.names, rewards=everything or "reward_" in text,
+                   prompts=everything or "prompt_token_ids" in text)  # fmt: skip
+        allowed = ", ".join(_text(path) for path in self.files.parquet())
+        self.con.execute(f"SET allowed_paths=[{allowed}]")
+        self.con.execute("SET enable_external_access=false")
+        self.con.execute("SET lock_configuration=true")
+
+    def columns(self) -> dict[str, list[str]]:
+        """Each view's columns, for an error message."""
+        found = {}
+        with Views(self.files) as fresh:
+            fresh._make(fresh.names, rewards=True, prompts=True)
+            for name in fresh.names:
+                found[name] = [row[0] for row in fresh.con.execute(f"DESCRIBE {name}").fetchall()]
+        return found
+
+    def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
+        for name in names:
+            if name == "failures":
+                self.con.register("failures", _failures(self.files.folders))
+            elif name in ("turns", "messages"):
+                self._base("rollouts", rewards)
+                if name == "turns" and prompts:
+                    self._register_prompts()
+                self.con.execute(_turns_view(prompts) if name == "turns" else _MESSAGES_VIEW)
+            else:
+                self._base(name, rewards)
+
+    def _base(self, name: str, rewards: bool) -> None:
+        if name in self._made:
+            return
+        self._made.add(name)
+        sources = self.files.by_table[name]
+        parts = []
+        parquet = [str(s.path.resolve()) for s in sources if s.kind == "parquet"]
+        if parquet:
+            paths = ", ".join(_text(path) for path in parquet)
+            parts.append(f"SELECT * FROM read_parquet([{paths}], union_by_name=true)")
+        for number, source in enumerate(s for s in sources if s.kind != "parquet"):
+            loaded = f"gymdata_{name}_{number}"
+            self.con.register(loaded, _load(source, name))
+            parts.append(f"SELECT * FROM {loaded}")
+        body = " UNION ALL BY NAME ".join(parts)
+        if name == "rollouts" and rewards:
+            extra = "".join(f", {_reward_column(r)}" for r in self._reward_names(body))
+            body = f"SELECT *{extra} FROM ({body})"
+        self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    def _reward_names(self, body: str) -> list[str]:
+        rows = self.con.execute(f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n").fetchall()
+        return [row[0] for row in rows if row[0] is not None]
+
+    def _register_prompts(self) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        from gymdata.core.expand import with_prompts
+
+        def prompts(turns: Any, rollout_ids: Any) -> Any:
+            turns, rollout_ids = (x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x])
+                                  for x in (turns, rollout_ids))  # fmt: skip
+            try:
+                expanded = with_prompts(turns, rollout_ids).combine_chunks()
+            except DataError as error:
+                self.fault = error
+                raise
+            if isinstance(expanded, pa.ChunkedArray):
+                expanded = pa.concat_arrays(expanded.chunks)
+            lists = expanded.flatten().field("prompt_token_ids")
+            offsets = expanded.offsets.to_numpy()
+            return pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), lists)
+
+        fields = ", ".join(f"{name} {kind}" for name, kind in _UDF_FIELDS.items())
+        # The stubs know only the types that DuckDB has by name, not the text of a nested one.
+        create: Any = self.con.create_function
+        create(_UDF, prompts, [f"STRUCT({fields})[]", "VARCHAR"], "INTEGER[][]", type="arrow")
+        self._udf = True
+
+
+def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raises UsageError unless ``sql`` is one statement that only reads."""
+    import duckdb
+
+    statements = con.extract_statements(sql)
+    if len(statements) != 1:
+        raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")
+    kind = statements[0].type
+    explained = re.sub(r"^\s*explain(\s+analyze)?\s+", "", statements[0].query, flags=re.IGNORECASE)
+    if kind == duckdb.StatementType.EXPLAIN and explained != statements[0].query:
+        check_statement(con, explained)
+        return
+    pivots = kind == duckdb.StatementType.MULTI and re.match(r"\s*(pivot|with|from|select)\b", sql, re.IGNORECASE)
+    if kind != duckdb.StatementType.SELECT and not pivots:
+        raise UsageError(
+            f"SQL: got a statement of kind {kind.name}, expected a SELECT: query only reads",
+            hint="`-o FILE.parquet` writes the result of a SELECT",
+        )
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _reward_column(name: str) -> str:
+    quoted = '"reward_' + name.replace('"', '""') + '"'
+    return f"list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted}"
+
+
+_MESSAGES_VIEW = f"""CREATE VIEW messages AS
+SELECT {_KEYS}, position, m.* FROM (
+  SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""
+
+
+def _turns_view(prompts: bool) -> str:
+    packed = ", ".join(f"{_text(name)}: x.{name}" for name in _UDF_FIELDS)
+    rebuilt = f", unnest({_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)) AS p" if prompts else ""
+    shown = ", p AS prompt_token_ids" if prompts else ""
+    return f"""CREATE VIEW turns AS
+SELECT {_KEYS}, turn, t.*{shown} FROM (
+  SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
+
+
+def _load(source: Source, name: str) -> pa.Table:
+    """Rows that are no Parquet, in memory."""
+    from gymdata.store.tables import read_table
+
+    return read_table(source.path, TABLES[name])
+
+
+def _failures(folders: Sequence[Path]) -> pa.Table:
+    import orjson
+    import pyarrow as pa
+
+    from gymdata.store.failures import read_failures
+
+    rows = [record for folder in folders for record in read_failures(folder)]
+    columns: dict[str, pa.Array] = {}
+    for name in _FAILURE_TEXT:
+        values = (row.get(name) for row in rows)
+        texts = [v if v is None or isinstance(v, str) else orjson.dumps(v, default=str).decode() for v in values]
+        columns[name] = pa.array(texts, pa.string())
+    for name, kind in (("attempt", pa.int64()), ("rollout_index", pa.int64()), ("counts", pa.bool_())):
+        columns[name] = pa.array([row.get(name) for row in rows], kind)
+    columns["duration_s"] = pa.array([row.get("duration_s") for row in rows], pa.float64())
+    return pa.table(columns)

@@ -1,0 +1,225 @@
+"""SQL over real files: the views, what is read, what is refused, and how mistakes are answered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from gymdata_cli.main import main
+
+import gymdata
+from gymdata.core.tokens import expand_prompts
+from gymdata.errors import DataError, UsageError
+from tests.rollout_files import rollout, two_turns, write_run
+
+#: A break, a branch off an earlier turn, and a retry: prompts that only the right parent rebuilds.
+ODD = [
+    [([1, 2], [10, 11]), ([1, 2, 99, 3], [12]), ([1, 2, 99, 3, 12, 4], [13])],
+    [([1, 5], [9, 2]), ([1, 5, 9, 2, 30], [7, 2]), ([1, 5, 9, 2, 31], [8, 2]), ([1, 5, 9, 2, 30, 7, 2, 6], [4])],
+    [([1, 5], [77, 2]), ([1, 5], [78, 2]), ([1, 5, 77, 2, 8], [3])],
+]
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    rows = [rollout(f"t{t}", i, r, two_turns(t, 50 + i)) for t in range(3) for i, r in enumerate([0.0, 1.0, None])]
+    rows += [
+        rollout(f"odd{i}", 0, 0.5, calls, rewards=[{"name": "my style", "value": 2.0}]) for i, calls in enumerate(ODD)
+    ]
+    return write_run(tmp_path / "run", rows, request.param)
+
+
+def test_named_rewards_are_columns(run: Path) -> None:
+    """reward_NAME exists for every name, also an odd one, and is null where a rollout has no such part."""
+    table = gymdata.query('SELECT reward_exact, "reward_my style" AS s FROM rollouts ORDER BY rollout_id', run)
+    assert table["reward_exact"].to_pylist() == [None] * 3 + [0.0, 1.0, None] * 3
+    assert table["s"].to_pylist() == [2.0] * 3 + [None] * 9
+
+
+def test_turns_have_the_prompts_that_were_read(run: Path) -> None:
+    """prompt_token_ids equals the reference for chains, breaks, branches and retries alike."""
+    table = gymdata.query("SELECT rollout_id, turn, prompt_token_ids FROM turns ORDER BY ALL", run)
+    got: dict[str, list[list[int]]] = {}
+    for row in table.to_pylist():
+        got.setdefault(row["rollout_id"], []).append(row["prompt_token_ids"])
+    for i, calls in enumerate(ODD):
+        assert got[f"odd{i}-0"] == [list(prompt) for prompt, _ in calls]
+    assert got["t1-0"] == [[1, 1], [1, 1, 10, 11, 2, 30, 31]]
+
+
+def test_messages_and_failures_are_views(run: Path) -> None:
+    """Messages are numbered from 0; failures exist even when nothing failed, and are read when something did."""
+    table = gymdata.query("SELECT position, role, turn FROM messages WHERE rollout_id = 't0-0' ORDER BY position", run)
+    assert table.to_pylist()[1] == {"position": 1, "role": "assistant", "turn": 0}
+    assert gymdata.query("SELECT * FROM failures", run).num_rows == 0
+    failure = {"kind": "engine", "attempt": 2, "counts": True, "turns": [{"parent": -1}], "rollout_id": "t9-0"}
+    (run / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+    (row,) = gymdata.query("SELECT kind, attempt, turns->>'$[0].parent' AS p FROM failures", run).to_pylist()
+    assert row == {"kind": "engine", "attempt": 2, "p": "-1"}
+
+
+def test_stage_tables_are_views(run: Path) -> None:
+    """Pairs are there with the run, with their folder and as a file."""
+    gymdata.build_pairs(run, breaks="drop")
+    for path in (run, run / "pairs-reward", run / "pairs-reward" / "pairs.parquet"):
+        assert gymdata.query("SELECT count(*) AS n FROM pairs", path)["n"].to_pylist() == [3]
+    joined = "SELECT count(*) AS n FROM pairs JOIN rollouts ON chosen_rollout_id = rollout_id WHERE reward = 1"
+    assert gymdata.query(joined, run)["n"].to_pylist() == [3]
+
+
+def test_files_globs_and_several_runs(tmp_path: Path) -> None:
+    """Parquet and JSON lines of several runs stand in one view, whatever kind of path names them."""
+    one = write_run(tmp_path / "one", [rollout("a", 0, 0.0, two_turns(1, 50))])
+    two = write_run(tmp_path / "two[x]", [rollout("b", 0, 1.0, two_turns(2, 50))], "jsonl")
+    sql = "SELECT sum(reward) AS s, count(*) AS n FROM rollouts"
+    for paths in ([one, two], [tmp_path / "*"], [tmp_path / "*" / "rollouts" / "part-*"]):
+        assert gymdata.query(sql, *paths).to_pylist() == [{"s": 1.0, "n": 2}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 1) TO '{out}'",
+        "COPY rollouts TO '{file}' (FORMAT parquet)",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{out}'",
+        "CREATE TABLE t AS SELECT 1",
+        "INSERT INTO rollouts SELECT * FROM rollouts",
+        "DROP VIEW rollouts",
+        "ATTACH '{out}'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "SELECT 1; SELECT 2",
+        "SELECT * FROM read_text('{secret}')",
+        "SELECT * FROM '{secret}'",
+        "SELECT * FROM query('COPY (SELECT 1) TO ''{out}''')",
+        "",
+    ],
+)
+def test_it_only_reads_and_only_the_given_files(tmp_path: Path, sql: str) -> None:
+    """Statements that change anything and files that were not given are refused, and nothing is written."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50))])
+    file = run / "rollouts" / "part-00000.parquet"
+    before = file.read_bytes()
+    secret, out = tmp_path / "secret.csv", tmp_path / "out"
+    secret.write_text("x\n1\n")
+    with pytest.raises(UsageError):
+        gymdata.query(sql.format(out=out, file=file, secret=secret), run)
+    assert not out.exists()
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("sql", ["EXPLAIN SELECT * FROM rollouts", "DESCRIBE rollouts", "SHOW TABLES", "FROM rollouts",
+                                 "SUMMARIZE rollouts", "WITH x AS (FROM turns) SELECT count(*) FROM x",
+                                 "PIVOT rollouts ON status USING avg(reward) GROUP BY task_id"])  # fmt: skip
+def test_all_that_reads_is_allowed(tmp_path: Path, sql: str) -> None:
+    """DuckDB's ways to look at data work."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50))])
+    assert gymdata.query(sql, run).num_rows > 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "near"),
+    [
+        ("SELECT avg(rewrd) FROM rollouts", "reward"),
+        ("SELECT * FROM rollout", "rollouts"),
+        ("SELECT x.rol FROM turns x", ""),
+    ],
+)
+def test_mistakes_are_answered_with_what_there_is(tmp_path: Path, sql: str, near: str) -> None:
+    """The error names the nearest word and lists the views with their columns."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50))])
+    with pytest.raises(UsageError) as mistake:
+        gymdata.query(sql, run)
+    text = str(mistake.value)
+    assert (f"did you mean '{near}'" in text) if near else True
+    assert "turns: rollout_id" in text
+    assert "reward_exact" in text
+
+
+def test_changed_tokens_are_refused(tmp_path: Path) -> None:
+    """Prompts are rebuilt only from turns whose digests match."""
+    row = rollout("a", 0, 0.0, two_turns(1, 50))
+    row["turns"][0]["generation_token_ids"] = [10, 12, 2]
+    run = write_run(tmp_path / "run", [row])
+    with pytest.raises(DataError, match="T209"):
+        gymdata.query("SELECT prompt_token_ids FROM turns", run)
+    assert gymdata.query("SELECT avg(reward) AS r FROM rollouts", run)["r"].to_pylist() == [0.0]
+
+
+def test_paths_that_hold_nothing_are_explained(tmp_path: Path) -> None:
+    """A missing path, a folder that is no run, a foreign file and a cut-off one each say what is wrong."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and nothing more")
+    for name, what in (("gone", "no such"), ("empty", "not a run"), ("foreign.jsonl", "has a"), ("cut.parquet", "cut off"),
+                       ("no*thing", "matches")):  # fmt: skip
+        with pytest.raises(DataError, match=what):
+            gymdata.query("SELECT 1", tmp_path / name)
+
+
+def test_the_command_prints_tables_json_csv_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each output form has the same rows; -o never replaces a file that is read."""
+    run = write_run(tmp_path / "run", [rollout("a", i, r, two_turns(1, 50 + i)) for i, r in enumerate([0.0, 1.0])])
+    sql = "SELECT rollout_id, reward, [1, 2] AS ids FROM rollouts ORDER BY 1"
+    assert main(["query", sql, str(run)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a-0", "0", "[1,", "2]"]
+    assert main(["query", sql, str(run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rows"][1] == {"rollout_id": "a-1", "reward": 1.0, "ids": [1, 2]}
+    assert main(["query", sql, str(run), "--csv"]) == 0
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == ["a-0", "0.0", "[1, 2]"]
+    for name in ("out.parquet", "out.jsonl", "out.csv"):
+        assert main(["query", sql, str(run), "-o", str(tmp_path / name)]) == 0
+    assert pq.read_table(tmp_path / "out.parquet")["reward"].to_pylist() == [0.0, 1.0]
+    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["ids"] == [1, 2]
+    part = run / "rollouts" / "part-00000.parquet"
+    assert main(["query", sql, str(run), "-o", str(part)]) == 2
+    assert main(["query", "SELECT nothing", str(run)]) == 2
+    assert main(["query", sql, str(tmp_path / "gone")]) == 2
+
+
+#: As in the README: DuckDB alone, without gymdata.
+PLAIN = """
+CREATE MACRO prompt_of(rid) AS TABLE
+WITH RECURSIVE r AS (
+  SELECT rollout_id, turns FROM read_parquet('{files}') WHERE rid IS NULL OR rollout_id = rid),
+s(rollout_id, k, prompt_token_ids, seen) AS (
+  SELECT rollout_id, 1, turns[1].prompt_delta_ids,
+         [list_concat(turns[1].prompt_delta_ids, turns[1].generation_token_ids)] FROM r WHERE len(turns) > 0
+  UNION ALL
+  SELECT rollout_id, k, prompt, list_append(seen, list_concat(prompt, turns[k].generation_token_ids)) FROM (
+    SELECT rollout_id, k + 1 AS k, seen, turns,
+           list_concat(coalesce(seen[turns[k + 1].parent + 1][1:turns[k + 1].prefix_length], []),
+                       turns[k + 1].prompt_delta_ids) AS prompt
+    FROM s JOIN r USING (rollout_id) WHERE k < len(turns)))
+SELECT rollout_id, k - 1 AS turn, prompt_token_ids FROM s
+"""
+
+
+def test_plain_duckdb_rebuilds_prompts(tmp_path: Path) -> None:
+    """The macro of the README gives the same prompts without gymdata, for one rollout and for all."""
+    import duckdb
+
+    rng = np.random.default_rng(3)
+    rows = [rollout(f"odd{i}", 0, 0.5, calls) for i, calls in enumerate(ODD)] + [rollout("a", 0, 0.0, two_turns(1, 50))]
+    for n in range(20):
+        calls: list[tuple[list[int], list[int]]] = []
+        for _ in range(int(rng.integers(1, 6))):
+            before = calls[int(rng.integers(len(calls)))] if calls else ([1], [])
+            held = [*before[0], *before[1]]
+            keep = len(held) if rng.random() < 0.6 else int(rng.integers(1, len(held) + 1))
+            calls.append(([*held[:keep], *rng.integers(3, 6, 2).tolist()], rng.integers(3, 6, 3).tolist()))
+        rows.append(rollout(f"r{n}", 0, 0.0, calls))
+    write_run(tmp_path / "run", rows)
+    with duckdb.connect() as con:
+        con.execute(PLAIN.format(files=tmp_path / "run" / "rollouts" / "*.parquet"))
+        found = con.execute("SELECT * FROM prompt_of(NULL) ORDER BY ALL").fetchall()
+        one = con.execute("SELECT count(*) FROM prompt_of('odd1-0')").fetchone()
+    expected = [(r["rollout_id"], k, p.tolist()) for r in rows for k, p in enumerate(expand_prompts(r["turns"]))]
+    assert found == sorted(expected)
+    assert one == (4,)
