@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,7 +36,8 @@ def expand_turns(table: AnyTable) -> AnyTable:
     import pyarrow as pa
 
     if isinstance(table, pa.Table):
-        return table.set_column(table.column_names.index("turns"), "turns", _with_prompts(table))
+        prompted = _with_prompts(table)
+        return cast("AnyTable", table.set_column(table.column_names.index("turns"), "turns", prompted))
     import polars as pl
 
     needed = [name for name in ("rollout_id", "turns") if name in table.columns]

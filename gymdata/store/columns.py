@@ -118,9 +118,14 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
         _demand(values, (str,), f)
         return pa.array(values, pa.string()).cast(kind)
     if pa.types.is_floating(kind):
-        return pa.array(_floats(f, values), kind)
-    _demand(values, (int,) if pa.types.is_integer(kind) else (str,), f)
-    return pa.array(values, kind)
+        values = _floats(f, values)
+    else:
+        _demand(values, (int,) if pa.types.is_integer(kind) else (str,), f)
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        # A number too large for its type, or text that is not Unicode.
+        raise _MismatchError("", str(error), _expected(kind)) from None
 
 
 def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:

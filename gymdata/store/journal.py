@@ -20,7 +20,7 @@ import orjson
 
 from gymdata.errors import DataError, StoreError
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 #: A tab, eight hex digits.
 _TRAILER = 9
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -54,59 +52,63 @@ def decode(line: bytes) -> Any:
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its 1-based number. Raises DataError when the file cannot be read to its end."""
-    number = 0
+    number, rest = 0, _BOM
     try:
-        with _open(source) as file:
-            for block in _blocks(file):
-                for line in block:
-                    number += 1
-                    if number == 1:
-                        line = line.removeprefix(_BOM)
-                    if line and not line.isspace():
-                        yield number, line
+        for block in _blocks(source):
+            *whole, rest = (block.removeprefix(rest) if rest is _BOM else rest + block).split(b"\n")
+            for line in whole:
+                number += 1
+                if line and not line.isspace():
+                    yield number, line
     except FileNotFoundError:
         raise
     except (OSError, EOFError) as error:
         raise DataError.unreadable(source.path, f"{error} (after line {number})") from error
+    if rest and rest is not _BOM and not rest.isspace():
+        yield number + 1, rest
 
 
-def _blocks(file: IO[bytes]) -> Iterator[list[bytes]]:
-    rest = b""
-    while block := file.read(_BLOCK):
-        *whole, rest = (rest + block).split(b"\n")
-        yield whole
-    if rest:
-        yield [rest]
+def _blocks(source: Source) -> Iterator[bytes]:
+    """The bytes of a file, decompressed. Raises OSError or EOFError when it is broken or cut off."""
+    with source.path.open("rb") as file:
+        if source.compression == "gzip":
+            yield from _gunzipped(file)
+        elif source.compression == "zstd":
+            yield from _unzstd(file)
+        else:
+            while block := file.read(_BLOCK):
+                yield block
 
 
-@contextmanager
-def _open(source: Source) -> Iterator[Any]:
-    if source.compression == "gzip":
-        import gzip
-        import zlib
-
-        try:
-            with gzip.open(source.path) as file:
-                yield file
-        except zlib.error as error:
-            raise OSError(f"broken gzip data: {error}") from error
-    elif source.compression == "zstd":
-        with _open_zstd(source.path) as file:
-            yield file
-    else:
-        with source.path.open("rb") as file:
-            yield file
-
-
-@contextmanager
-def _open_zstd(path: Path) -> Iterator[Any]:
-    import zstandard
+def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
+    import gzip
+    import zlib
 
     try:
-        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
-            yield file
+        with gzip.open(file) as content:
+            while block := content.read(_BLOCK):
+                yield block
+    except zlib.error as error:
+        raise OSError(f"broken gzip data: {error}") from error
+
+
+def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
+    """Frame by frame, because the stream reader of zstandard takes a cut-off file for a whole one."""
+    import zstandard
+
+    frame, inside = zstandard.ZstdDecompressor().decompressobj(), False
+    try:
+        while data := file.read(_BLOCK // 16):
+            while data:
+                if block := frame.decompress(data):
+                    yield block
+                inside, data = not frame.eof, frame.unused_data
+                if frame.eof:
+                    frame = zstandard.ZstdDecompressor().decompressobj()
     except zstandard.ZstdError as error:
         raise OSError(f"broken zstd data: {error}") from error
+    if inside:
+        raise EOFError("the file ends before its last zstd frame does")
 
 
 def _odd(value: Any) -> bool:

@@ -52,7 +52,7 @@ def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Sour
         matches = _expand(str(path))
         if not matches:
             raise DataError.missing_path(path, "a glob that matches something")
-        return [source for match in matches for source in _resolve_one(match, name)]
+        return [source for match in _rows_once(matches) for source in _resolve_one(match, name)]
     return _resolve_one(given, name)
 
 
@@ -110,6 +110,18 @@ def _expand(pattern: str) -> list[Path]:
     return sorted(Path(m) for m in globbing.glob(pattern, recursive=True))  # noqa: PTH207
 
 
+def _rows_once(matches: list[Path]) -> list[Path]:
+    """Segments in their order, none from its journal and its part, and nothing that was put aside."""
+    kept = {m for m in matches if not m.name.endswith((".torn", ".tmp"))}
+    kept -= {m for m in kept if (twin := sealed_twin(m)) and twin.path in kept}
+    return sorted(kept, key=lambda m: (m.parent, _segment(m.name), m.name))
+
+
+def _segment(name: str) -> int:
+    match = PART.fullmatch(name) or JOURNAL.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
 def _resolve_one(path: Path, table: str) -> list[Source]:
     if path.is_dir():
         return _resolve_folder(path, table)
@@ -149,13 +161,13 @@ def _classify(path: Path) -> Source:
         compression = "gzip" if name.endswith(".gz") else "zstd"
     elif not name.endswith(_JSON_SUFFIXES):
         with path.open("rb") as file:
-            head = file.read(4)
-        if head == _PARQUET_MAGIC:
+            head = file.read(256).removeprefix(b"\xef\xbb\xbf")
+        if head.startswith(_PARQUET_MAGIC):
             return Source(path, "parquet")
         if head.startswith(_GZIP_MAGIC):
             compression = "gzip"
         elif head.startswith(_ZSTD_MAGIC):
             compression = "zstd"
-        elif head and head.lstrip()[:1] != b"{":
+        elif head.lstrip()[:1] not in (b"", b"{"):
             raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
     return Source(path, "jsonl", compression)

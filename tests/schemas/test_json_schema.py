@@ -1,0 +1,52 @@
+"""The generated schemas are fresh, and say what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gymdata.core.schema import TABLES
+from gymdata.store import json_schema
+
+SCHEMAS = Path(__file__).parent.parent.parent / "schemas"
+
+
+def test_the_schemas_in_the_repository_are_fresh():
+    """schemas/ is what this code generates; `python -m gymdata.store.json_schema --write schemas/` renews it."""
+    assert json_schema.stale(SCHEMAS) == []
+
+
+def test_a_stale_schema_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A changed, a missing and a left-over file each fail the check."""
+    assert json_schema.main(["--write", str(tmp_path)]) == 0
+    assert json_schema.main(["--check", str(tmp_path)]) == 0
+    (tmp_path / "pairs.schema.json").write_text("{}")
+    (tmp_path / "scores.schema.json").unlink()
+    (tmp_path / "old.schema.json").write_text("{}")
+    assert json_schema.main(["--check", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count(": stale;") == 3
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
+def test_every_column_is_described(table):
+    """A schema has the columns of its table, and requires those that may not be null."""
+    schema = json_schema.json_schema(table)
+    assert list(schema["properties"]) == table.schema.names
+    assert set(schema["required"]) == {f.name for f in table.schema if not f.nullable and f.name not in table.optional}
+
+
+def test_rows_that_are_written_are_valid_and_others_are_not():
+    """The sample row passes; a changed type, a missing column and an unknown one do not."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((SCHEMAS / "scores.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    row = {"rollout_id": "a", "name": "exact", "value": "NaN", "status": "scored", "source": "f", "run_id": "r"}
+    assert check.is_valid(row)
+    assert check.is_valid(row | {"value": None, "detail": "why"})
+    assert not check.is_valid(row | {"value": "1.0"})
+    assert not check.is_valid(row | {"status": "guessed"})
+    assert not check.is_valid(row | {"surprise": 1})
+    assert not check.is_valid({k: v for k, v in row.items() if k != "run_id"})

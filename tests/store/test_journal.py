@@ -1,0 +1,143 @@
+"""The journal: framing, damage anywhere, repair."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gymdata.core.schema import ROLLOUTS
+from gymdata.errors import StoreError
+from gymdata.store import read_table
+from gymdata.store.journal import Journal, frame, read_rows, repair, scan, unframe
+from gymdata.store.lines import encode
+
+
+@pytest.fixture
+def journal(tmp_path: Path, row) -> Path:
+    """Three rows."""
+    path = tmp_path / "00000.journal"
+    path.write_bytes(b"".join(frame(encode(row(i, n_turns=1))) for i in range(3)))
+    return path
+
+
+def ids(path: Path) -> list[str]:
+    return [r["rollout_id"] for _, r, _ in read_rows(path)]
+
+
+def test_a_line_is_json_tab_crc_newline():
+    """Anybody can check a journal with a JSON parser and a crc32."""
+    assert frame(b'{"a":1}') == b'{"a":1}\t561bacaf\n'
+    assert unframe(b'{"a":1}\t561bacaf') == b'{"a":1}'
+    assert unframe(b'{"a":2}\t561bacaf') is None
+    assert unframe(b"") is None
+
+
+def test_a_cut_at_every_byte_loses_at_most_the_torn_row(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """However many bytes are left, the rows whose lines are whole come back identical, and only those are counted."""
+    # Thousands of repairs would wait for the disk each time.
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    whole = journal.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    cut = tmp_path / "cut" / journal.name
+    cut.parent.mkdir()
+    for size in range(len(whole) + 1):
+        cut.write_bytes(whole[:size])
+        # A line that lacks only its newline is whole.
+        expected = b"".join(lines).count(b"\n", 0, size) + (whole[size : size + 1] == b"\n")
+        assert len(ids(cut)) == expected
+        rows, repairs = repair(cut)
+        assert rows == expected
+        assert cut.read_bytes() == b"".join(lines[:expected])
+        torn = size - sum(map(len, lines[:expected]))
+        assert [(r.offset, r.length, r.truncated) for r in repairs] == ([(size - torn, torn, True)] if torn > 0 else [])
+        assert repair(cut) == (expected, [])
+        cut.with_name("00000.journal.torn").unlink(missing_ok=True)
+
+
+def test_one_changed_byte_loses_only_its_line(journal: Path):
+    """A flipped byte anywhere in the middle line leaves its neighbours untouched, and is reported once."""
+    whole = journal.read_bytes()
+    first, middle, last = whole.splitlines(keepends=True)
+    for at in range(len(first), len(first) + len(middle) - 1, 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x01
+        journal.write_bytes(damaged)
+        assert ids(journal) == [f"{0:032x}", f"{2:032x}"]
+    rows, repairs = repair(journal)
+    assert (rows, [r.offset for r in repairs]) == (2, [len(first)])
+    assert journal.read_bytes() == bytes(damaged), "good rows are never rewritten"
+    record = orjson.loads(journal.with_name("00000.journal.torn").read_bytes())
+    assert (record["offset"], record["length"]) == (len(first), len(middle) - 1)
+    assert repair(journal) == (2, [])
+    assert last.endswith(b"\n")
+
+
+def test_scanning_gives_offsets(journal: Path):
+    """An offset points at the first byte of its line."""
+    whole = journal.read_bytes()
+    for line in scan(journal):
+        assert whole[line.offset :].startswith(line.raw)
+
+
+def test_a_write_that_fails_leaves_nothing_behind(journal: Path, monkeypatch: pytest.MonkeyPatch):
+    """When the disk takes half a line and then no more, the half is taken back and the error says what to do."""
+    before = journal.read_bytes()
+    real = os.write
+    calls = iter([lambda fd, data: real(fd, data[:5]), None])
+
+    def full(fd: int, data: bytes) -> int:
+        write = next(calls)
+        if write is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    held = Journal(journal)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError, match="No space left") as caught:
+        held.append(b"0123456789\n")
+    monkeypatch.undo()
+    assert caught.value.exit_code == 3
+    assert journal.read_bytes() == before
+    held.append(b"next\n")
+    held.close()
+    assert journal.read_bytes() == before + b"next\n"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 256 kB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_loses_no_row_that_was_taken(small_disk: Path, open_run, row):
+    """Collecting onto a disk that fills up ends with a clear error; every row whose append returned is there, and the
+    same run goes on once there is room."""
+    taken = 0
+
+    def fill() -> None:
+        nonlocal taken
+        with open_run(folder=small_disk / "run") as run:
+            while True:
+                run.append(row(taken, task="x" * 5000))
+                taken += 1
+
+    with pytest.raises(StoreError, match="could not be written"):
+        fill()
+    assert taken > 10
+    assert read_table(small_disk / "run", ROLLOUTS).num_rows == taken
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    with open_run(folder=small_disk / "run") as run:
+        assert (run.repairs, run.journal_rows) == ([], taken)
+        run.append(row(taken))
+    assert read_table(small_disk / "run", ROLLOUTS).num_rows == taken + 1

@@ -1,0 +1,111 @@
+"""What a path argument means."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from gymdata.core.schema import PAIRS, ROLLOUTS, SCORES
+from gymdata.errors import DataError
+from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches, write_run_json, write_table
+
+
+def score(name: str, rollout: str) -> pa.Table:
+    row = {"rollout_id": rollout, "name": name, "value": 1.0, "status": "scored", "source": "f", "run_id": "r"}
+    return pa.Table.from_pylist([row | {"detail": None}], schema=SCORES.schema)
+
+
+@pytest.fixture
+def run(tmp_path: Path, open_run, interrupted, row) -> Path:
+    """Two sealed rows, one journaled; two stage folders with scores."""
+    interrupted(map(row, range(3)), rows_per_file=2, folder=tmp_path / "run")
+    with open_run(rows_per_file=2) as again:
+        again._sealer.wait()
+        again.append(row(3))
+    interrupted([row(4)], rows_per_file=2)
+    for name in ("b", "a"):
+        write_table(score(name, "x"), tmp_path / "run" / f"scores-{name}" / "scores.parquet", SCORES)
+        write_run_json(tmp_path / "run" / f"scores-{name}", {"stage": "score", "name": name})
+    return tmp_path / "run"
+
+
+def ids(path: Path | str) -> list[int]:
+    return [int(i, 16) for i in read_table(path, columns=["rollout_id"])["rollout_id"].to_pylist()]
+
+
+def test_a_run_folder_is_its_sealed_and_journaled_rows(run: Path):
+    """The run, its rollouts folder and a glob over its files are the same rows in the same order."""
+    assert [s.path.name for s in resolve(run)] == ["part-00000.parquet", "part-00001.parquet", "00002.journal"]
+    assert ids(run) == ids(run / "rollouts") == ids(f"{run}/rollouts/*0*") == [0, 1, 2, 3, 4]
+    assert ids(run / "rollouts" / "part-00001.parquet") == [2, 3]
+    assert ids(run / "rollouts" / "00002.journal") == [4]
+    assert pa.Table.from_batches(scan_batches(run)).equals(read_table(run).combine_chunks())
+
+
+def test_other_tables_come_from_the_stage_folders(run: Path):
+    """A run gives the scores of all its stages by name; a stage folder gives its own."""
+    assert read_table(run, SCORES)["name"].to_pylist() == ["a", "b"]
+    assert read_table(run / "scores-b", SCORES)["name"].to_pylist() == ["b"]
+    assert resolve(run, PAIRS) == []
+    assert read_table(run, PAIRS).num_rows == 0
+    assert resolve(run / "scores-b", ROLLOUTS) == []
+
+
+def test_the_run_json_of_anything_is_found(run: Path, tmp_path: Path):
+    """Folders, files inside them, globs, and single files with their own run.json."""
+    for path in (
+        run,
+        run / "rollouts",
+        run / "rollouts" / "part-00000.parquet",
+        f"{run}/rollouts/part*",
+        run / "run.json",
+    ):
+        assert read_run_json(path)["identity"]["model"] == "tiny", path
+    assert read_run_json(run / "scores-a" / "scores.parquet")["name"] == "a"
+    file = write_table(score("c", "x"), tmp_path / "out" / "c.parquet", SCORES)
+    assert find_run_json(file) is None
+    assert write_run_json(file, {"name": "c"}) == tmp_path / "out" / "c.parquet.run.json"
+    assert read_run_json(file)["name"] == "c"
+    with pytest.raises(DataError, match="no such file"):
+        read_run_json(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"has no run\.json"):
+        read_run_json(tmp_path / "out")
+
+
+def test_a_path_that_leads_nowhere_says_so(run: Path, tmp_path: Path):
+    """Missing files name their neighbour; folders that are no runs say what they hold; globs that match nothing too."""
+    with pytest.raises(DataError, match=r"did you mean 'part-0000.\.parquet'"):
+        resolve(run / "rollouts" / "part-0000.parquet")
+    with pytest.raises(DataError, match=r"not a run: it has no run\.json"):
+        resolve(tmp_path)
+    with pytest.raises(DataError, match="a glob that matches something"):
+        resolve(f"{tmp_path}/*.parquet")
+    (tmp_path / "x.bin").write_bytes(b"\x00\x01\x02\x03")
+    with pytest.raises(DataError, match="neither Parquet nor JSON lines"):
+        resolve(tmp_path / "x.bin")
+
+
+def test_content_decides_where_the_name_says_nothing(run: Path, tmp_path: Path):
+    """A Parquet file without suffix is Parquet; a name with brackets is not taken for a glob."""
+    odd = tmp_path / "odd[1]"
+    odd.write_bytes((run / "rollouts" / "part-00000.parquet").read_bytes())
+    assert resolve(odd)[0].kind == "parquet"
+    assert ids(odd) == [0, 1]
+
+
+def test_finding_and_reading_json_lines_needs_no_pyarrow(run: Path, tmp_path: Path):
+    """The JSON lines validator starts without pyarrow and polars."""
+    code = """
+import sys
+from gymdata.store import resolve
+from gymdata.store.lines import iter_lines
+print(sum(1 for s in resolve(sys.argv[1]) for _ in iter_lines(s)))
+assert not {"pyarrow", "polars"} & sys.modules.keys()
+"""
+    file = write_table(read_table(run), tmp_path / "x.jsonl", ROLLOUTS)
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("5\n", "")

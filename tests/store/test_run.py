@@ -1,0 +1,302 @@
+"""A run folder: resume, identity, lock, overwrite, failures."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gymdata.core.schema import ROLLOUTS
+from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.store import Run, read_failures, read_run_json, read_table, write_run_json
+
+
+def test_rows_come_back_as_they_were_given(tmp_path: Path, open_run, row):
+    """What is read equals what was appended, from the journal and from the sealed file, every type exact."""
+    with open_run() as run:
+        for i in range(3):
+            run.append(row(i))
+        journaled = read_table(tmp_path / "run")
+        assert (run.sealed_rows, run.journal_rows, run.resumed) == (0, 3, False)
+    sealed = read_table(tmp_path / "run")
+    assert sealed.equals(journaled)
+    assert sealed.schema.equals(ROLLOUTS.arrow, check_metadata=True)
+    got = sealed.to_pylist()[1]
+    given = row(1)
+    for name in ("rollout_id", "reward", "rewards", "n_context_tokens", "task", "started_at"):
+        assert got[name] == given[name]
+    assert got["messages"][1] == dict.fromkeys(got["messages"][1]) | {"role": "assistant", "content": "7", "turn": 0}
+    for turn, expected in zip(got["turns"], given["turns"], strict=True):
+        assert turn["digest"] == expected["digest"]
+        assert turn["generation_token_ids"] == expected["generation_token_ids"].tolist()
+        assert np.array(turn["generation_log_probs"], np.float32).tobytes() == (
+            expected["generation_log_probs"].tobytes()
+        )
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_segments_are_sealed_while_rows_come_in(tmp_path: Path, open_run, row, suffix: str):
+    """--rows-per-file cuts files of that many rows; run.json names each with its rows, bytes and hash."""
+    with open_run(rows_per_file=2, format=suffix) as run:
+        for i in range(5):
+            run.append(row(i))
+    facts = read_run_json(tmp_path / "run")
+    assert [(f["path"], f["rows"]) for f in facts["files"]] == [
+        (f"rollouts/part-0000{k}.{suffix}", n) for k, n in enumerate((2, 2, 1))
+    ]
+    for file in facts["files"]:
+        assert (tmp_path / "run" / file["path"]).stat().st_size == file["bytes"]
+    assert sorted(p.name for p in (tmp_path / "run" / "rollouts").iterdir()) == [
+        f"part-0000{k}.{suffix}" for k in range(3)
+    ]
+    assert read_table(tmp_path / "run")["rollout_id"].to_pylist() == [f"{i:032x}" for i in range(5)]
+
+
+def test_a_resumed_run_keeps_its_id_and_rows(tmp_path: Path, open_run, row):
+    """Opening again with the same identity goes on: same run_id, all rows known, another attempt recorded."""
+    with open_run(run_id="mine", operation={"concurrency": 1}) as run:
+        run.append(row(0))
+    with open_run(extent={"num_rollouts": 4}, operation={"concurrency": 8}) as run:
+        assert (run.run_id, run.resumed, run.previous_extent) == ("mine", True, {"num_rollouts": 2})
+        assert run.existing(["task_id", "rollout_index"]).to_pylist() == [{"task_id": "task-0", "rollout_index": 0}]
+        run.append(row(1))
+        assert run.existing(["rollout_index"]).num_rows == 2
+    facts = read_run_json(tmp_path / "run")
+    assert [a["operation"] for a in facts["attempts"]] == [{"concurrency": 1}, {"concurrency": 8}]
+    assert [a["outcome"] for a in facts["attempts"]] == ["closed", "closed"]
+    assert facts["extent"] == {"num_rollouts": 4}
+    assert read_table(tmp_path / "run").num_rows == 2
+
+
+def test_another_identity_is_refused_by_its_keys(open_run):
+    """A run is resumed with the same settings or not at all; the error names each key with both values."""
+    open_run(identity={"temperature": 0.7, "environment": {"hash": "a"}, "limits": (1, 2)}).close()
+    with pytest.raises(StoreError, match=r"environment\.hash: run has 'a', now 'b'; temperature: run has 0.7, now 1.0"):
+        open_run(identity={"temperature": 1.0, "environment": {"hash": "b"}, "limits": [1, 2]})
+    with pytest.raises(StoreError, match="run_id: run has"):
+        open_run(identity={"temperature": 0.7, "environment": {"hash": "a"}, "limits": [1, 2]}, run_id="other")
+    open_run(identity={"temperature": 0.7, "environment": {"hash": "a"}, "limits": [1, 2]}).close()
+
+
+def test_a_smaller_extent_takes_nothing_away(tmp_path: Path, open_run):
+    """Asking for fewer rollouts than before leaves what the run covers as it was."""
+    open_run(extent={"num_rollouts": 8, "tasks": 10}).close()
+    open_run(extent={"num_rollouts": 2, "tasks": 12}).close()
+    assert read_run_json(tmp_path / "run")["extent"] == {"num_rollouts": 8, "tasks": 12}
+
+
+def test_a_run_of_a_newer_version_is_refused(tmp_path: Path, open_run):
+    """Rows that this version cannot know are not appended to."""
+    open_run().close()
+    facts = read_run_json(tmp_path / "run")
+    facts["schemas"]["rollouts"] = 99
+    write_run_json(tmp_path / "run", facts)
+    with pytest.raises(DataError, match="version 99 is newer"):
+        open_run()
+
+
+def test_the_second_writer_is_told_who_writes(open_run):
+    """One writer a run: another one gets the holder's pid at once, and the lock goes with its holder."""
+    with open_run(), pytest.raises(StoreError, match=rf"another process writes to this run \(pid {os.getpid()} "):
+        open_run()
+    open_run().close()
+
+
+_HOLD = """
+import sys, time
+from gymdata.store import Run
+run = Run.open(sys.argv[1], identity={"model": "tiny", "temperature": 0.7}, extent={}, operation={})
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_writer_leaves_no_lock(tmp_path: Path, open_run):
+    """After SIGKILL of the process that held it, the run opens without any clean-up."""
+    with subprocess.Popen([sys.executable, "-c", _HOLD, tmp_path / "run"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(StoreError, match=f"pid {holder.pid}"):
+            open_run()
+        holder.send_signal(signal.SIGKILL)
+    open_run().close()
+
+
+def _wait_for(event) -> None:
+    event.wait()
+
+
+def test_a_forked_child_does_not_hold_the_lock(open_run):
+    """An engine process that was forked while the run was open and outlives it does not keep the run locked."""
+    fork = multiprocessing.get_context("fork")
+    event = fork.Event()
+    run = open_run()
+    child = fork.Process(target=_wait_for, args=(event,), daemon=True)
+    child.start()
+    run.close()
+    try:
+        open_run().close()
+    finally:
+        event.set()
+        child.join()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "rollouts"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_foreign_folder_is_left_alone(tmp_path: Path, open_run, name: str, overwrite: bool):
+    """A folder with content and without run.json is refused, and nothing is added to it or removed."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("mine")
+    with pytest.raises(StoreError, match="is not empty and not a run"):
+        open_run(overwrite=overwrite)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [name]
+
+
+def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row):
+    """Rollouts, failures and tables made from them go; notes, checkpoints and whatever else stay."""
+    folder = tmp_path / "run"
+    with open_run(rows_per_file=1) as run:
+        run.append(row(0))
+        run.fail({"kind": "engine"})
+    write_run_json(folder / "pairs-best", {"stage": "pairs"})
+    (folder / "pairs-best" / "pairs.parquet").write_bytes(b"")
+    (folder / "pairs-best" / "thoughts.md").write_text("mine")
+    write_run_json(folder / "scores-exact", {"stage": "score"})
+    (folder / "train-dpo").mkdir()
+    (folder / "train-dpo" / "model.safetensors").write_bytes(b"weights")
+    (folder / "rollouts" / "part-of-my-notes.txt").write_text("mine")
+    first = read_run_json(folder)["run_id"]
+    with open_run(overwrite=True, identity={"model": "another"}) as run:
+        assert (run.resumed, run.sealed_rows, run.failures()) == (False, 0, [])
+        assert run.run_id != first
+    left = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    assert left == [
+        "lock",
+        "pairs-best/thoughts.md",
+        "rollouts/part-of-my-notes.txt",
+        "run.json",
+        "train-dpo/model.safetensors",
+    ]
+
+
+def test_failures_are_kept_and_read_back(tmp_path: Path, open_run, row):
+    """failures.jsonl keeps kind, place and the turns so far, over resumes; a torn last line is cut off and reported."""
+    turns = row(0)["turns"]
+    turns[0]["generation_log_probs"][0] = -np.inf
+    with open_run() as run:
+        run.fail({"task_id": "t", "rollout_index": 0, "kind": "engine", "attempt": 1, "turns": turns})
+    file = tmp_path / "run" / "failures.jsonl"
+    with file.open("ab") as handle:
+        handle.write(b'{"task_id": "u", "ki')
+    assert len(read_failures(tmp_path / "run")) == 1
+    with open_run() as run:
+        assert [str(r) for r in run.repairs] == [
+            f"failures.jsonl: torn tail cut off at byte {file.stat().st_size} (20 bytes, kept in failures.jsonl.torn)"
+        ]
+        (failure,) = run.failures()
+    assert failure["turns"][0]["generation_log_probs"][0] == "-Infinity"
+    assert failure["turns"][1]["generation_token_ids"] == turns[1]["generation_token_ids"].tolist()
+
+
+def test_an_error_in_the_block_leaves_the_journal(tmp_path: Path, open_run, row):
+    """A run left by an exception is not sealed; its rows stay readable, and the attempt says what ended it."""
+
+    def collect() -> None:
+        with open_run() as run:
+            run.append(row(0))
+            raise RuntimeError("engine fell over")
+
+    with pytest.raises(RuntimeError, match="engine fell over"):
+        collect()
+    assert [p.name for p in (tmp_path / "run" / "rollouts").iterdir()] == ["00000.journal"]
+    assert read_run_json(tmp_path / "run")["attempts"][0]["outcome"] == "RuntimeError: engine fell over"
+    with open_run() as run:
+        assert run.journal_rows == 1
+
+
+def test_notes_are_merged_into_run_json(tmp_path: Path, open_run):
+    """Facts that become known later join run.json key by key; what the store keeps itself cannot be set."""
+    with open_run(facts={"engine": {"name": "vllm"}}) as run:
+        run.note(engine={"version": "1"}, counts={"rollouts": 1})
+        with pytest.raises(ValueError, match="files"):
+            run.note(files=[])
+    facts = read_run_json(tmp_path / "run")
+    assert facts["engine"] == {"name": "vllm", "version": "1"}
+    assert facts["counts"] == {"rollouts": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"reward": "1.0"}, "reward"),
+        ({"policy_version": True}, "policy_version"),
+        ({"rollout_id": None}, "rollout_id"),
+        ({"surprise": 1}, "surprise"),
+        ({"tools": []}, "tools"),
+        ({"messages": [{"role": "user", "contents": "x"}]}, "messages"),
+        ({"rewards": [{"name": "a", "value": 1.0}, {"name": "a", "value": 2.0}]}, "rewards"),
+        ({"turns": [{"parent": -1}]}, "turns"),
+        ({"task": "lone \ud800"}, "cannot be written as JSON"),
+        ({"messages": [{"role": "user", "content": "lone \udcff"}]}, "cannot be written as JSON"),
+    ],
+)
+def test_a_row_that_could_not_be_sealed_is_refused(open_run, row, changes, field: str):
+    """A malformed row is refused when it is appended, naming the field, and leaves nothing in the journal."""
+    with open_run() as run:
+        with pytest.raises(DataError, match=field):
+            run.append(row(0, **changes))
+        run.append(row(1))
+        assert run.journal_rows == 1
+
+
+def test_wrong_settings_are_usage_errors(open_run, tmp_path: Path):
+    """Formats and sizes that do not exist are refused before anything is written."""
+    with pytest.raises(UsageError, match="did you mean 'jsonl'"):
+        open_run(format="json")
+    with pytest.raises(UsageError, match="rows per file"):
+        open_run(rows_per_file=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_json_that_is_damaged_or_not_ours_is_refused(tmp_path: Path, open_run):
+    """A stage's run.json is no run, and one that does not parse is named."""
+    write_run_json(tmp_path / "run", {"stage": "pairs"})
+    with pytest.raises(StoreError, match="not that of a collected run"):
+        open_run()
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"run_id": 1})[:-3])
+    with pytest.raises(DataError, match=r"run\.json: cannot be read: not JSON"):
+        open_run()
+
+
+def test_a_sealed_file_that_vanished_is_named(tmp_path: Path, open_run, row):
+    """Rows that run.json promises and nobody has are not passed over in silence."""
+    with open_run() as run:
+        run.append(row(0))
+    (tmp_path / "run" / "rollouts" / "part-00000.parquet").unlink()
+    with pytest.raises(StoreError, match=r"part-00000\.parquet: is named in run\.json but not there"):
+        open_run()
+
+
+def test_a_closed_run_takes_no_rows(open_run, row):
+    """Closing twice is harmless; appending after it is a programming error."""
+    run = open_run()
+    run.close()
+    run.close()
+    with pytest.raises(ValueError, match="closed"):
+        run.append(row(0))
+
+
+def test_run_is_public():
+    """The store's names load on demand."""
+    import gymdata.store
+
+    assert gymdata.store.Run is Run
+    with pytest.raises(AttributeError):
+        _ = gymdata.store.nothing
