@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from gymdata.core.schema import PAIRS
-from gymdata.store import write_run_json, write_table
+from gymdata.core.training import training_pairs
+from gymdata.store import read_table, write_run_json, write_table
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
 TEMPLATE = (
@@ -113,3 +115,39 @@ def write_pairs(folder: Path, rows: dict[str, list[Any]], identity: dict[str, An
 @pytest.fixture
 def pairs(policy: Path, tmp_path: Path) -> Path:
     return write_pairs(tmp_path, pair_rows(policy))
+
+
+@pytest.fixture
+def make_pairs(policy: Path, tmp_path: Path) -> Any:
+    """A pairs file with some columns replaced."""
+
+    def make(identity: dict[str, Any] | None = None, **columns: Any) -> Path:
+        folder = tmp_path / "made"
+        folder.mkdir(exist_ok=True)
+        return write_pairs(folder, pair_rows(policy, **columns), identity)
+
+    return make
+
+
+@pytest.fixture
+def assemble(policy: Path, pairs: Path, tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
+    """Trainer and witness of a job in this process, as the training process would have them."""
+
+    def build(file: Path = pairs, settings: dict[str, Any] | None = None, **job: Any) -> tuple[Any, Any]:
+        from gymdata.adapters.trainers import run
+
+        expected = training_pairs(read_table(file, PAIRS)).sequences.trained()
+        Path(job.get("output", tmp_path / "out")).mkdir(exist_ok=True)
+        trainer, witness, _ = run.assemble(
+            {
+                "trainer": "dpo", "data": str(file), "model": str(policy), "output": str(tmp_path / "out"),
+                "max_length": None, "ref": "model", "pair_weights": True, "margin_scale": 0.0, "own_keys": [],
+                "num_processes": 1, "trained_tokens": expected.as_json(),
+                "settings": {"per_device_train_batch_size": 4, "num_train_epochs": 1, "save_strategy": "no"}
+                | (settings or {}),
+            }
+            | job
+        )  # fmt: skip
+        return trainer, witness
+
+    return build

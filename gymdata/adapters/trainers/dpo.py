@@ -7,6 +7,7 @@ dataset, and the weight and margin of a pair.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ class ExactDPOTrainer(DPOTrainer):
         )
         value = loss[0] if return_outputs else loss
         if not torch.isfinite(value):
-            raise self._not_finite(float(value), rows[real])
+            raise self._not_finite(value.item(), rows[real])
         return loss
 
     def _stock_loss(self, *arguments: Any) -> Any:
@@ -162,7 +163,7 @@ class ExactDPOTrainer(DPOTrainer):
         token_logps = kept[0].log_probs[:, -mask.size(1) :] * mask
         reference = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
         per_pair = pair_losses(
-            dict(zip(self.loss_types, self.loss_weights, strict=True)),
+            list(zip(self.loss_types, self.loss_weights, strict=True)),
             token_logps.sum(dim=1),
             reference,
             mask.sum(dim=1),
@@ -182,7 +183,7 @@ class ExactDPOTrainer(DPOTrainer):
 
 
 def pair_losses(
-    losses: dict[str, float],
+    losses: Sequence[tuple[str, float]],
     logps: torch.Tensor,
     reference: torch.Tensor,
     lengths: torch.Tensor,
@@ -213,7 +214,7 @@ def pair_losses(
         "sigmoid_norm": lambda: -F.logsigmoid(beta * (chosen_mean - rejected_mean) - margin),
         "sft": lambda: -logps[:pairs] * pairs / lengths[:pairs].sum().clamp(min=1),
     }
-    return sum((scale * formulas[kind]() for kind, scale in losses.items()), torch.zeros_like(offset))
+    return sum((scale * formulas[kind]() for kind, scale in losses), torch.zeros_like(offset))
 
 
 def _multiple(value: Any) -> int | None:

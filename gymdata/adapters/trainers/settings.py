@@ -6,6 +6,7 @@ itself is refused with the flag to use instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -62,12 +63,11 @@ def _coerced(key: str, value: Any, hint: Any) -> Any:
         return value
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(value, str) and kinds & {int, float}:
+    if isinstance(value, str):
         for kind in (int, float):
-            try:
-                return kind(value) if kind in kinds else None
-            except ValueError:
-                continue
+            with contextlib.suppress(ValueError):
+                if kind in kinds:
+                    return kind(value)
     if list in kinds and not isinstance(value, dict):
         return [value]
     names = ", ".join(sorted(kind.__name__ for kind in kinds))

@@ -86,7 +86,8 @@ class Witness(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
-        self._close_epoch(seen, due, rows, stopped=control.should_training_stop)
+        # The trainer's own count of epochs says whether this one was broken off (max_steps, Ctrl-C) or should be whole.
+        self._close_epoch(seen, due, rows, stopped=abs(state.epoch - round(state.epoch)) > 1e-6)
 
     def _close_epoch(self, seen: TrainedTokens, due: TrainedTokens, rows: int, stopped: bool = False) -> None:
         self._forget()
