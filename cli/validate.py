@@ -25,6 +25,7 @@ def validate(
     ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, complete.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the last line.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, infos too.")] = False,
 ) -> int:
     """Check rollouts or pairs, token for token, and name every fault. Exit code 1 when errors were found."""
@@ -43,13 +44,19 @@ def validate(
     if as_json:
         sys.stdout.write(report.to_json() + "\n")
     else:
-        _show(report, everything=verbose)
+        _show(report, everything=verbose, quiet=quiet)
     return 0 if report.ok else 1
 
 
-def _show(report: Report, everything: bool) -> None:
+def _show(report: Report, everything: bool, quiet: bool) -> None:
     from gymdata.core.codes import CODES
 
+    size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
+    verdict = "no errors" if report.ok else _many(report.errors, "error")
+    verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
+    if quiet:
+        print(verdict)
+        return
     listed = [v for v in report.violations if everything or v.severity != "info"]
     shown = listed if everything or not sys.stdout.isatty() else listed[:SHOWN]
     for violation in shown:
@@ -62,9 +69,7 @@ def _show(report: Report, everything: bool) -> None:
         print(f"{count:>9,}  {code}  {CODES[code].meaning}")
     if report.violations:
         print()
-    size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
-    verdict = "no errors" if report.ok else _many(report.errors, "error")
-    print(f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)")
+    print(verdict)
     if not report.ok:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} says what that means")

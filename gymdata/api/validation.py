@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gymdata.core.violations import Report, Selection, Violation
-from gymdata.errors import DataError
+from gymdata.errors import DataError, UsageError
 from gymdata.store.paths import Source, find_run_json, resolve
 
 __all__ = ["Report", "Violation", "validate"]
@@ -60,6 +60,11 @@ def _sources(path: Path, text: str) -> list[Source]:
     sources = resolve(text, "rollouts")
     if not sources and path.is_dir():
         sources = resolve(text, "pairs")
+        # The held-out side of a split lies beside it.
+        for source in list(sources):
+            held = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
+            if held.is_file() and held != source.path:
+                sources.append(Source(held, source.kind, source.compression))
     if path.is_file() and path.stat().st_size == 0:
         raise DataError.empty(path, "rollouts or pairs")
     return sources
@@ -192,4 +197,16 @@ def _decode(
     run: Mapping[str, Any] | None,
     tokenizer: str | Path | None,
 ) -> None:
-    raise NotImplementedError
+    """Add T207 of native rollouts."""
+    folder = tokenizer or ((run or {}).get("identity") or {}).get("model")
+    if folder is None:
+        raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UsageError.missing_extra("transformers", "collect") from error
+    from gymdata.stages.validate_decode import decoded_faults
+
+    loaded = AutoTokenizer.from_pretrained(str(folder))
+    found = decoded_faults(sources, lambda ids: str(loaded.decode(list(ids), skip_special_tokens=False)))
+    report.violations += selection.apply(found)

@@ -132,7 +132,7 @@ CODES: dict[str, Code] = _registry(
         "turns out of order",
         "error",
         "a turn stands after one that came later",
-        "Found when this turn's prompt ++ generation is the beginning of an earlier row position's prompt, so it was sampled "
+        "Found when this turn's prompt ++ generation is the beginning of an earlier turn's prompt, so it was sampled "
         "before it; or when assistant messages name their turns in falling order or beyond the last turn.",
     ),
     Code(
@@ -140,16 +140,16 @@ CODES: dict[str, Code] = _registry(
         "digest mismatch",
         "error",
         "the turn's content changed after it was collected",
-        "The digest over the parent's stored digest, prefix length, ids and log-probabilities does not match the stored one. "
-        "Exactly this turn was changed, or its digest was.",
+        "The digest over the parent's stored digest, prefix length, ids and log-probabilities does not match the stored "
+        "one. Exactly this turn was changed, or its digest was.",
     ),
     Code(
         "T210",
         "delta not expandable",
         "error",
         "the stored delta does not rebuild a prompt",
-        "prefix_length is below 0, beyond the parent's prompt ++ generation, or not the longest common prefix; or the parent "
-        "is not an earlier turn.",
+        "prefix_length is below 0, beyond the parent's prompt ++ generation, or not the longest common prefix; or the "
+        "parent is not an earlier turn.",
     ),
     Code(
         "T211",
@@ -194,9 +194,9 @@ CODES: dict[str, Code] = _registry(
         "biased by sampling",
         "warning",
         "the sampling settings make the log-probabilities biased",
-        "Raw log-probabilities at a temperature other than 1, top_p below 1, top_k, min_p, penalties and greedy decoding all "
-        "record something else than the distribution that was sampled from. One finding a file or run. Training that uses "
-        "ratios refuses such files. Collect with processed log-probabilities, top_p 1, no top_k, min_p 0, no penalties.",
+        "Raw log-probabilities at a temperature other than 1, top_p below 1, top_k, min_p, penalties and greedy decoding "
+        "all record something else than the distribution that was sampled from. One finding a file or run. Training that "
+        "uses ratios refuses such files. Collect with processed log-probabilities, top_p 1, no top_k, min_p 0, no penalties.",
     ),
     Code(
         "L305",
@@ -251,8 +251,8 @@ CODES: dict[str, Code] = _registry(
         "no variance",
         "warning",
         "all rewards of the group are equal",
-        "A group of two or more rollouts that all got the same reward gives no pair and no advantage. Reported once a group, "
-        "at its first rollout.",
+        "A group of two or more rollouts that all got the same reward gives no pair and no advantage. Reported once a "
+        "group, at its first rollout.",
     ),
     # pairs
     Code(
@@ -322,4 +322,5 @@ def explain(code: str) -> str:
     entry = CODES.get(code.upper())
     if entry is None:
         raise UsageError.unknown_choice("--explain", code, CODES)
-    return f"{entry.code} {entry.name} ({entry.severity})\n\n{entry.meaning[0].upper()}{entry.meaning[1:]}.\n\n{entry.explanation}"
+    meaning = entry.meaning[0].upper() + entry.meaning[1:]
+    return f"{entry.code} {entry.name} ({entry.severity})\n\n{meaning}.\n\n{entry.explanation}"

@@ -86,21 +86,32 @@ class Evidence:
         """(T,) the rollout that each turn belongs to."""
         return np.repeat(np.arange(self.n), np.diff(self.turn_offsets))
 
+    def arrays(self, k: int) -> tuple[Any, Any, Any]:
+        """Delta ids, generation ids and log-probabilities of turn ``k`` of the batch."""
+        return (
+            self.delta[self.delta_offsets[k] : self.delta_offsets[k + 1]],
+            self.gen[self.gen_offsets[k] : self.gen_offsets[k + 1]],
+            self.lp[self.lp_offsets[k] : self.lp_offsets[k + 1]],
+        )
+
     def turn_structs(self, rollout: int) -> list[dict[str, Any]]:
         """The turns of one rollout as the dicts that ``gymdata.core.tokens`` takes."""
         first, end = int(self.turn_offsets[rollout]), int(self.turn_offsets[rollout + 1])
-        return [
-            {
-                "parent": int(self.parent[k]),
-                "prefix_length": int(self.prefix[k]),
-                "prompt_delta_ids": self.delta[self.delta_offsets[k] : self.delta_offsets[k + 1]],
-                "generation_token_ids": self.gen[self.gen_offsets[k] : self.gen_offsets[k + 1]],
-                "generation_log_probs": self.lp[self.lp_offsets[k] : self.lp_offsets[k + 1]],
-                "digest": int(self.digest[k]),
-                "agent": self.agent[k] if self.agent is not None else None,
-            }
-            for k in range(first, end)
-        ]
+        result = []
+        for k in range(first, end):
+            delta, gen, lp = self.arrays(k)
+            result.append(
+                {
+                    "parent": int(self.parent[k]),
+                    "prefix_length": int(self.prefix[k]),
+                    "prompt_delta_ids": delta,
+                    "generation_token_ids": gen,
+                    "generation_log_probs": lp,
+                    "digest": int(self.digest[k]),
+                    "agent": self.agent[k] if self.agent is not None else None,
+                }
+            )
+        return result
 
 
 def lengths(offsets: Ints) -> Ints:
@@ -212,7 +223,8 @@ def _messages(column: Any) -> Messages:
     turn = np.full(n, -1, np.int32)
     if "turn" in parts:
         turn = pc.fill_null(parts["turn"], -1).to_numpy().astype(np.int32)
-    tool_calls, call_ids = parts.get("tool_calls"), parts.get("tool_call_id")
+    tool_calls: Any = parts.get("tool_calls")
+    call_ids: Any = parts.get("tool_call_id")
     calls = np.zeros(n, np.bool_)
     if tool_calls is not None and tool_calls.null_count < n:
         calls = pc.fill_null(pc.greater(pc.binary_length(tool_calls), 2), False).to_numpy(zero_copy_only=False)

@@ -13,7 +13,7 @@ from gymdata.core import checks
 from gymdata.core.evidence import Evidence
 from gymdata.core.violations import Report, Selection, Violation
 from gymdata.stages import validate_rows
-from gymdata.store.paths import Source
+from gymdata.store.paths import Source, sealed_twin
 
 
 def validate_rollouts(
@@ -74,6 +74,9 @@ def _scan(source: Source) -> Iterator[Evidence | Violation]:
         from gymdata.stages import validate_parquet
 
         return validate_parquet.scan(source.path)
+    if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
+        # The run sealed it since it was found.
+        return _scan(sealed)
     return validate_rows.scan(source)
 
 

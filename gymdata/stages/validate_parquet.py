@@ -114,7 +114,8 @@ def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterato
             def read(index: int) -> list[pa.RecordBatch]:
                 # One ParquetFile is not for two threads; opening with known metadata costs nothing.
                 with pq.ParquetFile(path, metadata=metadata) as own:
-                    return own.read_row_group(index, columns=columns, use_threads=False).to_batches()
+                    table = own.read_row_group(index, columns=columns, use_threads=False)
+                return list(table.to_batches())
 
             yield from _ahead(
                 pool, (functools.partial(read, i) for i in range(len(groups)) if groups[i].num_rows), _READERS

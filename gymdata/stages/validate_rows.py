@@ -50,11 +50,11 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
     rows: list[_Row] = []
     tokens = 0
     try:
-        for number, line in iter_lines(source):
+        for number, (_, line) in enumerate(iter_lines(source)):
             try:
-                row = _read(number - 1, _payload(line) if source.kind == "journal" else line)
+                row = _read(number, _payload(line) if source.kind == "journal" else line)
             except _BadRow as bad:
-                yield Violation(bad.code, number - 1, detail=bad.detail, **bad.more)
+                yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
             rows.append(row)
             tokens += sum(len(t["prompt_delta_ids"]) + len(t["generation_token_ids"]) for t in row.turns)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from gymdata.core.checks import batch_digests
 from gymdata.core.evidence import from_arrow
 from gymdata.core.schema import ROLLOUTS
+from tests.benchmarks.rows import Row, markdown
 
 TURNS = 8
 DELTA, GENERATED = 86, 172
@@ -175,6 +176,7 @@ from gymdata.stages.validate_parquet import columns_read
 file = pq.ParquetFile(sys.argv[1])
 columns = columns_read(file)
 import time
+file.read_row_group(0, columns=columns)
 began = time.perf_counter()
 n = file.read(columns=columns).num_rows
 print(time.perf_counter() - began)
@@ -183,6 +185,9 @@ OURS_NATIVE = """
 import sys, time
 from gymdata.api.validation import validate
 import gymdata.stages.validate_parquet
+import pyarrow.parquet as pq
+file = pq.ParquetFile(sys.argv[1])
+file.read_row_group(0, columns=gymdata.stages.validate_parquet.columns_read(file))
 began = time.perf_counter()
 report = validate(sys.argv[1])
 took = time.perf_counter() - began
@@ -208,40 +213,46 @@ def _interleaved(ours: Callable[[], float], rival: Callable[[], float], times: i
     return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
 
 
-def main(tokens: int = 100_000_000, megabytes: tuple[int, ...] = (90, 1000), times: int = 5) -> list[dict[str, Any]]:
-    """The rows of the benchmark table: what, seconds of ours and the rival, their ratio, and the limit."""
-    rows = []
+def native(folder: Path, tokens: int, times: int) -> Row:
+    """`validate` in a warm process against pyarrow reading the same leaves."""
+    path = folder / "native.parquet"
+    exact = write_native(path, tokens)
+    ours, rival = _interleaved(lambda: _script(OURS_NATIVE, str(path)), lambda: _script(RIVAL_NATIVE, str(path)), times)
+    path.unlink()
+    return Row(
+        f"validate, native Parquet, {exact / 1e6:.0f} M tokens, digests included",
+        f"{ours:.2f} s",
+        f"pyarrow reading the same columns, {rival:.2f} s",
+        ours / rival,
+        at_most=1.5,
+    )
+
+
+def nemo(folder: Path, megabytes: int, times: int) -> Row:
+    """`validate` against a plain script, both as whole processes."""
+    path = folder / "nemo.jsonl"
+    write_nemo(path, megabytes)
+    gymdata = str(Path(sys.executable).with_name("gymdata"))
+    ours, rival = _interleaved(
+        lambda: _process(gymdata, "validate", str(path)),
+        lambda: _process(sys.executable, "-c", RIVAL_NEMO, str(path)),
+        times,
+    )
+    path.unlink()
+    return Row(
+        f"validate, NeMo Gym JSONL, {megabytes} MB, whole process",
+        f"{ours:.2f} s",
+        f"json.loads + list comparison, {rival:.2f} s",
+        rival / ours,
+        at_least=2 if megabytes < 500 else 3,
+    )
+
+
+def main(tokens: int = 100_000_000, megabytes: Sequence[int] = (90, 1000), times: int = 5) -> list[Row]:
+    """The rows of the benchmark table."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "native.parquet")
-        if tokens:
-            exact = write_native(path, tokens)
-            ours, rival = _interleaved(
-                lambda: _script(OURS_NATIVE, str(path)), lambda: _script(RIVAL_NATIVE, str(path)), times
-            )
-            rows.append(
-                {
-                    "what": f"validate, native Parquet, {exact / 1e6:.0f} M tokens", "rival": "pyarrow read_table, same columns",
-                    "ours_s": ours, "rival_s": rival, "ratio": ours / rival, "limit": "at most 1.5",
-                }
-            )  # fmt: skip
-            path.unlink()
-        gymdata = str(Path(sys.executable).with_name("gymdata"))
-        for size in megabytes:
-            path = Path(folder, "nemo.jsonl")
-            write_nemo(path, size)
-            ours, rival = _interleaved(
-                lambda: _process(gymdata, "validate", str(path)),  # noqa: B023
-                lambda: _process(sys.executable, "-c", RIVAL_NEMO, str(path)),  # noqa: B023
-                times if size < 500 else min(times, 3),
-            )
-            rows.append(
-                {
-                    "what": f"validate, NeMo Gym JSONL, {size} MB, whole process", "rival": "json.loads + list comparison",
-                    "ours_s": ours, "rival_s": rival, "ratio": rival / ours, "limit": f"at least {2 if size < 500 else 3}",
-                }
-            )  # fmt: skip
-            path.unlink()
-    return rows
+        rows = [native(Path(folder), tokens, times)] if tokens else []
+        return rows + [nemo(Path(folder), size, times if size < 500 else min(times, 3)) for size in megabytes]
 
 
 if __name__ == "__main__":
@@ -250,8 +261,4 @@ if __name__ == "__main__":
     parser.add_argument("--megabytes", type=int, nargs="*", default=[90, 1000])
     parser.add_argument("--times", type=int, default=5)
     chosen = parser.parse_args()
-    for row in main(chosen.tokens, tuple(chosen.megabytes), chosen.times):
-        print(
-            f"{row['what']:55} ours {row['ours_s']:.2f} s, {row['rival']} {row['rival_s']:.2f} s: "
-            f"{row['ratio']:.2f}× ({row['limit']})"
-        )
+    print(markdown(main(chosen.tokens, chosen.megabytes, chosen.times)))

@@ -262,4 +262,5 @@ def scan(path: Path, compression: str | None = None, vocab_size: int | None = No
     """All rows of one file. ``processes`` > 1 cuts a plain file by bytes, where forking is safe."""
     from gymdata.adapters.formats import nemo_parts
 
-    return nemo_parts.scan(path, compression, lambda: Scanner(vocab_size), processes)
+    whole: Part = nemo_parts.scan(path, compression, lambda: Scanner(vocab_size), processes)
+    return whole

@@ -65,7 +65,7 @@ def fast(parser: Any, line: bytes) -> Row | None:
         if get is None:
             return None
         return _row(document, lists)
-    except (_Retry, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+    except (_Retry, BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         # simdjson's refusals come as any of these, UnicodeDecodeError included; the slow way names what is wrong.
         return None
 
@@ -205,7 +205,7 @@ class _SlowLists:
         _expect_list(values, name, turn)
         numbers = []
         for position, value in enumerate(values):
-            number = _NON_FINITE.get(value) if isinstance(value, str) else value
+            number: Any = _NON_FINITE.get(value) if isinstance(value, str) else value
             if type(number) not in (int, float):
                 raise BadRow("S102", name, turn=turn, position=position, expected="a number", got=kind_of(value))
             numbers.append(_float(number))
@@ -261,7 +261,7 @@ def _row(value: Any, lists: Any) -> Row:
     if reward is not None and type(reward) not in (int, float):
         raise BadRow("S102", "reward", expected="a number", got=kind_of(reward))
     params = value.get("responses_create_params")
-    given = params.get("input") if lists.is_object(params) else None
+    given: Any = params.get("input") if lists.is_object(params) else None
     talk = _Talk()
     if lists.is_list(given):
         for item in given:

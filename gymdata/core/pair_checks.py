@@ -1,0 +1,130 @@
+"""The checks of preference pairs: Arrow batches in, violations out.
+
+What always holds: every pair is compared by ids where it has ids, else by the text of its messages; what needs the whole
+path (contradictions, tasks on both sides of a split) is kept as ids and hashes. A split is a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from gymdata.core.checks import byte_view, odd_log_probs, outside
+from gymdata.core.violations import Violation
+
+_SIDES = ("chosen", "rejected")
+_TIE = 1e-9
+
+
+class PairChecks:
+    """Checks pairs batch after batch; remembers what later batches may contradict."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self._limit = vocab_size if vocab_size is not None else 2**31
+        self._preferred: dict[tuple[str, str], str] = {}
+        self._prompts: dict[str, int] = {}
+        self._split_of: dict[str, str] = {}
+        self._shared: set[tuple[str, str]] = set()
+
+    def batch(self, batch: pa.RecordBatch, first_row: int, file: str) -> list[Violation]:
+        """Violations of one batch of the pairs table; ``first_row`` is its first row's number in ``file``."""
+        ids = batch.column("pair_id").to_pylist()
+
+        def at(row: int, code: str, **more: Any) -> Violation:
+            return Violation(code, first_row + int(row), ids[int(row)], **more)
+
+        found = [at(row, code, **more) for row, code, more in self._rows(batch, file)]
+        for side in _SIDES:
+            found += [at(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
+        found.sort(key=lambda v: (v.row, v.code))
+        return found
+
+    def _rows(self, batch: pa.RecordBatch, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        prompt, chosen, rejected = (_hashes(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES))
+        for row in np.flatnonzero(_same(batch, chosen, rejected)):
+            yield row, "P601", {}
+        margin = batch.column("margin").to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(~(margin > _TIE)):
+            yield row, "P603", {"expected": "a margin above 0", "got": f"{margin[row]:g}"}
+        for row in np.flatnonzero(_list_lengths(batch.column("prompt_ids")) == 0):
+            if len(batch.column("prompt")[int(row)]) == 0:
+                yield row, "P602", {"detail": "the pair has no prompt"}
+        names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
+        tasks = batch.column("task_id").to_pylist()
+        for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
+            here = f"{file} row {row}"
+            if better and worse:
+                if (worse, better) in self._preferred:
+                    yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
+                self._preferred.setdefault((better, worse), here)
+                for name in (better, worse):
+                    if self._prompts.setdefault(name, prompt[row]) != prompt[row]:
+                        yield row, "P602", {"detail": f"rollout {name} began with other prompt ids in another pair"}
+            if task is not None and self._split_of.setdefault(task, file) != file and (task, file) not in self._shared:
+                self._shared.add((task, file))
+                yield row, "P605", {"detail": f"task {task!r} is also in {self._split_of[task]}"}
+
+
+def _list_lengths(lists: Any) -> Any:
+    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+
+
+def _flat(lists: Any) -> tuple[Any, Any]:
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    return offsets - offsets[0], lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
+def _hashes(lists: Any) -> list[int]:
+    """A 64-bit hash a list of int32."""
+    offsets, values = _flat(lists)
+    if not len(values):
+        return [0] * len(lists)
+    data = byte_view(values.to_numpy(zero_copy_only=False))
+    bounds = (offsets * 4).tolist()
+    return [xxhash.xxh3_64_intdigest(data[a:b]) if b > a else 0 for a, b in pairwise(bounds)]
+
+
+def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
+    """Where both sides have the same ids, or the same messages."""
+    a, b = np.asarray(chosen, np.uint64), np.asarray(rejected, np.uint64)
+    same = (a == b) & (a != 0)
+    sides = [_flat(batch.column(side)) for side in _SIDES]
+    lengths = [np.diff(offsets) for offsets, _ in sides]
+    rows = np.flatnonzero((lengths[0] == lengths[1]) & (lengths[0] > 0) & ~same)
+    if not len(rows):
+        return same
+    owner = np.repeat(rows, lengths[0][rows])
+    step = np.arange(len(owner)) - np.repeat(np.cumsum(lengths[0][rows]) - lengths[0][rows], lengths[0][rows])
+    picked = [values.take(pa.array(offsets[owner] + step)) for offsets, values in sides]
+    differs = np.zeros(len(owner), np.bool_)
+    for name in ("role", "content", "reasoning", "tool_calls"):
+        left, right = (pc.fill_null(pc.struct_field(p, name), "") for p in picked)
+        differs |= pc.not_equal(left, right).to_numpy(zero_copy_only=False)
+    equal = np.bincount(owner, weights=differs, minlength=len(batch)) == 0
+    same[rows] = equal[rows]
+    return same
+
+
+def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Ids, masks and log-probabilities of one side."""
+    offsets, ids = _flat(batch.column(f"{side}_ids"))
+    for place in outside(ids.to_numpy(zero_copy_only=False), limit):
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        more = {"position": int(place - offsets[row]), "expected": f"0 to {limit - 1}", "got": str(ids[int(place)])}
+        yield row, "T206", {**more, "detail": f"in {side}"}
+    counts = np.diff(offsets)
+    for name, code in ((f"{side}_mask", "S102"), (f"{side}_logprobs", "L301")):
+        given = _list_lengths(batch.column(name))
+        for row in np.flatnonzero(given != counts):
+            yield int(row), code, {"expected": str(counts[row]), "got": str(given[row]), "detail": f"length of {name}"}
+    starts, values = _flat(batch.column(f"{side}_logprobs"))
+    numbers = values.to_numpy(zero_copy_only=False)
+    for place, code in odd_log_probs(numbers):
+        row = int(np.searchsorted(starts, place, side="right")) - 1
+        yield row, code, {"position": int(place - starts[row]), "got": str(numbers[place]), "detail": f"in {side}"}

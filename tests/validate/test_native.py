@@ -1,0 +1,295 @@
+"""Validation of native rollouts: every planted fault is found at its place, clean rollouts are never flagged."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gymdata.api.validation import validate
+from gymdata.core import tokens
+from tests.rollout_files import rollout, write_run
+from tests.validate.generate import Plant, native_rows, plant, write_lines, write_native
+
+FORMATS = ["parquet", "jsonl"]
+
+
+def turn(row: dict[str, Any], k: int) -> dict[str, Any]:
+    return row["turns"][k]
+
+
+def put(row: dict[str, Any], k: int, name: str, at: int, value: Any) -> None:
+    turn(row, k)[name][at] = value
+
+
+def reseal(row: dict[str, Any]) -> None:
+    """Digests that fit, as if the fault had been there when it was collected."""
+    for t in row["turns"]:
+        above = row["turns"][t["parent"]]["digest"] if 0 <= t["parent"] < len(row["turns"]) else 0
+        arrays = [
+            np.array(t[n], k)
+            for n, k in (
+                ("prompt_delta_ids", np.int32), ("generation_token_ids", np.int32), ("generation_log_probs", np.float32)
+            )
+        ]  # fmt: skip
+        t["digest"] = tokens.turn_digest(above, t["prefix_length"], *arrays)
+
+
+def cut_log_prob(row: dict[str, Any]) -> None:
+    turn(row, 2)["generation_log_probs"].pop()
+    reseal(row)
+
+
+def odd_log_prob(value: float) -> Any:
+    def make(row: dict[str, Any]) -> None:
+        put(row, 1, "generation_log_probs", 1, value)
+        reseal(row)
+
+    return make
+
+
+def odd_id(row: dict[str, Any]) -> None:
+    put(row, 3, "prompt_delta_ids", 1, -5)
+    reseal(row)
+
+
+PLANTS = [
+    Plant("generated id", "T209", 1, None, lambda r: put(r, 1, "generation_token_ids", 0, 999)),
+    Plant("delta id", "T209", 2, None, lambda r: put(r, 2, "prompt_delta_ids", 0, 999)),
+    Plant("log-prob", "T209", 0, None, lambda r: put(r, 0, "generation_log_probs", 1, -0.25)),
+    Plant("digest", "T209", 3, None, lambda r: turn(r, 3).update(digest=turn(r, 3)["digest"] + 1)),
+    Plant("parent is itself", "T210", 2, None, lambda r: turn(r, 2).update(parent=2)),
+    Plant("parent below -1", "T210", 2, None, lambda r: turn(r, 2).update(parent=-2)),
+    Plant("negative prefix", "T210", 1, None, lambda r: turn(r, 1).update(prefix_length=-1)),
+    Plant("prefix too long", "T210", 1, None, lambda r: turn(r, 1).update(prefix_length=10_000)),
+    Plant("log-prob missing", "L301", 2, None, cut_log_prob),
+    Plant("NaN", "L302", 1, 1, odd_log_prob(math.nan)),
+    Plant("minus infinity", "L302", 1, 1, odd_log_prob(-math.inf)),
+    Plant("positive", "L303", 1, 1, odd_log_prob(0.5)),
+    Plant("negative id", "T206", 3, -1, odd_id),
+    Plant("no reward", "R501", None, None, lambda r: r.update(reward=None)),
+    Plant("infinite reward", "R502", None, None, lambda r: r.update(reward=math.inf)),
+    Plant("bad part", "R502", None, None, lambda r: r.update(rewards=[{"name": "x", "value": math.nan}])),
+    Plant("late system", "M401", None, None, lambda r: r["messages"].append({"role": "system", "content": "s"})),
+    Plant("two assistants", "M402", None, None, lambda r: r["messages"].append({"role": "assistant", "content": "a"})),
+    Plant("unknown call", "M403", None, None, lambda r: r["messages"][3].update(tool_call_id="nobody")),
+    Plant("call lost", "M403", None, None, lambda r: r["messages"][2].update(tool_calls=None)),
+    Plant("no assistant", "M404", None, None, lambda r: r.update(messages=r["messages"][:2])),
+    Plant("falling turns", "T208", 0, None, lambda r: r["messages"][-1].update(turn=0)),
+    Plant("turn beyond", "T208", 9, None, lambda r: r["messages"][-1].update(turn=9)),
+    Plant("wrong count", "S102", None, None, lambda r: r.update(n_turns=7)),
+]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_clean_rollouts_are_never_flagged(tmp_path: Path, suffix: str) -> None:
+    """Continuing turns, tool messages and differing rewards give an empty report that counts everything."""
+    rows = native_rows(n=8, turns=5)
+    report = validate(write_native(tmp_path, rows, suffix))
+    assert report.violations == []
+    assert (report.rollouts, report.turns) == (8, 40)
+    assert report.tokens == sum(r["n_context_tokens"] + r["n_generated_tokens"] for r in rows)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("fault", PLANTS, ids=lambda f: f.name)
+def test_planted_fault_is_found_at_its_place(tmp_path: Path, suffix: str, fault: Plant) -> None:
+    """One fault in one row is found in that row, turn and position, and no other row is flagged."""
+    rows = plant(native_rows(), fault, 3)
+    report = validate(write_native(tmp_path, rows, suffix))
+    found = [v for v in report.violations if v.code == fault.code]
+    assert [(v.row, v.turn) for v in found] == [(3, fault.turn)]
+    if fault.position is not None and fault.position >= 0:
+        assert found[0].position == fault.position
+    if fault.code == "T206":
+        assert found[0].position == rows[3]["turns"][3]["prefix_length"] + 1
+    assert {v.row for v in report.violations} == {3}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_one_changed_number_is_found_at_exactly_its_turn(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
+    """Whatever id or log-probability is changed, T209 names its turn and nothing else."""
+    rows = native_rows(n=3, turns=4)
+    row = data.draw(st.integers(0, 2))
+    k = data.draw(st.integers(0, 3))
+    name = data.draw(st.sampled_from(["prompt_delta_ids", "generation_token_ids", "generation_log_probs"]))
+    values = rows[row]["turns"][k][name]
+    at = data.draw(st.integers(0, len(values) - 1))
+    values[at] = -0.125 if name == "generation_log_probs" else values[at] ^ 1
+    report = validate(write_native(tmp_path, rows, suffix), select=["T"])
+    assert [(v.code, v.row, v.turn) for v in report.violations] == [("T209", row, k)]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_break_has_the_position_where_it_begins(tmp_path: Path, suffix: str) -> None:
+    """A prompt that rewrites a generated token is T200 at that token; the turns after it are fine."""
+    calls = [([1, 2], [3, 4]), ([1, 2, 3, 9, 5], [6, 7]), ([1, 2, 3, 9, 5, 6, 7, 8], [9])]
+    report = validate(write_native(tmp_path, [rollout("t", 0, 1.0, calls)], suffix), select=["T"])
+    assert [(v.code, v.turn, v.position) for v in report.violations] == [("T200", 1, 3)]
+
+
+def test_a_retry_and_a_branch_are_information(tmp_path: Path) -> None:
+    """The same prompt again is T211, and so is another tool answer to an earlier call; neither is an error."""
+    calls = [([1, 2], [3, 4]), ([1, 2], [3, 5]), ([1, 2, 3, 5, 10, 11], [6]), ([1, 2, 3, 5, 20, 21], [7])]
+    report = validate(write_native(tmp_path, [rollout("t", 0, 1.0, calls)], "parquet"), select=["T"])
+    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T211", 1, "info"), ("T211", 3, "info")]
+    assert report.ok
+
+
+def test_swapped_turns_are_out_of_order(tmp_path: Path) -> None:
+    """A turn whose prompt ++ generation begins an earlier turn's prompt is T208."""
+    calls = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6, 7]), ([1, 2, 3, 4, 5, 6, 7, 8], [9])]
+    report = validate(
+        write_native(tmp_path, [rollout("t", 0, 1.0, [calls[0], calls[2], calls[1]])], "parquet"), select=["T2"]
+    )
+    assert [(v.code, v.turn) for v in report.violations] == [("T208", 2)]
+
+
+def test_a_prefix_that_is_not_the_longest_is_found(tmp_path: Path) -> None:
+    """A delta that repeats what the parent already holds is T210 even when its digest fits."""
+    rows = native_rows(n=1)
+    last = rows[0]["turns"][3]
+    parent = rows[0]["turns"][2]
+    last["prefix_length"] -= 1
+    last["prompt_delta_ids"].insert(0, parent["generation_token_ids"][-1])
+    reseal(rows[0])
+    rows[0]["n_context_tokens"] += 1
+    report = validate(write_native(tmp_path, rows, "parquet"))
+    assert [(v.code, v.turn) for v in report.violations] == [("T210", 3)]
+
+
+def test_missing_ids_are_an_error_unless_the_whole_file_has_none(tmp_path: Path) -> None:
+    """T205 warns in a file of texts, and is an error beside rollouts that have ids."""
+    texts = [rollout(f"t{i}", 0, 1.0, []) for i in range(2)]
+    report = validate(write_native(tmp_path, texts, "parquet"), select=["T205"])
+    assert [(v.row, v.severity) for v in report.violations] == [(0, "warning"), (1, "warning")]
+    mixed = validate(write_native(tmp_path, [*native_rows(n=1), *texts], "jsonl"), select=["T205"])
+    assert [(v.row, v.severity) for v in mixed.violations] == [(1, "error"), (2, "error")]
+
+
+def test_an_empty_generation_is_information(tmp_path: Path) -> None:
+    """A call that generated nothing is T212, not missing data."""
+    rows = [rollout("t", 0, 1.0, [([1, 2], []), ([1, 2, 3], [4])])]
+    report = validate(write_native(tmp_path, rows, "parquet"), select=["T"])
+    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T212", 0, "info")]
+
+
+def test_duplicates_and_groups_are_seen_across_files(tmp_path: Path) -> None:
+    """D701, D702 and R503 hold over all files of a glob."""
+    same = [([1, 2], [3, 4])]
+    for index, name in enumerate(["a", "b"]):
+        (tmp_path / name).mkdir()
+        write_native(tmp_path / name, [rollout("t", index, 1.0, same), rollout("x", 0, 0.5, [([7], [8])])], "parquet")
+    report = validate(str(tmp_path / "*" / "rollouts.parquet"))
+    assert [(v.code, v.row) for v in report.violations] == [("R503", 0), ("D702", 0), ("D701", 1)]
+    assert Path(report.violations[1].file or "").parent.name == "b"
+
+
+def test_a_run_folder_brings_its_settings(tmp_path: Path) -> None:
+    """run.json decides L304, the vocabulary, and whether a missing reward is an error."""
+    from gymdata.store import write_run_json
+
+    run = write_run(tmp_path / "run", native_rows(n=2))
+    rows = native_rows(n=2)
+    rows[1]["reward"] = None
+    run = write_run(tmp_path / "run", rows)
+    facts = {
+        "run_id": "r", "engine": {"vocab_size": 990}, "files": [],
+        "identity": {"temperature": 0.7, "logprobs_mode": "raw_logprobs", "top_p": 0.9, "rewards": [{"name": "exact"}]},
+    }  # fmt: skip
+    write_run_json(run, facts)
+    report = validate(run)
+    assert [(v.code, v.severity) for v in report.violations] == [("L304", "warning"), ("R501", "error")]
+    write_run_json(run, facts | {"engine": {"vocab_size": 500}})
+    largest = max(i for r in rows for t in r["turns"] for i in t["generation_token_ids"] + t["prompt_delta_ids"])
+    assert largest >= 500
+    assert "T206" in validate(run).by_code
+
+
+def test_select_ignore_and_strict(tmp_path: Path) -> None:
+    """Prefixes select and ignore codes; strict makes warnings errors."""
+    rows = native_rows(n=2)
+    rows[0]["reward"] = rows[1]["reward"] = 1.0
+    rows[0]["turns"][0]["digest"] += 1
+    path = write_native(tmp_path, rows, "parquet")
+    assert validate(path).by_code == {"R503": 1, "T209": 1}
+    assert validate(path, select=["T2"]).by_code == {"T209": 1}
+    assert validate(path, ignore=["T", "R5"]).by_code == {}
+    assert validate(path, ignore=["T"]).errors == 0
+    assert validate(path, ignore=["T"], strict=True).errors == 1
+
+
+def test_bad_lines_are_named_and_hide_nothing(tmp_path: Path) -> None:
+    """Unreadable and mistyped rows are S1xx at their row, and the rows around them are still checked."""
+    import orjson
+
+    good = write_native(tmp_path, native_rows(n=4), "jsonl").read_text().splitlines()
+    floats = orjson.loads(good[1])
+    floats["turns"][1]["generation_token_ids"][2] = 3.0
+    nested = orjson.loads(good[1])
+    nested["turns"][0]["prompt_delta_ids"] = [nested["turns"][0]["prompt_delta_ids"]]
+    literal = good[2].replace('"generation_log_probs":[-1.0', '"generation_log_probs":[NaN', 1)
+    headless = orjson.loads(good[1])
+    del headless["turns"]
+    lines = ["\ufeff" + good[0], "{oops", "", floats, nested, headless, literal + "\r", "[1]", good[3][:-9]]
+    report = validate(
+        write_lines(tmp_path / "odd.jsonl", [x if isinstance(x, str) else orjson.dumps(x).decode() for x in lines])
+    )
+    found = [(v.row, v.code, v.turn, v.position) for v in report.violations if v.code[0] in "SL"]
+    assert found == [
+        (1, "S101", None, None),
+        (2, "S102", 1, 2),
+        (3, "S102", 0, 0),
+        (4, "S103", None, None),
+        (5, "L302", 0, 0),
+        (6, "S101", None, None),
+        (7, "S101", None, None),
+    ]
+    assert report.rollouts == 2
+
+
+def test_a_cut_or_foreign_parquet_is_a_finding(tmp_path: Path) -> None:
+    """A truncated file is S101, missing columns are S103, a newer table S104; never an exception."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = write_native(tmp_path, native_rows(), "parquet")
+    table = pq.read_table(path)
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(path.read_bytes()[:-100])
+    assert validate(cut).by_code == {"S101": 1}
+    pq.write_table(table.drop_columns(["reward", "group_id"]), tmp_path / "less.parquet")
+    assert [v.expected for v in validate(tmp_path / "less.parquet").violations] == ["group_id", "reward"]
+    newer = table.replace_schema_metadata({b"gymdata.schema": b"rollouts", b"gymdata.version": b"99"})
+    pq.write_table(newer, tmp_path / "newer.parquet")
+    assert validate(tmp_path / "newer.parquet").by_code == {"S104": 1}
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    assert set(validate(tmp_path / "other.parquet").by_code) == {"S103"}
+
+
+def test_files_with_many_row_groups_or_one_keep_their_rows(tmp_path: Path) -> None:
+    """Row numbers and findings do not depend on how the file is cut, nor on large list types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = native_rows(n=12)
+    rows[7]["turns"][2]["digest"] += 1
+    path = write_native(tmp_path, rows, "parquet")
+    table = pq.read_table(path)
+    for size in (1, 5, 100):
+        pq.write_table(table, tmp_path / f"{size}.parquet", row_group_size=size)
+        report = validate(tmp_path / f"{size}.parquet")
+        assert [(v.code, v.row, v.turn) for v in report.violations] == [("T209", 7, 2)]
+    large = pa.large_list(table.schema.field("turns").type.value_type)
+    at = table.schema.get_field_index("turns")
+    pq.write_table(
+        table.set_column(at, pa.field("turns", large), table.column("turns").cast(large)), tmp_path / "l.parquet"
+    )
+    assert [(v.code, v.row, v.turn) for v in validate(tmp_path / "l.parquet").violations] == [("T209", 7, 2)]

@@ -1,0 +1,231 @@
+"""Validation of NeMo Gym rows: faults at their place, hostile rows named, the same findings however the file is read."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gymdata.adapters.formats import nemo_gym, nemo_parts, nemo_rows
+from gymdata.api.validation import validate
+from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
+from tests.validate.generate import nemo_rows as clean_rows
+
+
+def put(row: dict[str, Any], turn: int, name: str, at: int, value: Any) -> None:
+    with_ids(row, turn)[name][at] = value
+
+
+def drop(row: dict[str, Any], turn: int, *names: str, value: Any = None) -> None:
+    for name in names or ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+        with_ids(row, turn)[name] = value
+
+
+def swap(row: dict[str, Any], a: int, b: int) -> None:
+    first, second = with_ids(row, a), with_ids(row, b)
+    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+        first[name], second[name] = second[name], first[name]
+
+
+def repeat(row: dict[str, Any], first: int, second: int) -> None:
+    with_ids(row, second)["prompt_token_ids"] = with_ids(row, first)["prompt_token_ids"]
+
+
+def asked(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return row["responses_create_params"]["input"]
+
+
+GENERATED = ("generation_token_ids", "generation_log_probs")
+PLANTS = [
+    Plant("history rewritten", "T200", 2, 1, lambda r: put(r, 2, "prompt_token_ids", 1, 999)),
+    Plant("front dropped", "T200", 3, 0, lambda r: with_ids(r, 3)["prompt_token_ids"].pop(0)),
+    Plant("swapped turns", "T208", 2, None, lambda r: swap(r, 1, 2)),
+    Plant("repeated prompt", "T211", 3, None, lambda r: repeat(r, 2, 3)),
+    Plant("no prompt ids", "T205", 1, None, lambda r: drop(r, 1, "prompt_token_ids")),
+    Plant("null ids", "T205", 1, None, lambda r: drop(r, 1)),
+    Plant("empty ids", "T205", 1, None, lambda r: drop(r, 1, value=[])),
+    Plant("empty generation", "T205", 3, None, lambda r: drop(r, 3, *GENERATED, value=[])),
+    Plant("negative id", "T206", 3, 0, lambda r: put(r, 3, "generation_token_ids", 0, -1)),
+    Plant("huge id", "T206", 3, 1, lambda r: put(r, 3, "generation_token_ids", 1, 2**40)),
+    Plant("log-prob missing", "L301", 2, None, lambda r: with_ids(r, 2)["generation_log_probs"].pop()),
+    Plant("log-probs missing", "L301", 0, None, lambda r: drop(r, 0, "generation_log_probs")),
+    Plant("NaN", "L302", 1, 1, lambda r: put(r, 1, "generation_log_probs", 1, math.nan)),
+    Plant("minus infinity", "L302", 0, 0, lambda r: put(r, 0, "generation_log_probs", 0, -math.inf)),
+    Plant("spelled NaN", "L302", 1, 1, lambda r: put(r, 1, "generation_log_probs", 1, "NaN")),
+    Plant("positive", "L303", 2, 0, lambda r: put(r, 2, "generation_log_probs", 0, 0.25)),
+    Plant("text for an id", "S102", 1, 1, lambda r: put(r, 1, "prompt_token_ids", 1, "7")),
+    Plant("float for an id", "S102", 1, 1, lambda r: put(r, 1, "prompt_token_ids", 1, 7.0)),
+    Plant("boolean for an id", "S102", 1, 1, lambda r: put(r, 1, "generation_token_ids", 1, True)),
+    Plant("id beyond 64 bits", "S102", 1, 1, lambda r: put(r, 1, "generation_token_ids", 1, 2**70)),
+    Plant("nested ids", "S102", 2, 0, lambda r: put(r, 2, "generation_token_ids", 0, [3])),
+    Plant("ids as an object", "S102", 2, None, lambda r: with_ids(r, 2).update(prompt_token_ids={"a": 1})),
+    Plant("reward as text", "S102", None, None, lambda r: r.update(reward="good")),
+    Plant("no reward", "R501", None, None, lambda r: r.pop("reward")),
+    Plant("infinite reward", "R502", None, None, lambda r: r.update(reward=math.inf)),
+    Plant("no response", "S103", None, None, lambda r: r.pop("response")),
+    Plant("no output", "S103", None, None, lambda r: r["response"].pop("output")),
+    Plant("output of the wrong kind", "S102", None, None, lambda r: r["response"].update(output="text")),
+    Plant("item of the wrong kind", "S102", None, None, lambda r: r["response"]["output"].append("text")),
+    Plant("late system", "M401", None, None, lambda r: asked(r).append({"role": "system", "content": "s"})),
+    Plant("unknown call", "M403", None, None, lambda r: r["response"]["output"][2].update(call_id="nobody")),
+    Plant("tool output lost", "M402", 1, None, lambda r: r["response"]["output"].pop(2)),
+    Plant("no assistant", "M404", None, None, lambda r: r["response"].update(output=[])),
+]  # fmt: skip
+
+
+def test_clean_rows_are_never_flagged(tmp_path: Path) -> None:
+    """Reasoning, calls, tool outputs and brackets in texts give an empty report that counts unique tokens."""
+    rows = clean_rows(n=6, turns=5)
+    report = validate(write_lines(tmp_path / "a.jsonl", rows))
+    assert report.violations == []
+    assert (report.rollouts, report.turns) == (6, 30)
+    last = [with_ids(r, 4) for r in rows]
+    assert report.tokens == sum(len(i["prompt_token_ids"]) + len(i["generation_token_ids"]) for i in last)
+
+
+@pytest.mark.parametrize("way", ["simdjson", "json"])
+@pytest.mark.parametrize("fault", PLANTS, ids=lambda f: f.name)
+def test_planted_fault_is_found_at_its_place(
+    tmp_path: Path, fault: Plant, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fault in one row is found in that row, turn and position, alone, with and without the fast parser."""
+    if way == "json":
+        monkeypatch.setattr(nemo_gym, "_fast_parser", lambda: None)
+    report = validate(write_lines(tmp_path / "a.jsonl", plant(clean_rows(), fault, 3)))
+    assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [
+        (fault.code, 3, fault.turn, fault.position)
+    ]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_one_mutated_token_is_found_at_exactly_that_place(tmp_path: Path, data: st.DataObject) -> None:
+    """A changed id of an earlier turn in a prompt is a T200 at that position of that turn."""
+    rows = clean_rows(n=2, turns=4)
+    turn = data.draw(st.integers(1, 3))
+    before = with_ids(rows[1], turn - 1)
+    held = len(before["prompt_token_ids"]) + len(before["generation_token_ids"])
+    at = data.draw(st.integers(0, held - 1))
+    put(rows[1], turn, "prompt_token_ids", at, 995)
+    report = validate(write_lines(tmp_path / "m.jsonl", rows), select=["T"])
+    assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [("T200", 1, turn, at)]
+
+
+def test_hostile_lines_are_named_and_hide_nothing(tmp_path: Path) -> None:
+    """Torn, mistyped and odd lines are findings at their row; rows around them are read."""
+    good = [json.dumps(r) for r in clean_rows(n=4)]
+    twice = good[1].replace('"prompt_token_ids"', '"prompt_token_ids": [1], "prompt_token_ids"', 1)
+    surrogate = good[1].replace("q0", "\\ud800")
+    deep = good[1].replace('"q0"', "[" * 3000 + "]" * 3000)
+    big = good[1].replace("q0", "x" * 2_000_000)
+    wide = good[1].replace('"tools": []', '"tools": [], "metadata": 1180591620717411303424')
+    lines = [
+        "\ufeff" + good[0], "<PLACEHOLDER ROW>", "", twice, surrogate, wide + "\r", "[1, 2]", "null", good[2][:-20],
+        big, deep,
+    ]  # fmt: skip
+    path = tmp_path / "a.jsonl"
+    path.write_bytes("\n".join(lines).encode() + b'\n{"response": "\xff"}\n' + good[3].encode())
+    report = validate(path, ignore=["D", "R503"])
+    assert [(v.row, v.code) for v in report.violations if v.code[0] == "S"] == [
+        (1, "S101"), (2, "S102"), (3, "S101"), (5, "S101"), (6, "S101"), (7, "S101"), (9, "S101"), (10, "S101"),
+    ]  # fmt: skip
+    assert report.rollouts == 4
+
+
+def test_a_file_without_ids_only_warns(tmp_path: Path) -> None:
+    """Real rollouts often have no ids: a warning for every model call, and errors when other rows have them."""
+    rows = clean_rows(n=2, turns=2)
+    for item in rows[1]["response"]["output"]:
+        for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+            item.pop(name, None)
+    report = validate(write_lines(tmp_path / "a.jsonl", rows[1:]), select=["T", "L", "M", "S"])
+    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T205", 0, "warning"), ("T205", 1, "warning")]
+    assert report.ok
+    mixed = validate(write_lines(tmp_path / "b.jsonl", rows), select=["T"])
+    assert [(v.code, v.row, v.severity) for v in mixed.violations] == [("T205", 1, "error")] * 2
+
+
+def test_duplicates_and_groups(tmp_path: Path) -> None:
+    """The same row twice, the same generations in a group, and equal rewards of a group."""
+    rows = clean_rows(n=4)
+    rows[1]["reward"] = rows[0]["reward"]
+    for turn in range(4):
+        for name in ("prompt_token_ids", "generation_token_ids"):
+            with_ids(rows[3], turn)[name] = with_ids(rows[2], turn)[name]
+        size = len(with_ids(rows[2], turn)["generation_token_ids"])
+        with_ids(rows[3], turn)["generation_log_probs"] = [-1.0] * size
+    report = validate(write_lines(tmp_path / "a.jsonl", [*rows, rows[2]]))
+    assert [(v.code, v.row) for v in report.violations] == [("R503", 0), ("D702", 3), ("D701", 4)]
+
+
+def test_sampling_settings_and_vocabulary(tmp_path: Path) -> None:
+    """Greedy rows are L304 once, and --tokenizer bounds the ids."""
+    rows = clean_rows(n=4)
+    for row in rows:
+        row["responses_create_params"]["temperature"] = 0.0
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert validate(path).by_code == {"L304": 1}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 899}}, "added_tokens": []}))
+    ids = {v.got for v in validate(path, tokenizer=tmp_path).violations if v.code == "T206"}
+    assert ids
+    assert all(int(i or 0) >= 900 for i in ids)
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches that begin anywhere, joined, give what one scan gives; so does a second process, and gzip."""
+    rows = clean_rows(n=9)
+    put(rows[4], 3, "generation_token_ids", 0, -1)
+    put(rows[8], 2, "generation_log_probs", 0, 0.5)
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(["", json.dumps(rows[0]), "", *map(json.dumps, rows[1:])]) + end)
+    size = path.stat().st_size
+    whole = nemo_gym.scan(path)
+    assert [(v.code, v.row) for v in whole.violations] == [("T206", 4), ("L303", 8)]
+    assert whole.rows == 9
+    for cut in [1, 2, *np.linspace(3, size - 1, 60).astype(int).tolist(), size]:
+        first = nemo_parts._stretch(path, 0, cut, nemo_gym.Scanner())
+        first.append(nemo_parts._stretch(path, cut, size, nemo_gym.Scanner()))
+        assert (first.rows, first.violations, first.across) == (9, whole.violations, whole.across)
+    monkeypatch.setattr(nemo_parts, "WORTH_SPLITTING", 1)
+    monkeypatch.setattr(nemo_parts, "_may_fork", lambda: True)
+    forked = nemo_gym.scan(path, processes=2)
+    assert (forked.violations, forked.across, forked.tokens) == (whole.violations, whole.across, whole.tokens)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert validate(tmp_path / "a.jsonl.gz").by_code == {"L303": 1, "T206": 1}
+
+
+def test_both_parsers_agree_on_rows(tmp_path: Path) -> None:
+    """simdjson and json bring every plantable row into the same shape, or the fast one leaves it to the slow one."""
+    simdjson = pytest.importorskip("simdjson")
+    for fault in PLANTS:
+        line = json.dumps(plant(clean_rows(n=1), fault, 0)[0]).encode()
+        fast = nemo_rows.fast(simdjson.Parser(), line)
+        if fast is not None:
+            assert fast == nemo_rows.slow(line)
+
+
+def test_other_shapes_of_real_files(tmp_path: Path) -> None:
+    """Input as text or missing, user messages inside the output, nested output lists, endings without an answer."""
+    calls = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])]
+    rows = [nemo_row(calls, f"q{i}", float(i), i) for i in range(5)]
+    for row in rows:
+        # Not the same generations.
+        row["task_index"] = row["response"]["id"]
+    rows[0]["responses_create_params"]["input"] = "q"
+    del rows[1]["responses_create_params"]["input"]
+    rows[2]["response"]["output"].insert(3, {"role": "user", "content": "go on", "type": "message"})
+    rows[3]["response"]["output"] = [rows[3]["response"]["output"]]
+    tail = copy.deepcopy(rows[4]["response"]["output"][0])
+    rows[4]["response"]["output"].append({"type": "function_call_output", "call_id": "c0", "output": "late"})
+    rows[4]["response"]["output"].append(tail)
+    report = validate(write_lines(tmp_path / "a.jsonl", rows))
+    assert [(v.code, v.row, v.turn) for v in report.violations] == [("T205", 4, 2)]
