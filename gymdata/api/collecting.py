@@ -332,7 +332,8 @@ def _run_async(work: Any) -> _Done:
         asyncio.get_running_loop()
     except RuntimeError:
         try:
-            return asyncio.run(work)
+            result_now: _Done = asyncio.run(work)
+            return result_now
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
     result: list[_Done] = []

@@ -57,7 +57,9 @@ class LetterChat:
 
 def add_or_answer(prompt: Sequence[int], rng: random.Random) -> str:
     """Call the tool until two answers were seen, then say a digit."""
-    return f'CALL add {{"a": {rng.randrange(9)}, "b": 1}}' if list(prompt).count(ROLE["tool"]) < 2 else rng.choice("0123")
+    return (
+        f'CALL add {{"a": {rng.randrange(9)}, "b": 1}}' if list(prompt).count(ROLE["tool"]) < 2 else rng.choice("0123")
+    )
 
 
 def one_digit(prompt: Sequence[int], rng: random.Random) -> str:
@@ -125,7 +127,11 @@ class FakeSampler:
 
 
 def parts(
-    sampler: FakeSampler | None = None, *, env: str | None = None, rewards: Sequence[str] = (), tool_timeout_s: float = 5.0
+    sampler: FakeSampler | None = None,
+    *,
+    env: str | None = None,
+    rewards: Sequence[str] = (),
+    tool_timeout_s: float = 5.0,
 ) -> Parts:
     """A run's parts with the fakes in the engine's and the tokenizer's place."""
     return Parts(

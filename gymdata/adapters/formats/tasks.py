@@ -280,7 +280,7 @@ def _open(file: Path) -> Iterator[IO[bytes]]:
             import zstandard
 
             try:
-                yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))  # type: ignore[arg-type]
+                yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
             except zstandard.ZstdError as error:
                 raise DataError.unreadable(file, str(error)) from error
         else:

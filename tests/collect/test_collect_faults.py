@@ -1,0 +1,253 @@
+"""Failures, limits, resuming and stopping, with a deterministic engine at the port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.api.collecting import collect
+from gymdata.errors import DataError, OutsideError, StoreError
+from gymdata.ports import SampleRequest
+from gymdata.store import read_run_json
+from tests.collect.fake_parts import FakeSampler, add_or_answer, engine_fault, parts
+from tests.collect.test_collect_rows import rows_of
+
+Tasks = Callable[..., Path]
+
+
+def failures_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+
+
+def test_a_failed_turn_keeps_the_turns_before_it(tasks: Tasks, tmp_path: Path, adder: str) -> None:
+    """An engine error in turn 1 leaves turn 0's ids and log-probs in failures.jsonl, and no rollout."""
+
+    async def fail_second(request: SampleRequest) -> None:
+        if request.request_id.endswith("-1"):
+            raise engine_fault()
+
+    made = parts(FakeSampler(add_or_answer, before=fail_second), env=adder)
+    summary = collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=made)
+    (record,) = failures_of(tmp_path / "run")
+    assert (record["kind"], record["place"], record["attempt"]) == ("engine", "turn 1", 1)
+    assert len(record["turns"]) == 1
+    assert len(record["turns"][0]["generation_log_probs"]) == len(record["turns"][0]["generation_token_ids"]) > 0
+    assert (summary.rollouts, summary.failures, summary.owed, summary.exit_code) == (0, 1, 1, 1)
+
+
+def test_failures_are_owed_until_the_attempts_are_used_up(tasks: Tasks, tmp_path: Path) -> None:
+    """Each call tries a failed rollout once more; after --max-attempts none is tried; --give-up makes that exit 0."""
+    bad = "q1"
+
+    async def fail(request: SampleRequest) -> None:
+        if bytes(i for i in request.prompt_token_ids if i < 256).decode() == bad:
+            raise engine_fault()
+
+    settings: dict[str, Any] = {"tasks": str(tasks(3)), "output": tmp_path / "run", "max_attempts": 2}
+    owed = []
+    for _ in range(3):
+        sampler = FakeSampler(before=fail)
+        summary = collect(parts=parts(sampler), **settings)
+        owed.append((summary.owed, summary.exhausted, len(sampler.requests), summary.exit_code))
+    assert owed == [(1, 0, 3, 1), (0, 1, 1, 1), (0, 1, 0, 1)]
+    assert [f["attempt"] for f in failures_of(tmp_path / "run")] == [1, 2]
+    assert collect(parts=parts(), give_up=True, **settings).exit_code == 0
+    assert collect(parts=parts(), **{**settings, "max_attempts": 3}).rollouts == 3
+
+
+def test_a_dead_engine_stops_everything_and_costs_no_attempt(tasks: Tasks, tmp_path: Path) -> None:
+    """When the engine dies the command ends with the engine's error; what was in flight is owed with no attempt used."""
+    seen = 0
+
+    async def die(request: SampleRequest) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 5:
+            raise engine_fault("the engine died", fatal=True)
+
+    with pytest.raises(OutsideError, match="the engine died") as caught:
+        collect(
+            tasks=str(tasks(50)),
+            output=tmp_path / "run",
+            max_attempts=1,
+            concurrency=4,
+            parts=parts(FakeSampler(before=die)),
+        )
+    assert caught.value.exit_code == 3
+    assert seen <= 5 + 4
+    assert all(not f["counts"] for f in failures_of(tmp_path / "run"))
+    summary = collect(tasks=str(tasks(50)), output=tmp_path / "run", max_attempts=1, parts=parts())
+    assert (summary.rollouts, summary.exit_code) == (50, 0)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tasks: Tasks, tmp_path: Path, adder: str) -> None:
+    """Stopped by a dead engine and resumed with more rollouts, the rows are those of one uninterrupted run."""
+    count = 0
+
+    async def die(request: SampleRequest) -> None:
+        nonlocal count
+        count += 1
+        if count > 17:
+            raise engine_fault(fatal=True)
+
+    settings: dict[str, Any] = {"tasks": str(tasks(6)), "seed": 4, "run_id": "one"}
+    with pytest.raises(OutsideError):
+        collect(
+            output=tmp_path / "a",
+            num_rollouts=2,
+            parts=parts(FakeSampler(add_or_answer, before=die), env=adder),
+            **settings,
+        )
+    collect(output=tmp_path / "a", num_rollouts=3, parts=parts(FakeSampler(add_or_answer), env=adder), **settings)
+    collect(output=tmp_path / "b", num_rollouts=3, parts=parts(FakeSampler(add_or_answer), env=adder), **settings)
+    assert rows_of(tmp_path / "a") == rows_of(tmp_path / "b")
+
+
+def test_doing_it_twice_starts_no_engine(tasks: Tasks, tmp_path: Path) -> None:
+    """The same command again is a no-op with exit code 0, and keeps the seed that was drawn."""
+    collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=parts())
+    seed = read_run_json(tmp_path / "run")["identity"]["seed"]
+    sampler = FakeSampler()
+    summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=parts(sampler))
+    assert (sampler.started, summary.new_rollouts, summary.rollouts, summary.exit_code) == (0, 0, 2, 0)
+    assert read_run_json(tmp_path / "run")["identity"]["seed"] == seed
+
+
+def test_more_tasks_and_rollouts_may_be_asked_for(tasks: Tasks, tmp_path: Path) -> None:
+    """-r, -n and new tasks grow a run; only what is missing is sampled."""
+    collect(tasks=str(tasks(3)), output=tmp_path / "run", limit=2, parts=parts())
+    sampler = FakeSampler()
+    summary = collect(tasks=str(tasks(4)), output=tmp_path / "run", num_rollouts=2, parts=parts(sampler))
+    assert (len(sampler.requests), summary.rollouts) == (6, 8)
+
+
+def test_an_edited_task_is_refused(tasks: Tasks, tmp_path: Path) -> None:
+    """A task_id whose content changed since its rollouts were collected is an error that names it."""
+    path = tasks(2)
+    collect(tasks=str(path), output=tmp_path / "run", parts=parts())
+    path.write_text(path.read_text().replace('"q1"', '"q1, please"'))
+    with pytest.raises(StoreError, match="'t1'"):
+        collect(tasks=str(path), output=tmp_path / "run", parts=parts())
+
+
+def test_a_time_limit_truncates_with_what_there_is(tasks: Tasks, tmp_path: Path, adder: str) -> None:
+    """A rollout that runs out of time is truncated, scored, keeps its turns, and is no failure."""
+
+    async def hang(request: SampleRequest) -> None:
+        if request.request_id.endswith("-1"):
+            await asyncio.Event().wait()
+
+    for groups in (False, True):
+        made = parts(FakeSampler(add_or_answer, before=hang, groups=groups), env=adder, rewards=["numeric"])
+        run = tmp_path / f"run{groups}"
+        summary = collect(tasks=str(tasks(1)), output=run, time_limit=0.2, num_rollouts=2, parts=made)
+        for row in rows_of(run):
+            assert (row["status"], row["stop_reason"], row["n_turns"], row["reward"]) == (
+                "truncated",
+                "time_limit",
+                1,
+                0.0,
+            )
+        assert (summary.failures, summary.exit_code) == (0, 0)
+
+
+def test_a_time_limit_in_the_first_turn_keeps_what_was_asked(tasks: Tasks, tmp_path: Path) -> None:
+    """Without any answer the row has one turn with the prompt and an empty generation."""
+
+    async def hang(request: SampleRequest) -> None:
+        await asyncio.Event().wait()
+
+    for groups in (False, True):
+        run = tmp_path / f"run{groups}"
+        made = parts(FakeSampler(before=hang, groups=groups))
+        collect(tasks=str(tasks(1)), output=run, time_limit=0.1, num_rollouts=2, parts=made)
+        for row in rows_of(run):
+            assert row["stop_reason"] == "time_limit"
+            assert row["turns"][0]["generation_token_ids"] == []
+            assert len(row["turns"][0]["prompt_delta_ids"]) > 0
+
+
+def test_a_prompt_without_room_is_a_failure(tasks: Tasks, tmp_path: Path) -> None:
+    """A task that does not fit the context is no rollout: it is a failure that gives both lengths."""
+    summary = collect(tasks=str(tasks(1)), output=tmp_path / "run", max_context=4, parts=parts())
+    (record,) = failures_of(tmp_path / "run")
+    assert "5 tokens, the context limit is 4" in record["message"]
+    assert summary.rollouts == 0
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_one_ctrl_c_drains_and_seals(tasks: Tasks, tmp_path: Path, groups: bool) -> None:
+    """After the first Ctrl-C nothing new starts, what is in flight is finished and sealed, and the exit code is 130."""
+    sampler: FakeSampler
+
+    async def interrupt(request: SampleRequest) -> None:
+        if len(sampler.requests) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0)
+
+    sampler = FakeSampler(before=interrupt, groups=groups)
+    path = str(tasks(500))
+    summary = collect(tasks=path, output=tmp_path / "run", concurrency=4, parts=parts(sampler))
+    assert summary.exit_code == 130
+    assert 3 <= summary.rollouts < 100
+    assert sampler.closed == 1
+    assert not list((tmp_path / "run" / "rollouts").glob("*.journal"))
+    assert collect(tasks=path, output=tmp_path / "run", parts=parts()).rollouts == 500
+
+
+def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None:
+    """The second Ctrl-C ends at once although the engine hangs; what was finished is sealed, the rest is owed."""
+    sampler: FakeSampler
+
+    async def hang(request: SampleRequest) -> None:
+        if len(sampler.requests) < 3:
+            return
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    sampler = FakeSampler(before=hang)
+    summary = collect(tasks=str(tasks(20)), output=tmp_path / "run", concurrency=1, parts=parts(sampler))
+    assert (summary.exit_code, summary.rollouts, summary.owed) == (130, 2, 18)
+    assert sampler.closed == 1
+    assert not (tmp_path / "run" / "failures.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_task_file_is_an_error_before_anything_is_made(tmp_path: Path, text: str) -> None:
+    """No tasks: a DataError, no run folder, no engine."""
+    (tmp_path / "none.jsonl").write_text(text)
+    sampler = FakeSampler()
+    with pytest.raises(DataError, match="holds no rows"):
+        collect(tasks=str(tmp_path / "none.jsonl"), output=tmp_path / "run", parts=parts(sampler))
+    assert not (tmp_path / "run").exists()
+    assert sampler.started == 0
+
+
+def test_a_full_disk_loses_nothing_that_was_journaled(tasks: Tasks, tmp_path: Path, monkeypatch: Any) -> None:
+    """When a row cannot be written the command ends with exit code 3, and the next call goes on from the rows there."""
+    from gymdata.store import Run
+
+    real, written = Run.append, 0
+
+    def append(self: Run, row: Any) -> None:
+        nonlocal written
+        written += 1
+        if written == 4:
+            raise StoreError.disk(self.folder, "No space left on device")
+        real(self, row)
+
+    monkeypatch.setattr(Run, "append", append)
+    with pytest.raises(StoreError, match="No space left") as caught:
+        collect(tasks=str(tasks(9)), output=tmp_path / "run", parts=parts())
+    assert caught.value.exit_code == 3
+    assert len(rows_of(tmp_path / "run")) >= 3
+    assert collect(tasks=str(tasks(9)), output=tmp_path / "run", parts=parts()).rollouts == 9

@@ -1,0 +1,232 @@
+"""Tools from a Python file: what the policy is told, and what is the environment's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.adapters.environments import load_environment
+from gymdata.adapters.environments.python_tools import MAX_OUTPUT_BYTES
+from gymdata.errors import OutsideError, UsageError
+from gymdata.ports import StepResult, Task
+
+SOURCE = '''
+import threading
+
+class Box:
+    """Tools that behave in every way."""
+
+    def reset(self, **task):
+        self.task = task
+        return task.get("greeting")
+
+    def echo(self, text: str) -> str:
+        """Say it.
+
+        Args:
+            text: what to say
+        """
+        return text
+
+    def data(self) -> dict:
+        """Give something that is no text."""
+        return {"n": [1, 2]}
+
+    def fail(self) -> str:
+        """Raise."""
+        raise ValueError("no such thing")
+
+    def leave(self) -> str:
+        """Exit."""
+        raise SystemExit(3)
+
+    def hang(self) -> str:
+        """Never answer."""
+        threading.Event().wait()
+
+    def flood(self) -> str:
+        """Answer ten megabytes."""
+        return "é" * 5_000_000
+
+    def broken(self) -> str:
+        """Answer with what no file can hold."""
+        return "a\\ud800b"
+
+    async def later(self) -> str:
+        """Answer later."""
+        return "later"
+
+    def get_reward(self):
+        return 0.25
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: one
+        b: other
+    """
+    return a + b
+
+TOOLS = [add]
+
+def undocumented(a):
+    return a
+
+class Sulks:
+    def reset(self, **task):
+        raise RuntimeError("not today")
+
+    def go(self) -> str:
+        """Go."""
+        return ""
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "box.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def calls(*wanted: tuple[str, Any]) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": f"c{i}", "type": "function", "function": {"name": n, "arguments": a}}
+            for i, (n, a) in enumerate(wanted)
+        ],
+    }
+
+
+def step(file: Path, message: dict[str, Any], name: str = "Box", timeout_s: float = 0.5, **row: Any) -> StepResult:
+    """Start an episode and step it once."""
+
+    async def run() -> StepResult:
+        environment = load_environment(f"{file}:{name}", tool_timeout_s=timeout_s)
+        task = Task("t", [{"role": "user", "content": "q"}], None, row, "h")
+        episode = await environment.start(task, 0)
+        try:
+            return await episode.step(message)
+        finally:
+            await episode.close()
+
+    return asyncio.run(run())
+
+
+def test_tools_answer_in_order(file: Path) -> None:
+    """Each call is answered by a tool message with its name and id; what is no text is written as JSON."""
+    result = step(file, calls(("echo", {"text": "hi"}), ("data", {}), ("later", {})))
+    assert not result.done
+    assert [(m["name"], m["tool_call_id"], m["content"]) for m in result.messages] == [
+        ("echo", "c0", "hi"),
+        ("data", "c1", '{"n": [1, 2]}'),
+        ("later", "c2", "later"),
+    ]
+
+
+def test_no_call_ends_the_episode_with_the_environments_reward(file: Path) -> None:
+    """A message without tool calls is the end, and get_reward gives the last turn's reward."""
+    result = step(file, {"role": "assistant", "content": "done"})
+    assert (result.done, result.reward, result.messages) == (True, 0.25, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("fail", {}, "no such thing"),
+        ("leave", {}, "SystemExit: 3"),
+        ("nothing", {}, "there is no tool 'nothing'"),
+        ("reset", {}, "there is no tool 'reset'"),
+        ("echo", {}, "missing a required argument: 'text'"),
+        ("echo", {"text": "a", "loud": True}, "unexpected keyword argument 'loud'"),
+        ("echo", "text", "must be a JSON object"),
+        ("echo", None, "must be a JSON object"),
+    ],
+)
+def test_what_the_policy_does_wrong_is_told_to_it(file: Path, name: str, arguments: Any, said: str) -> None:
+    """Unknown tools, bad arguments and tools that raise give a tool message with the error, not a failure."""
+    (message,) = step(file, calls((name, arguments))).messages
+    assert said in json.loads(message["content"])["error"]
+
+
+def test_a_tool_that_hangs_is_the_environments_failure(file: Path) -> None:
+    """No answer within --tool-timeout: an OutsideError that names the tool."""
+    with pytest.raises(OutsideError, match=r"environment: tool hang gave no answer within 0\.1 s"):
+        step(file, calls(("hang", {})), timeout_s=0.1)
+
+
+def test_a_flood_is_cut_and_says_so(file: Path) -> None:
+    """Ten megabytes become 64 KiB and a line that tells; a character is never cut in half."""
+    (message,) = step(file, calls(("flood", {})), timeout_s=20).messages
+    head, _, tail = message["content"].rpartition("\n")
+    assert len(head.encode()) == MAX_OUTPUT_BYTES
+    assert set(head) == {"é"}
+    assert tail == "[output cut: 10,000,000 bytes, the first 65,536 are shown]"
+
+
+def test_text_that_no_file_can_hold_is_made_whole(file: Path) -> None:
+    """Lone surrogates are replaced."""
+    (message,) = step(file, calls(("broken", {}))).messages
+    assert message["content"] == "a?b"
+
+
+def test_a_greeting_joins_the_last_message(file: Path) -> None:
+    """What reset returns is appended to the prompt, and the task's own messages stay as they were."""
+
+    async def run() -> tuple[Any, Any]:
+        task = Task("t", [{"role": "user", "content": "q"}], None, {"greeting": " hello"}, "h")
+        episode = await load_environment(f"{file}:Box").start(task, 0)
+        return episode.messages, task.messages
+
+    said, kept = asyncio.run(run())
+    assert said[-1]["content"] == "q hello"
+    assert kept[-1]["content"] == "q"
+
+
+def test_reset_that_raises_is_the_environments_failure(file: Path) -> None:
+    """An environment that cannot start is at fault itself."""
+    with pytest.raises(OutsideError, match="reset raised RuntimeError: not today"):
+        step(file, calls(("go", {})), name="Sulks")
+
+
+def test_functions_are_tools_too(file: Path) -> None:
+    """A list of functions, or one function, is an environment without state."""
+    for name in ("TOOLS", "add"):
+        (message,) = step(file, calls(("add", {"a": 2, "b": 3})), name=name).messages
+        assert message["content"] == "5"
+
+
+def test_schemas_come_from_signatures_and_docstrings(file: Path) -> None:
+    """Names, types and descriptions are those of the function; reset and get_reward are no tools."""
+    environment: Any = load_environment(f"{file}:Box")
+    names = [s["function"]["name"] for s in environment.schemas]
+    assert names == ["broken", "data", "echo", "fail", "flood", "hang", "later", "leave"]
+    echo = environment.schemas[2]["function"]
+    assert echo["description"] == "Say it."
+    assert echo["parameters"]["properties"] == {"text": {"type": "string", "description": "what to say"}}
+
+
+def test_a_change_of_the_file_is_another_environment(file: Path) -> None:
+    """The identity holds the file's hash."""
+    before = load_environment(f"{file}:Box").identity
+    file.write_text(SOURCE + "# changed\n")
+    after = load_environment(f"{file}:Box").identity
+    assert before["file_hash"] != after["file_hash"]
+    assert before["spec"] == after["spec"] == "box.py:Box"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Bax", "did you mean 'Box'"), ("undocumented", "no tool schema"), ("threading", "expected a class or functions")],
+)
+def test_what_is_no_environment(file: Path, name: str, said: str) -> None:
+    """A wrong name, a tool without hints or docstring, and something else altogether are usage errors."""
+    with pytest.raises(UsageError, match=said):
+        load_environment(f"{file}:{name}")

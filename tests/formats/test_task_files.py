@@ -1,0 +1,175 @@
+"""Task files: what a row may be, and what is said about one that it may not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymdata.adapters.formats.tasks import TaskFile, parse_task
+from gymdata.errors import DataError, GymdataError, UsageError
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_a_prompt_is_a_string_or_messages(tmp_path: Path) -> None:
+    """prompt as text, prompt as messages and messages give the same conversation; every field stays in the row."""
+    said = [{"role": "user", "content": "hi"}]
+    file = write(
+        tmp_path / "t.jsonl", {"prompt": "hi", "level": 3}, {"prompt": said, "n": 1}, {"messages": said, "n": 2}
+    )
+    tasks = list(TaskFile(file))
+    assert [t.messages for t in tasks] == [said] * 3
+    assert tasks[0].row == {"prompt": "hi", "level": 3}
+
+
+def test_nemo_gym_rows(tmp_path: Path) -> None:
+    """responses_create_params: text or items, content in parts, flat tool schemas, instructions, calls and their outputs."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+    items = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'},
+        {"type": "function_call_output", "call_id": "1", "output": "2"},
+    ]
+    rows = [
+        {"responses_create_params": {"input": items, "tools": [tool]}},
+        {"responses_create_params": {"input": "q", "instructions": "i"}},
+    ]
+    first, second = TaskFile(write(tmp_path / "t.jsonl", *rows))
+    assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "tool"]
+    assert first.messages[1]["content"] == "ab"
+    assert first.messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert first.tools == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert [m["content"] for m in second.messages] == ["i", "q"]
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"answer": 1}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "messages[1]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
+        ({"prompt": "x", "tools": "nonsense"}, "tools"),
+        ({"prompt": "x", "tools": [{"function": {}}]}, "tools[0]"),
+        ({"prompt": "x", "task_id": ""}, "task_id"),
+        ({"prompt": "x", "task_id": 1.5}, "task_id"),
+        ({"responses_create_params": []}, "responses_create_params"),
+        ({"responses_create_params": {"tools": []}}, "responses_create_params.input"),
+    ],
+)
+def test_a_bad_row_names_file_line_and_field(tmp_path: Path, row: dict[str, Any], field: str) -> None:
+    """The error says which file, line and field, and --skip-bad-rows leaves exactly that row out."""
+    file = write(tmp_path / "t.jsonl", {"prompt": "good"}, row)
+    with pytest.raises(DataError) as caught:
+        list(TaskFile(file))
+    assert f"{file}, line 2, field {field!r}" in str(caught.value)
+    lenient = TaskFile(file, skip_bad_rows=True)
+    assert len(list(lenient)) == 1
+    assert lenient.skipped == 1
+
+
+def test_a_line_that_is_not_json(tmp_path: Path) -> None:
+    """A broken line is an error naming it, or is skipped and counted."""
+    file = write(tmp_path / "t.jsonl", {"prompt": "a"}, '{"prompt": "b', "[1]", {"prompt": "c"})
+    with pytest.raises(DataError, match="line 2: got text that is not JSON"):
+        list(TaskFile(file))
+    lenient = TaskFile(file, skip_bad_rows=True)
+    assert [t.messages[0]["content"] for t in lenient] == ["a", "c"]
+    assert lenient.skipped == 2
+
+
+def test_a_task_id_twice_is_an_error(tmp_path: Path) -> None:
+    """Two rows with one given task_id are refused at the second."""
+    file = write(tmp_path / "t.jsonl", {"task_id": "x", "prompt": "a"}, {"task_id": "x", "prompt": "b"})
+    with pytest.raises(DataError, match=r"line 2, field 'task_id'"):
+        list(TaskFile(file))
+
+
+def test_ids_made_from_content_stay_when_lines_move(tmp_path: Path) -> None:
+    """Without task_id the id comes from the content; identical rows are told apart."""
+    rows = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}]
+    forward = [t.task_id for t in TaskFile(write(tmp_path / "f.jsonl", *rows))]
+    backward = [t.task_id for t in TaskFile(write(tmp_path / "b.jsonl", *reversed(rows)))]
+    assert sorted(forward) == sorted(backward)
+    assert len(set(forward)) == 3
+    assert forward[2] == f"{forward[0]}-2"
+
+
+def test_compressed_and_parquet_files_hold_the_same_tasks(tmp_path: Path) -> None:
+    """gzip, zstd and Parquet give the tasks of the plain file."""
+    rows = [{"task_id": f"t{i}", "prompt": f"q{i}", "answer": str(i)} for i in range(700)]
+    plain = write(tmp_path / "t.jsonl", *rows)
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    (tmp_path / "t.jsonl.zst").write_bytes(zstandard.compress(plain.read_bytes()))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    want = list(TaskFile(plain))
+    for name in ("t.jsonl.gz", "t.jsonl.zst", "t.parquet"):
+        assert list(TaskFile(tmp_path / name)) == want
+    assert len(list(TaskFile(plain, limit=5))) == 5
+    assert len(list(TaskFile(f"{tmp_path}/t.js*l"))) == 700
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.jsonl.gz", "t.jsonl.zst"])
+def test_a_truncated_file_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    """Half a Parquet, gzip or zstd file is unreadable, not shorter."""
+    rows = [{"prompt": f"q{i} {i * 7919}"} for i in range(2000)]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "whole.parquet")
+    whole = {
+        "t.parquet": (tmp_path / "whole.parquet").read_bytes(),
+        "t.jsonl.gz": gzip.compress(data),
+        "t.jsonl.zst": zstandard.compress(data),
+    }[name]
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=name):
+        list(TaskFile(tmp_path / name))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """A missing file, a glob without matches and a folder are told apart."""
+    for path in (tmp_path / "no.jsonl", f"{tmp_path}/*.jsonl"):
+        with pytest.raises(DataError, match="no such file"):
+            TaskFile(path)
+    with pytest.raises(UsageError, match="is a folder"):
+        TaskFile(tmp_path)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)))  # fmt: skip
+def test_no_row_makes_the_reader_fall_over(value: Any) -> None:
+    """Whatever JSON stands in a field, the row is a task or a ValueError that names the field."""
+    for key in ("prompt", "messages", "responses_create_params", "task_id", "tools"):
+        try:
+            task = parse_task({"prompt": "x", key: value})
+        except ValueError as error:
+            assert not isinstance(error, GymdataError)
+        else:
+            assert task.task_id
+
+
+@given(st.dictionaries(st.text(min_size=1), st.integers() | st.text(), max_size=5))
+def test_the_content_hash_knows_no_key_order(fields: dict[str, Any]) -> None:
+    """Reordering a row's keys or renaming the task changes no content hash; another value does."""
+    row = {**fields, "prompt": "x"}
+    hash_ = parse_task({k: v for k, v in row.items() if k not in ("task_id", "tools", "messages")}).content_hash
+    again = {k: row[k] for k in reversed(list(row)) if k not in ("task_id", "tools", "messages")}
+    assert parse_task({**again, "task_id": "other"}).content_hash == hash_
+    assert parse_task({**again, "prompt": "y"}).content_hash != hash_

@@ -1,0 +1,164 @@
+"""Rewards: the named ones, users' functions, and how they are spelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.adapters.rewards import load_rewards, parse_spec
+from gymdata.adapters.rewards.named import last_number, named_reward
+from gymdata.errors import OutsideError, UsageError
+
+
+def rollout(text: str, **task: Any) -> dict[str, Any]:
+    """What a reward function sees of a one-message answer."""
+    completion = [{"role": "assistant", "content": text}]
+    prompt = [{"role": "user", "content": task.get("prompt", "q")}]
+    return {
+        "messages": [*prompt, *completion],
+        "prompt": prompt,
+        "completion": completion,
+        "text": text,
+        "completion_ids": [1, 2],
+        "task": {"prompt": "q", **task},
+        "tools": None,
+        "status": "completed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "parsed"),
+    [
+        ("numeric", ("numeric", None, 1.0)),
+        ("numeric=0.5", ("numeric", None, 0.5)),
+        ("regex:a=1", ("regex", "a", 1.0)),
+        ("regex:a=1=1", ("regex", "a=1", 1.0)),
+        ("regex:a=b", ("regex", "a=b", 1.0)),
+        ("json_schema:s.json=2e-1", ("json_schema", "s.json", 0.2)),
+        ("dir/f.py:score=-1", ("dir/f.py", "score", -1.0)),
+        ("f.py:score", ("f.py", "score", 1.0)),
+    ],
+)
+def test_how_a_reward_is_spelled(spec: str, parsed: tuple[str, str | None, float]) -> None:
+    """NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]."""
+    assert parse_spec(spec) == parsed
+
+
+def test_an_unknown_reward_names_the_nearest() -> None:
+    """A typo is a usage error with a suggestion, and so are an argument too many and a reward twice."""
+    with pytest.raises(UsageError, match="did you mean 'numeric'"):
+        load_rewards(["numric"])
+    with pytest.raises(UsageError, match="takes no argument"):
+        load_rewards(["numeric:3"])
+    with pytest.raises(UsageError, match="already there"):
+        load_rewards(["numeric", "numeric=2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,234.50 euros", 1234.5),
+        ("x = -5", -5.0),
+        ("12-5", 5.0),
+        ("minus −7", -7.0),
+        ("3e4", 30000.0),
+        ("about .5", 0.5),
+        ("7.", 7.0),
+        ("none", None),
+        ("1, 2, 3", 3.0),
+    ],
+)
+def test_the_last_number(text: str, number: float | None) -> None:
+    """Thousands, signs and exponents belong to a number; a hyphen between numbers does not."""
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "task", "value"),
+    [
+        ("exact_match", " 12\n", {"answer": "12"}, 1.0),
+        ("exact_match", "12.0", {"answer": "12"}, 0.0),
+        ("exact_match", "b", {"answer": ["a", "b"]}, 1.0),
+        ("exact_match", "x", {}, None),
+        ("numeric", "it is 1,000", {"answer": 1000}, 1.0),
+        ("numeric", "it is 1,001", {"answer": 1000}, 0.0),
+        ("numeric", "no number", {"answer": "7"}, 0.0),
+        ("numeric", "7", {"answer": "seven"}, None),
+        ("math_verify", r"so \boxed{\frac{1}{2}}", {"answer": "0.5"}, 1.0),
+        ("math_verify", r"\boxed{3}", {"answer": "0.5"}, 0.0),
+        ("regex:^yes", "yes!", {}, 1.0),
+        ("regex", "no", {"pattern": "^yes"}, 0.0),
+        ("regex", "no", {}, None),
+        ("json_schema", '```json\n{"a": 1}\n```', {"schema": {"required": ["a"]}}, 1.0),
+        ("json_schema", '{"b": 1}', {"schema": {"required": ["a"]}}, 0.0),
+        ("json_schema", "not json", {"schema": {}}, 0.0),
+        ("json_schema", "{}", {}, None),
+    ],
+)
+def test_named_rewards(name: str, text: str, task: dict[str, Any], value: float | None) -> None:
+    """1 when it holds, 0 when not, None when the task lacks what the reward needs."""
+    base, argument, _ = parse_spec(name)
+    assert named_reward(base, argument)([rollout(text, **task)]) == [value]
+
+
+def test_a_schema_file(tmp_path: Path) -> None:
+    """json_schema:FILE takes the schema from the file, and refuses a file that is none."""
+    (tmp_path / "s.json").write_text('{"type": "array"}')
+    assert named_reward("json_schema", str(tmp_path / "s.json"))([rollout("[]"), rollout("{}")]) == [1.0, 0.0]
+    (tmp_path / "bad.json").write_text('{"type": 7}')
+    with pytest.raises(UsageError, match="not a JSON Schema"):
+        named_reward("json_schema", str(tmp_path / "bad.json"))
+
+
+def test_a_function_of_the_users_is_called_as_trl_calls_it(tmp_path: Path) -> None:
+    """prompts, completions, completion_ids and a column for each field of the tasks; strings for string prompts."""
+    (tmp_path / "r.py").write_text(
+        "seen = []\n"
+        "def score(prompts, completions, completion_ids, answer, **kwargs):\n"
+        "    seen.append((prompts, completions, completion_ids, answer, kwargs))\n"
+        "    return [float(c == a) for c, a in zip(completions, answer)]\n"
+    )
+    ((function, weight),) = load_rewards([f"{tmp_path / 'r.py'}:score=3"])
+    assert function([rollout("1", answer="1", level=4), rollout("2", answer="1")]) == [1.0, 0.0]
+    assert (function.name, weight) == ("score", 3.0)
+    prompts, completions, ids, answer, rest = function._function.__globals__["seen"][0]  # type: ignore[attr-defined]
+    assert (prompts, completions, ids, answer) == (["q", "q"], ["1", "2"], [[1, 2], [1, 2]], ["1", "1"])
+    assert rest == {"level": [4, None]}
+
+
+def test_conversations_are_given_as_messages(tmp_path: Path) -> None:
+    """A prompt that came as messages makes prompts and completions lists of messages."""
+    (tmp_path / "r.py").write_text("def f(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n")
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    assert function([rollout("four", prompt=[{"role": "user", "content": "q"}])]) == [4.0]
+
+
+def test_async_none_and_nan(tmp_path: Path) -> None:
+    """A function may be async, and may say None or NaN for "does not apply"."""
+    (tmp_path / "r.py").write_text("async def f(completions, **_):\n    return [None, float('nan'), 1]\n")
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    assert function([rollout("a"), rollout("b"), rollout("c")]) == [None, None, 1.0]
+
+
+@pytest.mark.parametrize("body", ["return [1, 2]", "return 'x'", "raise KeyError('k')", "return [object()]"])
+def test_a_function_that_fails_is_the_environments_fault(tmp_path: Path, body: str) -> None:
+    """Raising, a wrong count and a value that is no number are OutsideErrors that name the function."""
+    (tmp_path / "r.py").write_text(f"def f(completions, **_):\n    {body}\n")
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    with pytest.raises(OutsideError, match="environment: f "):
+        function([rollout("a")])
+
+
+def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """A missing file, a missing name and an import error are usage errors."""
+    (tmp_path / "r.py").write_text("def good(**_): ...\n")
+    (tmp_path / "broken.py").write_text("import nothing_like_it\n")
+    for spec, said in (
+        ("no.py:f", "no such file"),
+        ("r.py:goo", "did you mean 'good'"),
+        ("broken.py:f", "cannot be imported"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load_rewards([f"{tmp_path}/{spec}"])

@@ -1,0 +1,139 @@
+"""Scoring saved rollouts again, and scoring in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.adapters.rewards import load_rewards
+from gymdata.adapters.user_code import in_thread
+from gymdata.api.collecting import collect
+from gymdata.api.scoring import score
+from gymdata.core.schema import SCORES
+from gymdata.errors import UsageError
+from gymdata.ports import RewardPart
+from gymdata.stages.score import RewardDesk, Weighted, score_batch, total
+from gymdata.store import read_run_json, read_table
+from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
+from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
+from tests.rewards.test_rewards import rollout
+
+Tasks = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tasks: Tasks, tmp_path: Path, adder: str) -> Path:  # noqa: F811
+    folder = tmp_path / "run"
+    made = parts(FakeSampler(add_or_answer), env=adder, rewards=["exact_match"])
+    collect(tasks=str(tasks(8)), output=folder, num_rollouts=2, seed=1, parts=made)
+    return folder
+
+
+def test_scoring_again_gives_what_collecting_gave(run: Path) -> None:
+    """The same reward on saved rollouts flips nobody and equals the stored part; run.json names the run it came from."""
+    summary = score(path=str(run), reward=["exact_match"])
+    assert (summary.rollouts, summary.scored, summary.failed) == (16, 16, 0)
+    assert (summary.flips["changed"], summary.flips["flipped"]) == (0, [])
+    rows = read_table(run, columns=["rollout_id", "reward"]).to_pylist()
+    scores = read_table(run / "scores-exact_match", SCORES).to_pylist()
+    assert {r["rollout_id"]: r["reward"] for r in rows} == {s["rollout_id"]: s["value"] for s in scores}
+    assert read_run_json(run / "scores-exact_match")["parents"][0]["run_id"] == read_run_json(run)["run_id"]
+
+
+def test_it_says_who_flipped(run: Path, tmp_path: Path) -> None:
+    """A reward that turns every answer round flips every rollout, and names them with both values."""
+    (tmp_path / "anti.py").write_text(
+        "def anti(completions, answer, **_):\n"
+        "    return [float(c[-1]['content'] != a) for c, a in zip(completions, answer)]\n"
+    )
+    summary = score(path=str(run), reward=[f"{tmp_path / 'anti.py'}:anti"])
+    flips = summary.flips
+    assert flips["compared"] == flips["changed"] == flips["up"] + flips["down"] == len(flips["flipped"]) == 16
+    assert all(f["old"] == 1 - f["new"] for f in flips["flipped"])
+
+
+def test_old_scores_stay(run: Path) -> None:
+    """Scoring again under one name adds rows after the old ones; --overwrite replaces them."""
+    for expected in (16, 32):
+        score(path=str(run), reward=["numeric"])
+        assert read_table(run / "scores-numeric", SCORES).num_rows == expected
+    score(path=str(run), reward=["numeric"], overwrite=True)
+    assert read_table(run / "scores-numeric", SCORES).num_rows == 16
+
+
+def test_several_rewards_have_a_total(run: Path) -> None:
+    """Each part has its rows, and the weighted total has rows under the name of the scoring."""
+    summary = score(path=str(run), reward=["numeric=2", "regex:."], name="both")
+    rows = read_table(run / "scores-both", SCORES).to_pylist()
+    by_name = {name: [r["value"] for r in rows if r["name"] == name] for name in ("numeric", "regex", "both")}
+    assert by_name["both"] == [2 * n + r for n, r in zip(by_name["numeric"], by_name["regex"], strict=True)]
+    assert summary.name == "both"
+
+
+def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: Path) -> None:
+    """Rows of a failing function have status failed, no value and the reason; the exit code is 1."""
+    (tmp_path / "bad.py").write_text("def picky(level, **_):\n    return [1 / (x - 3) for x in level]\n")
+    summary = score(path=str(run), reward=[f"{tmp_path / 'bad.py'}:picky"])
+    rows = read_table(run / "scores-picky", SCORES).to_pylist()
+    failed = [r for r in rows if r["status"] == "failed"]
+    assert len(failed) == summary.failed == 2
+    assert all(r["value"] is None and "ZeroDivisionError" in r["detail"] for r in failed)
+    assert summary.exit_code == 1
+
+
+def test_scores_of_a_file_need_a_place(run: Path, tmp_path: Path) -> None:
+    """A file of rollouts has no folder for its scores: -o is asked for, and taken."""
+    part = next((run / "rollouts").glob("part-*"))
+    with pytest.raises(UsageError, match="no place"):
+        score(path=str(part), reward=["numeric"])
+    summary = score(path=str(part), reward=["numeric"], output=tmp_path / "s.jsonl")
+    assert read_table(tmp_path / "s.jsonl", SCORES).num_rows == summary.rollouts == 16
+
+
+def test_user_functions_see_the_ids_after_the_prompt(run: Path, tmp_path: Path) -> None:
+    """completion_ids of a saved rollout is everything after the first prompt, in order."""
+    (tmp_path / "n.py").write_text("def n(completion_ids, **_):\n    return [len(c) for c in completion_ids]\n")
+    score(path=str(run), reward=[f"{tmp_path / 'n.py'}:n"])
+    scores = {s["rollout_id"]: s["value"] for s in read_table(run / "scores-n", SCORES).to_pylist()}
+    for row in read_table(run).to_pylist():
+        first = len(row["turns"][0]["prompt_delta_ids"])
+        assert scores[row["rollout_id"]] == row["n_context_tokens"] + row["n_generated_tokens"] - first
+
+
+def test_the_total_leaves_out_what_does_not_apply() -> None:
+    """None parts are left out of the sum; without any value there is no total."""
+    assert total([RewardPart("a", 1.0, 2.0), RewardPart("b", None), RewardPart("c", 3.0, -1.0)]) == -1.0
+    assert total([RewardPart("a", None)]) is None
+    assert total([]) is None
+
+
+def test_one_bad_rollout_does_not_spoil_its_batch(tmp_path: Path) -> None:
+    """When a batch fails, each rollout is scored alone, and only the bad one has no value."""
+    (tmp_path / "f.py").write_text("def f(level, **_):\n    return [1.0 / x for x in level]\n")
+    ((function, weight),) = load_rewards([f"{tmp_path / 'f.py'}:f"])
+    scored = score_batch([Weighted(function, weight)], [rollout("a", level=n) for n in (1, 0, 2)])
+    assert [s.parts[0].value for s in scored] == [1.0, None, 0.5]
+    assert [list(s.faults) for s in scored] == [[], ["f"], []]
+
+
+def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
+    """After --reward-timeout the batch has no values and says why, and later ones are scored."""
+    (tmp_path / "h.py").write_text(
+        "import threading\n"
+        "def h(hang, **_):\n"
+        "    if any(hang):\n        threading.Event().wait()\n"
+        "    return [1.0] * len(hang)\n"
+    )
+    ((function, _),) = load_rewards([f"{tmp_path / 'h.py'}:h"])
+
+    async def run() -> list[Any]:
+        desk = RewardDesk([Weighted(function)], in_thread, timeout_s=0.2)
+        return [await desk.score(rollout("a", hang=hang)) for hang in (True, False)]
+
+    slow, quick = asyncio.run(run())
+    assert slow.faults == {"h": "no answer within 0.2 s"}
+    assert (slow.parts[0].value, quick.parts[0].value) == (None, 1.0)
