@@ -37,26 +37,36 @@ def test_a_line_is_json_tab_crc_newline():
     assert unframe(b"") is None
 
 
-def test_a_cut_at_every_byte_loses_at_most_the_torn_row(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """However many bytes are left, the rows whose lines are whole come back identical, and only those are counted."""
-    # Thousands of repairs would wait for the disk each time.
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+def test_a_cut_at_every_byte_loses_at_most_the_torn_row(journal: Path, tmp_path: Path):
+    """However many bytes are left, the rows whose lines are whole come back identical, and only those."""
     whole = journal.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    cut = tmp_path / "cut" / journal.name
-    cut.parent.mkdir()
+    bodies = [unframe(line) for line in whole.splitlines()]
+    cut = tmp_path / "cut.journal"
     for size in range(len(whole) + 1):
         cut.write_bytes(whole[:size])
         # A line that lacks only its newline is whole.
-        expected = b"".join(lines).count(b"\n", 0, size) + (whole[size : size + 1] == b"\n")
-        assert len(ids(cut)) == expected
+        expected = whole.count(b"\n", 0, size) + (whole[size : size + 1] == b"\n")
+        assert [line.body for line in scan(cut) if line.body is not None] == bodies[:expected]
+
+
+def test_repair_after_a_cut_at_every_byte_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Wherever a journal was cut, repair keeps every whole line as it was, puts the rest aside once, and says where."""
+    # Hundreds of repairs would wait for the disk each time.
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    lines = [frame(b'{"a":%d}' % i) for i in range(3)]
+    whole = b"".join(lines)
+    for size in range(len(whole) + 1):
+        cut = tmp_path / str(size) / "00000.journal"
+        cut.parent.mkdir()
+        cut.write_bytes(whole[:size])
+        expected = whole.count(b"\n", 0, size) + (whole[size : size + 1] == b"\n")
+        kept = b"".join(lines[:expected])
         rows, repairs = repair(cut)
         assert rows == expected
-        assert cut.read_bytes() == b"".join(lines[:expected])
-        torn = size - sum(map(len, lines[:expected]))
+        assert cut.read_bytes() == kept
+        torn = size - len(kept)
         assert [(r.offset, r.length, r.truncated) for r in repairs] == ([(size - torn, torn, True)] if torn > 0 else [])
         assert repair(cut) == (expected, [])
-        cut.with_name("00000.journal.torn").unlink(missing_ok=True)
 
 
 def test_one_changed_byte_loses_only_its_line(journal: Path):
