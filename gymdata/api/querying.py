@@ -47,7 +47,10 @@ def run_query(sql: str, *paths: str | Path) -> Iterator[pa.RecordBatchReader]:
         except duckdb.Error as error:
             raise _explain(error, views) from error
         except OSError as error:
-            # What DuckDB raises while batches are fetched arrives as an Arrow error, which is an OSError.
+            # What DuckDB raises while batches are fetched arrives as Arrow's OSError, which has no errno; a real one
+            # (a closed pipe, a full disk) is not about the SQL.
+            if error.errno is not None:
+                raise
             raise views.fault or UsageError(f"SQL: {_first_line(error)}") from error
 
 

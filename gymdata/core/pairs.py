@@ -31,7 +31,7 @@ REASONS = (
     "tie", "margin", "other_prompt", "identical", "nothing_generated", "several_sequences", "truncated",
     "contradictory", "over_the_cap", "length_balance",
 )  # fmt: skip
-_GRID_CELLS = 8_000_000
+_GRID_CELLS = 500_000
 _Rows = npt.NDArray[np.int64]
 
 
@@ -95,11 +95,11 @@ def select_pairs(
     pairs.cap(max_per_task, ordered, first, second)
     pairs.balance(length_balance, seed)
     kept = np.flatnonzero(pairs.alive)
-    # Positions in ``ordered`` do not depend on the order of the rows, so neither does this.
-    order = np.lexsort((second[kept], first[kept], -margin[kept], ordered.group[first[kept]]))
+    groups = ordered.group[first[kept]]
+    order = np.argsort(groups, kind="stable")
     kept = kept[order]
     counts.pairs = len(kept)
-    counts.groups_paired = len(np.unique(ordered.group[first[kept]]))
+    counts.groups_paired = len(_run_starts(groups[order]))
     counts.groups_all_dropped = (
         counts.groups - counts.groups_too_small - counts.groups_without_variance - counts.groups_paired
     )
@@ -141,17 +141,18 @@ class _Ordered:
         self.total = len(scores)
         scored = np.flatnonzero(np.isfinite(scores))
         index = frame["rollout_index"].to_numpy().astype(np.int64)
-        keys = [index[scored], -scores[scored], groups[scored]]
-        order = np.lexsort(keys)
+        # Adding 0 makes -0.0 the 0.0 that it is equal to.
+        keys = [groups[scored], *(_dense(key[scored]) for key in (-scores + 0.0, index))]
+        order = _sorted_by(keys)
         if _any_equal_neighbours([key[order] for key in keys]):
             # Two rollouts of one group with one index (files of two runs): only their ids tell them apart.
-            order = np.lexsort([_ranks(frame["rollout_id"])[0][scored], *keys])
+            order = _sorted_by([*keys, _ranks(frame["rollout_id"])[0][scored]])
         self.row: _Rows = scored[order]
         self.score: npt.NDArray[np.float64] = scores[self.row]
         self.index: _Rows = index[self.row]
         #: Group ids in the order of their text.
         self.group: _Rows = groups[self.row]
-        self.start: _Rows = np.flatnonzero(np.append(True, self.group[1:] != self.group[:-1])[: len(order)])
+        self.start: _Rows = _run_starts(self.group)
         self.size: _Rows = np.diff(np.append(self.start, len(order)))
 
     def describe(self, counts: PairCounts) -> None:
@@ -164,12 +165,16 @@ class _Ordered:
         counts.groups_without_variance = int((self.score[start] - self.score[last] <= TOLERANCE).sum())
 
     def candidates(self, strategy: Strategy) -> tuple[_Rows, _Rows]:
-        """Positions (better, worse) in this order; a tie has the lower rollout_index first."""
+        """Positions (better, worse) in this order; of a tie the lower rollout_index is first. Those of one group follow
+        each other, from the widest margin, equal margins by rollout indices (lower, then higher)."""
         if strategy == "best-worst":
             enough = self.size >= 2
             return self.start[enough], (self.start + self.size - 1)[enough]
         if strategy == "adjacent":
             first = np.flatnonzero(self.group[:-1] == self.group[1:])
+            a, b = self.index[first], self.index[first + 1]
+            margin = self.score[first] - self.score[first + 1]
+            first = first[np.lexsort((np.maximum(a, b), np.minimum(a, b), -margin, self.group[first]))]
             return first, first + 1
         return self._grid()
 
@@ -182,14 +187,42 @@ class _Ordered:
             block = max(1, _GRID_CELLS // len(i))
             for at in range(0, len(starts), block):
                 base = starts[at : at + block, None]
-                firsts.append((base + i).ravel())
-                seconds.append((base + j).ravel())
+                # With the members by rollout index, the columns are already in the order that breaks equal margins.
+                members = base + np.argsort(self.index[base + np.arange(size)], axis=1, kind="stable")
+                one, other = members[:, i], members[:, j]
+                better, worse = np.minimum(one, other), np.maximum(one, other)
+                order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
+                firsts.append(np.take_along_axis(better, order, axis=1).ravel())
+                seconds.append(np.take_along_axis(worse, order, axis=1).ravel())
         return np.concatenate(firsts), np.concatenate(seconds)
 
 
-def _ranks(texts: pa.ChunkedArray) -> tuple[_Rows, int]:
-    """Each text's place among the distinct ones, in the order of the text, and how many distinct ones there are."""
-    encoded = texts.cast(pa.string()).combine_chunks().dictionary_encode()
+def _run_starts(values: np.ndarray) -> _Rows:
+    """Where runs of equal values begin."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+
+
+def _dense(values: np.ndarray) -> _Rows:
+    """Each number's place among the distinct ones."""
+    return _ranks(pa.chunked_array([pa.array(values)]))[0]
+
+
+def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
+    """Order by dense keys, the first one most significant: packed into one number when they fit."""
+    packed = np.zeros(len(keys[0]), np.int64)
+    room = 1
+    for key in keys:
+        size = int(key.max(initial=0)) + 1
+        room *= size
+        if room >= 1 << 62:
+            return np.lexsort(list(reversed(keys)))
+        packed = packed * size + key
+    return np.argsort(packed)
+
+
+def _ranks(values: pa.ChunkedArray) -> tuple[_Rows, int]:
+    """Each value's place among the distinct ones, in their order, and how many distinct ones there are."""
+    encoded = values.combine_chunks().dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -265,12 +298,14 @@ class _Alive:
         if most is None:
             return
         live = np.flatnonzero(self.alive)
-        tasks = _ranks(self.frame["task_id"])[0][self.chosen[live]]
-        a, b = ordered.index[first[live]], ordered.index[second[live]]
-        # Candidates come in an order fixed by the groups, and lexsort is stable: that is the last tie-break.
-        order = np.lexsort((np.minimum(a, b) << 32 | np.maximum(a, b), -self.margin[live], tasks))
-        task = tasks[order]
-        new = np.flatnonzero(np.append(True, task[1:] != task[:-1])) if len(task) else np.empty(0, np.int64)
+        task, n_tasks = _ranks(self.frame["task_id"])
+        task = task[self.chosen[live]]
+        order = np.arange(len(live))
+        if n_tasks < ordered.n_groups:
+            # A task with several groups: its candidates are not together yet.
+            a, b = ordered.index[first[live]], ordered.index[second[live]]
+            order = np.lexsort((np.minimum(a, b) << 32 | np.maximum(a, b), -self.margin[live], task))
+        new = _run_starts(task[order])
         rank = np.arange(len(task)) - np.repeat(new, np.diff(np.append(new, len(task))))
         over = np.zeros(len(self.alive), dtype=bool)
         over[live[order[rank >= most]]] = True
