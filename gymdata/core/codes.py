@@ -196,7 +196,7 @@ CODES: dict[str, Code] = _registry(
         "the sampling settings make the log-probabilities biased",
         "Raw log-probabilities at a temperature other than 1, top_p below 1, top_k, min_p, penalties and greedy decoding "
         "all record something else than the distribution that was sampled from. One finding a file or run. Training that "
-        "uses ratios refuses such files. Collect with processed log-probabilities, top_p 1, no top_k, min_p 0, no penalties.",
+        "uses ratios refuses such files. Collect with processed log-probabilities, top_p 1, no top_k and no penalties.",
     ),
     Code(
         "L305",

@@ -133,15 +133,13 @@ class _FastLists:
             raise _Retry
 
     @staticmethod
-    def ids(item: Any, name: str, turn: int) -> bytes:
-        del turn
-        values = item.get(name)
+    def ids(values: Any, name: str, turn: int) -> bytes:
+        del name, turn
         return b"" if values is None else bytes(values.as_buffer(of_type="i"))
 
     @staticmethod
-    def floats(item: Any, name: str, turn: int) -> bytes | None:
-        del turn
-        values = item.get(name)
+    def floats(values: Any, name: str, turn: int) -> bytes | None:
+        del name, turn
         return None if values is None else bytes(values.as_buffer(of_type="d"))
 
     @staticmethod
@@ -162,14 +160,14 @@ class _CarefulLists(_FastLists):
     """The same for a row in which a list may lie in a list, be it only in a text."""
 
     @staticmethod
-    def ids(item: Any, name: str, turn: int) -> bytes:
-        _flat(item.get(name))
-        return _FastLists.ids(item, name, turn)
+    def ids(values: Any, name: str, turn: int) -> bytes:
+        _flat(values)
+        return _FastLists.ids(values, name, turn)
 
     @staticmethod
-    def floats(item: Any, name: str, turn: int) -> bytes | None:
-        _flat(item.get(name))
-        return _FastLists.floats(item, name, turn)
+    def floats(values: Any, name: str, turn: int) -> bytes | None:
+        _flat(values)
+        return _FastLists.floats(values, name, turn)
 
 
 def _flat(values: Any) -> None:
@@ -185,8 +183,7 @@ class _SlowLists:
         """Parsing saw to it."""
 
     @staticmethod
-    def ids(item: Any, name: str, turn: int) -> bytes:
-        values = item.get(name)
+    def ids(values: Any, name: str, turn: int) -> bytes:
         if values is None:
             return b""
         _expect_list(values, name, turn)
@@ -198,8 +195,7 @@ class _SlowLists:
         return np.asarray(values, np.int64).tobytes()
 
     @staticmethod
-    def floats(item: Any, name: str, turn: int) -> bytes | None:
-        values = item.get(name)
+    def floats(values: Any, name: str, turn: int) -> bytes | None:
         if values is None:
             return None
         _expect_list(values, name, turn)
@@ -356,11 +352,11 @@ class _Talk:
             self._open = True
             self._before = "assistant"
         self._count += 1
-        if item.get(_IDS) is not None or item.get(_GEN) is not None:
+        prompt, generation = item.get(_IDS), item.get(_GEN)
+        if prompt is not None or generation is not None:
             lists.check_keys(item)
-            self.calls.append(
-                (lists.ids(item, _IDS, turn), lists.ids(item, _GEN, turn), lists.floats(item, _LPS, turn))
-            )
+            log_probs = lists.floats(item.get(_LPS), _LPS, turn)
+            self.calls.append((lists.ids(prompt, _IDS, turn), lists.ids(generation, _GEN, turn), log_probs))
             self._open = False
 
     def close(self) -> None:
