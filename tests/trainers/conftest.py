@@ -21,6 +21,14 @@ TEMPLATE = (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Matrices this small are slower on several threads, much slower on a busy machine."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 of two layers with a byte-level BPE of about 300 tokens; special tokens <s>, <e>, <pad>."""

@@ -1,0 +1,111 @@
+"""``train-dpo`` whole: the command, its process, and the folder that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.api.training import model_facts
+from gymdata.store import read_run_json
+
+Run = "subprocess.CompletedProcess[str]"
+
+
+def gymdata(*words: object) -> Any:
+    """Run the command in its own process, as a user does."""
+    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def told_pairs(policy: Path, make_pairs: Any) -> Path:
+    """Pairs that lead back to a run of this policy."""
+    facts = model_facts(str(policy))
+    return make_pairs({"tokenizer_hash": facts.tokenizer_hash, "chat_template_hash": facts.chat_template_hash})
+
+
+def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """One command gives a folder that loads as a model, keeps the tokenizer's files, and holds run.json, metrics, curve."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "trained"
+    done = gymdata(
+        "train-dpo", told_pairs, "-m", policy, "-o", out, "--json", "--set", "num_train_epochs=2", "--set",
+        "learning_rate=1e-3", "--set", "loss_type=[sigmoid, sft]", "--set", "loss_weights=[1, 0.2]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts == read_run_json(out)
+    assert facts["trained_tokens"]["file"] == facts["trained_tokens"]["batches"]
+    assert facts["trained_tokens"]["equal"] is True
+    assert f"checksum {facts['trained_tokens']['file']['checksum']}" in done.stderr
+    assert "warning" not in done.stderr.lower()
+    assert (out / "SUCCESS").is_file()
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps[:4]] == [1, 2, 3, 4]
+    AutoModelForCausalLM.from_pretrained(out)
+    AutoTokenizer.from_pretrained(out)
+    before, after = model_facts(str(policy)), model_facts(str(out))
+    assert (before.tokenizer_hash, before.chat_template_hash) == (after.tokenizer_hash, after.chat_template_hash)
+    assert before.policy_hash != after.policy_hash
+
+
+def test_mistakes_end_with_the_documented_code(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """An unknown setting is usage (2) and names the nearest; a missing file is usage too; neither leaves SUCCESS."""
+    out = tmp_path / "trained"
+    wrong = gymdata("train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "learning_rte=1")
+    assert (wrong.returncode, "did you mean 'learning_rate'?" in wrong.stderr) == (2, True), wrong.stderr
+    missing = gymdata("train-dpo", tmp_path / "no.parquet", "-m", policy, "-o", out)
+    assert (missing.returncode, "no such file" in missing.stderr) == (2, True), missing.stderr
+    assert not (out / "SUCCESS").exists()
+
+
+@pytest.mark.full
+def test_two_processes_prove_the_same_tokens(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """Two processes under accelerate, 13 pairs that do not divide among them: the proof is that of one process."""
+    done = gymdata(
+        "train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "two", "--json", "--num-processes", 2,
+        "--set", "per_device_train_batch_size=2", "--set", "num_train_epochs=2", "--set", "loss_type=[sigmoid, sft]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    proof = json.loads(done.stdout)["trained_tokens"]
+    assert proof["equal"] is True
+    one = gymdata("train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "one", "--json", "--dry-run")
+    assert json.loads(one.stdout)["trained_tokens"]["batches"] == proof["batches"]
+
+
+@pytest.mark.full
+def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """SIGKILL of the command after a checkpoint: its process ends too, and --resume finishes with whole epochs proven."""
+    out = tmp_path / "killed"
+    words = ["train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "num_train_epochs=60", "--set", "save_steps=5"]
+    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], stderr=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    marker = "checkpoints/checkpoint-*/gymdata_proof.json"
+    while process.poll() is None and not list(out.glob(marker)):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list(out.glob(marker))
+    done = gymdata(*words, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["resumed_from"] is not None
+    assert facts["trained_tokens"]["equal"] is True
+    assert len(facts["trained_tokens"]["epochs"]) == 60
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps[:-1] == list(range(1, 121))
