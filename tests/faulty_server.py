@@ -160,7 +160,7 @@ async def serve(settings: Settings, port: int) -> tuple[web.AppRunner, int]:
     """Start on 127.0.0.1; returns the runner (to clean up) and the port."""
     runner = web.AppRunner(build(settings), shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0.1)  # type: ignore[call-arg]
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     assert runner.addresses
     return runner, int(runner.addresses[0][1])

@@ -76,7 +76,10 @@ class Bridge:
         """From just after the token that closes the last assistant message in ``messages``, through ``new``, to the
         generation prompt. Raises RefusedError when that cannot be proved, DataError when the template refuses."""
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        earlier, between = messages[:last], [*messages[last + 1 :], *new]
+        # The ids of earlier turns are held already. Rendered without their reasoning, which many templates take away as
+        # soon as a user speaks again, they stay as they are while the bridge is cut.
+        earlier = [{k: v for k, v in m.items() if k != "reasoning"} for m in messages[:last]]
+        between = [*messages[last + 1 :], *new]
         shape = (tuple(m["role"] for m in between), len(messages[last].get("tool_calls") or ()), bool(tools))
         stand_ins = list(_stand_ins(messages[last]))
         if shape in self._shapes:

@@ -6,12 +6,14 @@ provably leaves earlier messages alone; nothing that a model writes can make ``p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gymdata.adapters.engines.bridging import Bridge, Template, end_of_turn_ids
 from gymdata.adapters.engines.parsers import ResponseReader, choose_parser
+from gymdata.adapters.engines.templates import training_twin
 from gymdata.adapters.engines.weights import tokenizer_facts, tokenizer_folder
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Message
@@ -25,7 +27,13 @@ class TransformersChat:
     """
 
     def __init__(
-        self, tokenizer: Any, *, served_template: str | None, eos_ids: Sequence[int], tool_parser: str
+        self,
+        tokenizer: Any,
+        *,
+        served_template: str | None,
+        eos_ids: Sequence[int],
+        tool_parser: str,
+        keep_reasoning: bool = True,
     ) -> None:
         if not tokenizer.chat_template:
             raise UsageError(
@@ -40,8 +48,11 @@ class TransformersChat:
         cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._backend = None if cleans else backend
         self._replaced = False
+        self._text_arguments = False
+        self._parts = False
+        self._parts = self._wants_parts()
         self._read_template(eos_ids)
-        if not self._bridge.keeps_history():
+        if keep_reasoning and not self._bridge.keeps_history():
             self._use_prefix_preserving_form(eos_ids)
         self.generation_prompt = self._find_generation_prompt()
         self._parser: ResponseReader = choose_parser(self, tool_parser)
@@ -49,7 +60,7 @@ class TransformersChat:
     def _read_template(self, eos_ids: Sequence[int]) -> None:
         special = {*self.tokenizer.all_special_ids, *getattr(self.tokenizer, "added_tokens_decoder", {})}
         template = Template(
-            text=lambda messages, tools, generate: self._text(messages, tools, generate=generate),
+            text=lambda messages, tools, generate: self.text(messages, tools, generate=generate),
             encode=self._encode_with_ends,
             decode=self.decode,
             is_special=special.__contains__,
@@ -64,11 +75,14 @@ class TransformersChat:
         self._bridge = Bridge(template, self.end_of_turn_ids, eos_ids)
 
     @classmethod
-    def load(cls, path: str, *, chat_template: str | None = None, tool_parser: str = "auto") -> TransformersChat:
+    def load(
+        cls, path: str, *, chat_template: str | None = None, tool_parser: str = "auto", keep_reasoning: bool = True
+    ) -> TransformersChat:
         """The tokenizer of a model folder (a LoRA folder's own, else its base's), read from this machine only.
 
         ``chat_template``: a template's text or the path of a file with it, in place of the model's. ``tool_parser``:
-        "auto", "none", or the name of one of vLLM's tool parsers. Raises DataError when there is no tokenizer.
+        "auto", "none", or the name of one of vLLM's tool parsers. ``keep_reasoning``: replace a template that rewrites
+        earlier turns by its known form that does not. Raises DataError when there is no tokenizer.
         """
         try:
             from transformers import AutoTokenizer
@@ -88,7 +102,13 @@ class TransformersChat:
             tokenizer.chat_template = served
         if chat_template is not None:
             tokenizer.chat_template = _template_text(chat_template)
-        return cls(tokenizer, served_template=served, eos_ids=_eos_ids(tokenizer, folder), tool_parser=tool_parser)
+        return cls(
+            tokenizer,
+            served_template=served,
+            eos_ids=_eos_ids(tokenizer, folder),
+            tool_parser=tool_parser,
+            keep_reasoning=keep_reasoning,
+        )
 
     def facts(self) -> dict[str, Any]:
         """Hashes and names for run.json."""
@@ -104,7 +124,7 @@ class TransformersChat:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         """Ids of the conversation with the generation prompt. Raises DataError when the template refuses the messages."""
-        return self._encode(self._text(messages, tools, generate=True))
+        return self.encode(self.text(messages, tools, generate=True))
 
     def bridge(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
@@ -153,35 +173,38 @@ class TransformersChat:
         """Ids that the template would have a model write for this message, with the end of turn; None if it cannot."""
         user: Message = {"role": "user", "content": "begin"}
         try:
-            start = self._text([user], tools, generate=True)
-            whole = self._text([user, message], tools, generate=False)
+            start = self.text([user], tools, generate=True)
+            whole = self.text([user, message], tools, generate=False)
         except DataError:
             return None
         if not whole.startswith(start):
             return None
-        ids = self._encode(whole[len(start) :])
+        ids = self.encode(whole[len(start) :])
         closing = next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in self.end_of_turn_ids), len(ids))
         return ids[: closing + 1]
 
     # --- the template -----------------------------------------------------------------------------------------------
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
+    def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
+        shaped = [_for_template(m, self._text_arguments, self._parts) for m in messages]
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [_for_template(m) for m in messages],
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=generate,
-                    tokenize=False,
+                    shaped, tools=list(tools) if tools else None, add_generation_prompt=generate, tokenize=False
                 )
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            roles = ", ".join(str(m["role"]) for m in messages)
-            raise DataError(f"the chat template refuses a conversation of ({roles}): {error}") from error
+        except TypeError as error:
+            # Some templates join a call's arguments to text, so they want JSON where the others want a mapping.
+            if not self._text_arguments and any(m.get("tool_calls") for m in messages):
+                self._text_arguments = True
+                return self.text(messages, tools, generate=generate)
+            raise _refusal(messages, error) from error
+        except (TemplateError, KeyError, ValueError) as error:
+            raise _refusal(messages, error) from error
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -194,39 +217,68 @@ class TransformersChat:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
 
+    def _wants_parts(self) -> bool:
+        """Whether the template reads content only as a list of parts, as templates of models that see images do."""
+        said = "what a user says"
+        message: Message = {"role": "user", "content": said}
+        try:
+            if said in self.text([message], None, generate=True):
+                return False
+        except DataError:
+            pass
+        try:
+            return said in self.text([{**message, "content": _as_parts(said)}], None, generate=True)
+        except DataError:
+            return False
+
     def _find_generation_prompt(self) -> str:
         messages: list[Message] = [{"role": "user", "content": "begin"}]
-        without = self._text(messages, None, generate=False)
-        whole = self._text(messages, None, generate=True)
+        without = self.text(messages, None, generate=False)
+        whole = self.text(messages, None, generate=True)
         return whole[len(without) :] if whole.startswith(without) else ""
 
     def _use_prefix_preserving_form(self, eos_ids: Sequence[int]) -> None:
-        """Replace a template that rewrites history by its known form that does not, if TRL is here and knows one."""
+        """Replace a template that rewrites history by its known form that does not, if TRL ships one."""
         original = self.tokenizer.chat_template
-        try:
-            from trl.chat_template_utils import get_training_chat_template
-
-            replacement = get_training_chat_template(self.tokenizer)
-        except (ImportError, ValueError, RuntimeError):
+        twin = training_twin(original)
+        if twin is None:
             return
-        if not replacement:
-            return
-        self.tokenizer.chat_template, self._replaced = replacement, True
+        self.tokenizer.chat_template, self._replaced = twin.text, True
         self._read_template(eos_ids)
         if not self._bridge.keeps_history():
             self.tokenizer.chat_template, self._replaced = original, False
             self._read_template(eos_ids)
 
 
-def _for_template(message: Message) -> Message:
-    """A message in the shape that templates expect: no nulls, and reasoning under the name that most of them read."""
+def _refusal(messages: Sequence[Message], error: Exception) -> DataError:
+    roles = ", ".join(str(m["role"]) for m in messages)
+    return DataError(f"the chat template refuses a conversation of ({roles}): {error}")
+
+
+def _for_template(message: Message, text_arguments: bool, parts: bool) -> Message:
+    """A message in the shape that templates expect: no nulls, and reasoning under the names that they read."""
     out = {key: value for key, value in message.items() if value is not None}
     out.setdefault("content", "")
     if "reasoning" in out:
         out.setdefault("reasoning_content", out["reasoning"])
+        out.setdefault("thinking", out["reasoning"])
+    if parts and isinstance(out["content"], str):
+        out["content"] = _as_parts(out["content"])
     if not out.get("tool_calls"):
         out.pop("tool_calls", None)
+    elif text_arguments:
+        out["tool_calls"] = [
+            {
+                **c,
+                "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False)},
+            }
+            for c in out["tool_calls"]
+        ]
     return out
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _template_text(given: str) -> str:

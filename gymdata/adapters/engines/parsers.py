@@ -68,7 +68,7 @@ class TemplateParser:
                 prefix=self._chat.generation_prompt,
                 tools=[dict(t) for t in tools] if tools else None,
             )
-            return _message(parsed, ids, self._chat)
+            return _message(parsed, said, self._chat)
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
             return self._plain.read(ids, tools)
@@ -99,7 +99,8 @@ class VllmToolParser:
     def read(self, ids: list[int], tools: Tools) -> Message:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        text = self._chat.plain_text(_split_stop(ids, self._chat)[0], special=True)
+        said, _ = _split_stop(ids, self._chat)
+        text = self._chat.plain_text(said, special=True)
         opened = self._chat.generation_prompt.rstrip().endswith("<think>")
         try:
             reasoning, text = _split_reasoning(text, opened)
@@ -110,7 +111,7 @@ class VllmToolParser:
             calls = [c.model_dump() for c in found.tool_calls] if found.tools_called else []
             content = found.content or ""
             parsed = {"content": content, "reasoning": reasoning, "tool_calls": calls}
-            return _message(parsed, ids, self._chat)
+            return _message(parsed, said, self._chat)
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
             return self._plain.read(ids, tools)

@@ -1,0 +1,168 @@
+"""The HTTP sampler against a small real server that misbehaves on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gymdata.adapters.engines.vllm_server import ServerSampler
+from gymdata.errors import OutsideError, UsageError
+from gymdata.ports import SampleRequest
+from tests.faulty_server import Settings, draw, serve
+
+pytest.importorskip("aiohttp")
+REQUEST = SampleRequest("r", [5, 6, 7], max_tokens=6, seed=11)
+
+
+def against(settings: Settings, use: Callable[[ServerSampler], Awaitable[Any]], **options: Any) -> Any:
+    """Run ``use`` with a sampler on a server with these settings (``skip=2`` leaves out the start-up checks)."""
+
+    async def main() -> Any:
+        runner, port = await serve(settings, 0)
+        sampler = ServerSampler(f"http://127.0.0.1:{port}/v1", **{"pause_s": 0.0, **options})
+        try:
+            return await use(sampler)
+        finally:
+            await sampler.close()
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+async def started_then_sample(sampler: ServerSampler) -> Any:
+    await sampler.start()
+    return await sampler.sample(REQUEST)
+
+
+def test_generations_are_what_the_server_drew():
+    """Ids, log-probs and the finish reason arrive unchanged, one seed up for each of n."""
+    settings = Settings()
+
+    async def use(sampler: ServerSampler) -> Any:
+        await sampler.start()
+        return await sampler.sample(SampleRequest("r", [5, 6, 7], max_tokens=6, seed=11, n=3))
+
+    out = against(settings, use)
+    for i, generation in enumerate(out):
+        ids, values, reason = draw(11 + i, [5, 6, 7], 6, settings)
+        assert (generation.token_ids, generation.log_probs, generation.finish_reason) == (ids, values, reason)
+        assert generation.prompt_token_ids == [5, 6, 7]
+
+
+def test_alternatives_come_by_id():
+    """Asked for K alternatives, every token has the K most probable ids."""
+    (out,) = against(Settings(), started_then_sample, sampling={"top_logprobs": 2})
+    assert [len(row) for row in out.top_log_probs] == [2] * len(out.token_ids)
+    assert [row[0] for row in out.top_log_probs] == list(zip(out.token_ids, out.log_probs, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["429", "500", "garbage", "disconnect", "short"])
+def test_passing_faults_are_retried(mode):
+    """A fault that passes costs retries and nothing else."""
+    settings = Settings(mode=mode, fail_first=3, skip=2)
+    (out,) = against(settings, started_then_sample)
+    assert out.token_ids == draw(11, [5, 6, 7], 6, settings)[0]
+    assert len(settings.requests) == 2 + 3 + 1
+
+
+@pytest.mark.parametrize("mode", ["429", "500", "garbage", "disconnect", "short"])
+def test_lasting_faults_are_the_engines(mode):
+    """A fault that stays is raised as the engine's, after the retries, and as one that may pass later."""
+    with pytest.raises(OutsideError) as caught:
+        against(Settings(mode=mode, skip=2), started_then_sample, max_retries=2)
+    assert caught.value.system == "engine"
+    assert caught.value.retryable
+
+
+def test_retry_after_is_kept_and_capped_by_the_timeout():
+    """The server's wish to wait is handed on with the error."""
+    with pytest.raises(OutsideError) as caught:
+        against(Settings(mode="429", skip=2, retry_after="17"), started_then_sample, max_retries=0)
+    assert caught.value.retry_after_s == 17.0
+
+
+def test_a_hanging_server_times_out():
+    """A server that never answers becomes an error within the timeout, tried twice only."""
+    settings = Settings(mode="hang", skip=2)
+    with pytest.raises(OutsideError, match="did not answer") as caught:
+        against(settings, started_then_sample, request_timeout_s=0.5, max_retries=5)
+    assert caught.value.retryable
+    assert len(settings.requests) == 2 + 2
+
+
+def test_nobody_there_is_fatal():
+    """A port where nobody listens is an outside fault that no other request will survive."""
+    with pytest.raises(OutsideError, match="cannot be reached") as caught:
+        asyncio.run(ServerSampler("http://127.0.0.1:1", max_retries=1, pause_s=0.0).start())
+    assert caught.value.fatal
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [("no_ids", "return_token_ids"), ("no_logprobs", "max-logprobs"), ("wrong_prompt_ids", "changes prompts")],
+)
+def test_servers_that_cannot_give_evidence_are_refused_at_once(mode, says):
+    """A server without ids, without log-probs, or that changes prompts is refused before anything is sampled."""
+    with pytest.raises(UsageError) as caught:
+        against(Settings(mode=mode), lambda sampler: sampler.start())
+    assert says in str(caught.value)
+
+
+def test_raw_log_probs_are_refused_where_they_differ():
+    """Raw log-probs are refused at temperature 0.7, named in the facts at temperature 1, and allowed on request."""
+    with pytest.raises(UsageError, match="processed_logprobs"):
+        against(Settings(mode="raw"), lambda sampler: sampler.start(), sampling={"temperature": 0.7})
+    facts = against(Settings(mode="raw"), lambda sampler: sampler.start())
+    assert facts["logprobs_mode"] == "raw_logprobs"
+    options = {"sampling": {"temperature": 0.7}, "allow_raw_logprobs": True}
+    assert against(Settings(mode="raw"), lambda s: s.start(), **options)["logprobs_mode"] == "raw_logprobs"
+
+
+def test_facts_name_the_server():
+    """The facts say what is served and its limits, and that processed log-probs were proved."""
+    facts = against(Settings(), lambda sampler: sampler.start())
+    assert facts["served_model"] == "fake"
+    assert facts["max_model_len"] == 4096
+    assert facts["logprobs_mode"] == "processed_logprobs"
+    assert facts["engine_version"] == "0.0.faulty"
+
+
+def test_an_unknown_model_names_what_is_served():
+    """A wrong -m lists the served names."""
+    with pytest.raises(UsageError, match="fake"):
+        against(Settings(), lambda sampler: sampler.start(), model="fakes")
+
+
+def test_the_context_limit_is_kept_here():
+    """max_tokens shrinks to the room that is left, and a prompt without room is refused without asking."""
+    settings = Settings(max_model_len=8)
+
+    async def use(sampler: ServerSampler) -> Any:
+        await sampler.start()
+        await sampler.sample(REQUEST)
+        with pytest.raises(OutsideError, match="context holds 8") as caught:
+            await sampler.sample(SampleRequest("r", list(range(8)), max_tokens=4))
+        assert not caught.value.retryable
+
+    against(settings, use)
+    assert settings.requests[-1]["max_tokens"] == 5
+
+
+def test_every_setting_is_sent():
+    """Nothing is left to a server's own defaults."""
+    settings = Settings()
+    against(settings, started_then_sample, sampling={"temperature": 0.5, "top_k": -1})
+    sent = settings.requests[-1]
+    assert sent["temperature"] == 0.5
+    assert (sent["top_p"], sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
+
+
+def test_settings_and_urls_are_checked():
+    """An unknown sampling setting names the nearest; an endpoint must be a URL."""
+    with pytest.raises(UsageError, match="temperature"):
+        ServerSampler("http://x", sampling={"temprature": 1})
+    with pytest.raises(UsageError, match="http://localhost"):
+        ServerSampler("localhost:8000")
