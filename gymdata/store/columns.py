@@ -107,6 +107,8 @@ def _check_keys(rows: Iterable[Any], table: Table) -> None:
 def _build(f: pa.Field, values: list[Any]) -> pa.Array:
     kind = f.type
     if pa.types.is_list(kind):
+        if np.ndarray in (kinds := set(map(type, values))):
+            return _build_arrays(f, values, kinds)
         _demand(values, (dict, list) if kind.value_type == NAMED_VALUE else (list,), f)
         if kind.value_type == NAMED_VALUE:
             values = [_named_values(v) for v in values]
@@ -126,6 +128,16 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
     except (pa.ArrowException, ValueError, OverflowError) as error:
         # A number too large for its type, or text that is not Unicode.
         raise _MismatchError("", str(error), _expected(kind)) from None
+
+
+def _build_arrays(f: pa.Field, values: list[Any], kinds: set[type]) -> pa.Array:
+    """Lists of numbers that were parsed into arrays; rows with words for numbers are among them as lists."""
+    if kinds != {np.ndarray}:
+        return _build(f, [v.tolist() if isinstance(v, np.ndarray) else v for v in values])
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    child = pa.array(np.concatenate(values)).cast(f.type.value_type, safe=pa.types.is_integer(f.type.value_type))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=f.type)
 
 
 def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:

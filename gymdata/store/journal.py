@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from gymdata.errors import DataError, StoreError
+from gymdata.store.parse import row_parser
 
 _BLOCK = 1 << 20
 #: A tab, eight hex digits.
@@ -169,9 +170,10 @@ def _torn_records(torn: Path) -> list[dict[str, Any]]:
 
 def read_rows(path: Path) -> Iterator[tuple[int, Any, int]]:
     """The good rows of a journal: 1-based line, row, bytes of JSON."""
+    parse = row_parser()
     for number, line in enumerate(scan(path), 1):
         if line.body is not None:
             try:
-                yield number, orjson.loads(line.body), len(line.body)
+                yield number, parse(line.body), len(line.body)
             except orjson.JSONDecodeError as error:
                 raise DataError.bad_row(path, number, None, "text that is not JSON", "a journaled row") from error

@@ -64,11 +64,10 @@ def _check_turn(row: Mapping[str, Any], i: int, turn: Mapping[str, Any]) -> None
         raise _fault(row, f"turns[{i}]", ", ".join(turn), ", ".join(sorted(_TURN_KEYS)))
     for name, kind in _ARRAYS:
         values = turn[name]
-        if isinstance(values, np.ndarray):
-            if values.dtype.kind != kind or values.ndim != 1:
-                raise _fault(row, f"turns[{i}].{name}", f"{values.ndim}-dimensional {values.dtype}", "a flat array")
-        elif not isinstance(values, (list, tuple)):
-            raise _fault(row, f"turns[{i}].{name}", type(values).__name__, "an array")
+        if not isinstance(values, np.ndarray):
+            raise _fault(row, f"turns[{i}].{name}", type(values).__name__, "a numpy array")
+        if values.dtype.kind != kind or values.ndim != 1:
+            raise _fault(row, f"turns[{i}].{name}", f"{values.ndim}-dimensional {values.dtype}", "a flat array")
     if len(turn["generation_token_ids"]) != len(turn["generation_log_probs"]):
         got = f"{len(turn['generation_log_probs'])} for {len(turn['generation_token_ids'])} tokens"
         raise _fault(row, f"turns[{i}].generation_log_probs", got, "one log-probability a token")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 
@@ -151,3 +153,23 @@ def test_a_full_disk_loses_no_row_that_was_taken(small_disk: Path, open_run, row
         assert (run.repairs, run.journal_rows) == ([], taken)
         run.append(row(taken))
     assert read_table(small_disk / "run", ROLLOUTS).num_rows == taken + 1
+
+
+def test_rows_parse_the_same_with_and_without_simdjson(tmp_path: Path, row, monkeypatch: pytest.MonkeyPatch):
+    """Empty lists, numbers that are not finite, and rows without turns build the same table either way."""
+    rows = [row(0), row(1, n_turns=0), row(2), row(3)]
+    rows[2]["turns"][0]["generation_log_probs"][1] = -np.inf
+    rows[3]["turns"][0] |= {
+        "generation_token_ids": np.zeros(0, np.int32),
+        "generation_log_probs": np.zeros(0, np.float32),
+    }
+    rows[3]["turns"][1]["top_log_probs"] = [[{"id": 3, "log_prob": np.float32(-0.1)}], []]
+    journal = tmp_path / "00000.journal"
+    journal.write_bytes(b"".join(frame(encode(r)) for r in rows))
+    tables = []
+    for missing in (False, True):
+        if missing:
+            monkeypatch.setitem(sys.modules, "simdjson", None)
+        tables.append(read_table(journal))
+    assert tables[0].equals(tables[1])
+    assert tables[0].to_pylist()[2]["turns"][0]["generation_log_probs"][1] == -np.inf
