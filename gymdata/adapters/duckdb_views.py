@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.core.schema import ROLLOUTS, SCHEMA_KEY, TABLES, check_version
 from gymdata.errors import DataError, UsageError
-from gymdata.store.paths import Source, resolve
+from gymdata.store.paths import Source, resolve, sealed_twin
 
 if TYPE_CHECKING:
     import duckdb
@@ -308,7 +308,14 @@ def _load(source: Source, name: str) -> pa.Table:
     """Rows that are no Parquet, in memory."""
     from gymdata.store.tables import read_table
 
-    return read_table(source.path, TABLES[name])
+    try:
+        return read_table(source.path, TABLES[name])
+    except DataError:
+        # A run that is being collected: the journal was sealed since the folder was listed.
+        twin = sealed_twin(source.path)
+        if twin is None or source.path.exists():
+            raise
+        return read_table(twin.path, TABLES[name])
 
 
 def _failures(folders: Sequence[Path]) -> pa.Table:

@@ -6,6 +6,7 @@ same rollouts and settings give the same file; the output's run.json leads back 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -268,7 +269,8 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
     run = _run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
         raise UsageError("-o is needed: pairs of something other than one run folder have no place of their own")
-    return run / f"pairs-{config.reward or 'reward'}" / "pairs.parquet"
+    name = re.sub(r"[^\w.+-]", "_", config.reward or "reward")
+    return run / f"pairs-{name}" / "pairs.parquet"
 
 
 def _describes(target: Path) -> Path:
@@ -316,7 +318,7 @@ def _write(
         "config": config.model_dump(mode="json"),
         "parents": [_parent(p) for p in [*sources, *scored_by]],
         "files": [_entry(side, path, report) for side, path in files.items()],
-        "counts": report.as_json(),
+        "counts": {key: value for key, value in report.as_json().items() if key != "files"},
     }
     write_run_json(_describes(target), facts)
     return files

@@ -15,6 +15,7 @@ from gymdata_cli.main import main
 import gymdata
 from gymdata.core.tokens import expand_prompts
 from gymdata.errors import DataError, UsageError
+from gymdata.store import Run
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: A break, a branch off an earlier turn, and a retry: prompts that only the right parent rebuilds.
@@ -79,6 +80,20 @@ def test_files_globs_and_several_runs(tmp_path: Path) -> None:
     sql = "SELECT sum(reward) AS s, count(*) AS n FROM rollouts"
     for paths in ([one, two], [tmp_path / "*"], [tmp_path / "*" / "rollouts" / "part-*"]):
         assert gymdata.query(sql, *paths).to_pylist() == [{"s": 1.0, "n": 2}]
+
+
+def test_rows_that_are_still_journaled_are_there(tmp_path: Path) -> None:
+    """While a run is being collected, its sealed and its journaled rows are in one view, each once."""
+    rows = [rollout("a", i, float(i), two_turns(1, 50 + i), run_id="run-1") for i in range(3)]
+    with Run.open(
+        tmp_path / "run", identity={}, extent={}, operation={}, run_id="run-1", rows_per_file=2, fsync_interval_s=60
+    ) as run:
+        for row in rows:
+            run.append(row)
+        table = gymdata.query("SELECT sum(reward) AS s, count(*) AS n FROM rollouts", tmp_path / "run")
+        assert table.to_pylist() == [{"s": 3.0, "n": 3}]
+        pairs = gymdata.build_pairs(tmp_path / "run", write=False)
+        assert pairs.table["chosen_rollout_id"].to_pylist() == ["a-2"]
 
 
 @pytest.mark.parametrize(
