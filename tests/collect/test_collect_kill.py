@@ -1,0 +1,116 @@
+"""A real ``gymdata collect`` is killed again and again; what it leaves is resumed, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gymdata.store import read_run_json, read_table
+from tests.collect.killing import DEADLINE_S, fork, kill_at, rows_there, session_members, start
+from tests.collect.test_collect_rows import rows_of
+
+ROOT = Path(__file__).parents[2]
+POLICY = ROOT / "sample_data" / "policy"
+ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
+TASKS, ROLLOUTS = 120, 5
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A small HTTP server whose answers depend on seed and prompt alone."""
+    from gymdata.adapters.engines.chat import TransformersChat
+
+    end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "faulty_server.py"), "--latency", "0.05", "--eos", str(end)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def arguments(run: Path, *more: str) -> list[str]:
+    return [
+        *(str(ROOT / "sample_data" / "tasks" / "train.jsonl"), "-o", str(run), "-n", str(TASKS), "-r", str(ROLLOUTS)),
+        *("--env", ENV, "--reward", "numeric", "--max-tokens", "24", "--max-turns", "3", "--seed", "11"),
+        *("--run-id", "kill-test", *more),
+    ]
+
+
+def test_twenty_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
+    """After 20 SIGKILLs at random journal lengths, the resumed run's sealed rows are those of an uninterrupted one."""
+    remote = ["--endpoint", server, "-m", "fake", "--tokenizer", str(POLICY), "-c", "5", "--rows-per-file", "83"]
+    run, rng = tmp_path / "killed", random.Random(20)
+    killed = 0
+    for _ in range(20):
+        process = fork(arguments(run, *remote))
+        assert process.pid is not None
+        kill_at(process.pid, run, rows_there(run) + rng.randint(1, 20))
+        process.join()
+        killed += process.exitcode == -9
+        assert session_members(process.pid) == []
+    assert killed == 20
+    last = start(arguments(run, *remote, "--json"))
+    out, err = last.communicate(timeout=DEADLINE_S)
+    assert last.returncode == 0, err.decode()
+    assert json.loads(out)["rollouts"] == TASKS * ROLLOUTS
+    whole = fork(arguments(tmp_path / "whole", *remote, "-c", "100"))
+    whole.join(DEADLINE_S)
+    assert whole.exitcode == 0
+    keys = Counter((r["task_id"], r["rollout_index"]) for r in rows_of(run))
+    assert len(keys) == TASKS * ROLLOUTS
+    assert set(keys.values()) == {1}
+    assert rows_of(run) == rows_of(tmp_path / "whole")
+    assert not list((run / "rollouts").glob("*.journal"))
+    assert sum(f["rows"] for f in read_run_json(run)["files"]) == TASKS * ROLLOUTS
+
+
+@pytest.mark.engine
+@pytest.mark.full
+def test_kills_with_the_engine_in_process(tmp_path: Path) -> None:
+    """Three SIGKILLs of a collect that holds vLLM: no engine process outlives it, and the run is completed."""
+    pytest.importorskip("vllm")
+    run, rng = tmp_path / "run", random.Random(3)
+    local = ["-m", str(POLICY)]
+    for _ in range(3):
+        process = start(arguments(run, *local))
+        kill_at(process.pid, run, rows_there(run) + rng.randint(5, 60))
+        process.communicate()
+        assert process.returncode == -9
+        _await_gone(process.pid)
+    last = start(arguments(run, *local, "--json"))
+    out, err = last.communicate(timeout=DEADLINE_S)
+    assert last.returncode == 0, err.decode()
+    assert json.loads(out)["rollouts"] == TASKS * ROLLOUTS
+    _await_gone(last.pid)
+    table = read_table(run, columns=["task_id", "rollout_index"]).to_pylist()
+    assert len({(r["task_id"], r["rollout_index"]) for r in table}) == len(table) == TASKS * ROLLOUTS
+
+
+def _await_gone(session: int) -> None:
+    """All processes of the session end within a minute."""
+    import os
+    import select
+
+    for pid in session_members(session):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([handle], [], [], 60.0)[0], f"process {pid} is still alive"
+        finally:
+            os.close(handle)
+    assert session_members(session) == []
