@@ -60,6 +60,7 @@ class ChatRendering:
     def __init__(self, chat: TransformersChat) -> None:
         self._chat = chat
         self.end_of_turn_ids = chat.end_of_turn_ids
+        self.stop_token_ids = chat.stop_token_ids
         tokenizer = chat.tokenizer
         special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
         self.plain_ids = [i for i in range(chat.vocab_size) if i not in special]
