@@ -24,6 +24,9 @@ def validate(
         str | None, typer.Option("--tokenizer", help="Folder whose vocabulary bounds the ids.")
     ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
+    fix: Annotated[str | None, typer.Option("--fix", metavar="CHOICE", help="Repair: split, truncate or drop.")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", help="Where --fix writes the copy.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --fix wrote there before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, complete.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the last line.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, infos too.")] = False,
@@ -38,6 +41,8 @@ def validate(
         from gymdata.errors import UsageError
 
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
+    if fix is not None:
+        return _fix(path, fix, output, overwrite, as_json)
     from gymdata.api.validation import validate as run
 
     report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
@@ -46,6 +51,34 @@ def validate(
     else:
         _show(report, everything=verbose, quiet=quiet)
     return 0 if report.ok else 1
+
+
+def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: bool) -> int:
+    from gymdata_cli.console import emit_json, grid
+
+    from gymdata.api.validation import fix
+    from gymdata.errors import UsageError
+
+    if output is None:
+        hint = "gymdata validate PATH --fix split -o NEW.parquet"
+        raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
+    account = fix(path, choice, output, overwrite=overwrite)  # type: ignore[arg-type]
+    if as_json:
+        emit_json(account.to_dict())
+        return 0 if not account.errors_after else 1
+    columns = ("choice", "removed", "shortened", "split", "rollouts after", "turns lost", "generated tokens lost")
+    clean = account.rollouts_in - account.rollouts_with_errors
+    rows = []
+    for name, cost in account.costs.items():
+        removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
+        mark = f"{name} (written)" if name == choice else name
+        after = clean + cost.rollouts_after
+        rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
+    grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")
+    if account.rows_unreadable:
+        print(f"{account.rows_unreadable:,} rows could not be read and were left out")
+    print(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
+    return 0 if not account.errors_after else 1
 
 
 def _show(report: Report, everything: bool, quiet: bool) -> None:

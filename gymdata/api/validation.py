@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from gymdata.core.repair import CHOICES, Choice, FixReport
 from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import DataError, UsageError
 from gymdata.store.paths import Source, find_run_json, resolve
 
-__all__ = ["Report", "Violation", "validate"]
+__all__ = ["FixReport", "Report", "Violation", "fix", "validate"]
 
 Kind = Literal["rollouts", "pairs", "nemo"]
 
@@ -54,6 +55,44 @@ def validate(
     report.files = [str(s.path) for s in sources]
     report.seconds = time.perf_counter() - began
     return report
+
+
+def fix(path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False) -> FixReport:
+    """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
+
+    ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
+    leaves the rollout out. ``output``: a new .parquet or .jsonl file (NeMo Gym rows stay NeMo Gym rows, .jsonl). The
+    source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
+    when a file cannot be read at all.
+    """
+    target = Path(output)
+    if choice not in CHOICES:
+        raise UsageError.unknown_choice("--fix", choice, CHOICES)
+    if target.suffix not in (".parquet", ".jsonl"):
+        raise UsageError.bad_value("-o", str(output), "a new file ending in .parquet or .jsonl")
+    sources = _sources(Path(path), str(path))
+    if any(target.exists() and target.samefile(s.path) for s in sources):
+        raise UsageError(f"{output}: is the file to be repaired", hint="nothing is repaired in place: give another -o")
+    if target.exists() and not overwrite:
+        raise UsageError(f"{output}: exists", hint="--overwrite replaces it, or give another -o")
+    kinds = {kind_of(s) for s in sources}
+    if len(kinds) != 1 or kinds == {"pairs"}:
+        what = ", ".join(sorted(kinds)) or "nothing"
+        raise UsageError(f"{path}: holds {what}; --fix repairs rollouts of one kind", hint="give one file or run")
+    report = validate(path)
+    account = FixReport(str(path), str(output), choice)
+    if kinds == {"nemo"}:
+        from gymdata.adapters.formats.nemo_fix import fix_nemo_gym
+
+        if target.suffix != ".jsonl":
+            raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
+        fix_nemo_gym(sources, report.violations, choice, target, account)
+    else:
+        from gymdata.stages.fix import fix_rollouts
+
+        fix_rollouts(sources, report, choice, target, account)
+    account.errors_after = validate(target).errors if account.rollouts_out else 0
+    return account
 
 
 def _sources(path: Path, text: str) -> list[Source]:

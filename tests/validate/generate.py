@@ -46,10 +46,10 @@ def native_rows(n: int = 6, turns: int = 4, seed: int = 0) -> list[dict[str, Any
 def _lists(row: dict[str, Any]) -> dict[str, Any]:
     """Turns with Python lists, so that faults can be planted."""
     turns = [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in t.items()} for t in row["turns"]]
-    return {**row, "turns": turns, "messages": _messages(len(turns))}
+    return {**row, "turns": turns, "messages": chat(len(turns))}
 
 
-def _messages(turns: int) -> list[dict[str, Any]]:
+def chat(turns: int) -> list[dict[str, Any]]:
     """A conversation in which every turn but the last calls a tool."""
     said: list[dict[str, Any]] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     for turn in range(turns):

@@ -1,0 +1,108 @@
+"""Repairing: every choice gives a file that validates without errors, changes no token, and counts its cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.api.validation import fix, validate
+from gymdata.core.tokens import expand_prompts
+from gymdata.errors import UsageError
+from gymdata.store import read_table
+from tests.rollout_files import rollout
+from tests.validate import test_native, test_nemo_gym
+from tests.validate.generate import Plant, chat, native_rows, nemo_rows, plant, with_ids, write_lines, write_native
+
+CHOICES = ["split", "truncate", "drop"]
+#: Turn 1 rewrites a generated token, turn 3 rewrites one of turn 2.
+BROKEN = [
+    ([1, 2], [3, 4]),
+    ([1, 2, 3, 9, 5], [6, 7]),
+    ([1, 2, 3, 9, 5, 6, 7, 8], [10, 11]),
+    ([1, 2, 3, 9, 5, 6, 7, 8, 10, 99, 12], [13]),
+]
+
+
+def generations(path: Path) -> list[list[list[int]]]:
+    return [[t["generation_token_ids"] for t in turns] for turns in read_table(path)["turns"].to_pylist()]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> None:
+    """Split keeps every generation in one of three rollouts, truncate the first turn, drop nothing."""
+    source = write_native(tmp_path, [rollout("t", 0, 1.0, BROKEN, messages=chat(4)), *native_rows(n=2)], suffix)
+    clean = generations(source)[1:]
+    expected = {
+        "split": [[[3, 4]], [[6, 7], [10, 11]], [[13]], *clean],
+        "truncate": [[[3, 4]], *clean],
+        "drop": clean,
+    }
+    for choice in CHOICES:
+        target = tmp_path / f"{choice}.parquet"
+        account = fix(source, choice, target)  # type: ignore[arg-type]
+        assert generations(target) == expected[choice]
+        assert validate(target).errors == 0
+        assert (account.rollouts_in, account.rollouts_with_errors, account.errors_after) == (3, 1, 0)
+        assert account.rollouts_out == len(expected[choice])
+        lost = {name: cost.generated_tokens_lost for name, cost in account.costs.items()}
+        assert lost == {"split": 0, "truncate": 5, "drop": 7}
+    parts = read_table(tmp_path / "split.parquet")
+    assert parts["rollout_id"].to_pylist()[:3] == ["t-0-part1", "t-0-part2", "t-0-part3"]
+    prompts = expand_prompts(parts["turns"].to_pylist()[1])
+    assert [p.tolist() for p in prompts] == [BROKEN[1][0], BROKEN[2][0]]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("fault", test_native.PLANTS, ids=lambda f: f.name)
+def test_every_native_fault_is_repaired(tmp_path: Path, fault: Plant, choice: Any) -> None:
+    """Whatever error is planted, the copy has none, and clean rollouts are all in it."""
+    rows = plant(native_rows(), fault, 3)
+    source = write_native(tmp_path, rows, "jsonl")
+    before = source.read_bytes()
+    account = fix(source, choice, tmp_path / "fixed.jsonl")
+    assert account.errors_after == 0
+    kept = read_table(tmp_path / "fixed.jsonl")["rollout_id"].to_pylist()
+    assert set(kept) >= {r["rollout_id"] for i, r in enumerate(rows) if i != 3}
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("fault", test_nemo_gym.PLANTS, ids=lambda f: f.name)
+def test_every_foreign_fault_is_repaired(tmp_path: Path, fault: Plant, choice: Any) -> None:
+    """The same for NeMo Gym rows, whose clean lines are copied byte for byte."""
+    source = write_lines(tmp_path / "a.jsonl", plant(nemo_rows(), fault, 3))
+    account = fix(source, choice, tmp_path / "fixed.jsonl")
+    assert account.errors_after == 0
+    lines = source.read_bytes().splitlines()
+    copied = (tmp_path / "fixed.jsonl").read_bytes().splitlines()
+    assert [x for x in copied if x in lines[:3] + lines[4:]] == lines[:3] + lines[4:]
+
+
+def test_a_foreign_break_is_split_with_its_history(tmp_path: Path) -> None:
+    """The second part's input holds what came before, and its first prompt is the one that the model read."""
+    rows = nemo_rows(n=1)
+    for turn in (2, 3):
+        with_ids(rows[0], turn)["prompt_token_ids"][1] = 999
+    fix(write_lines(tmp_path / "a.jsonl", rows), "split", tmp_path / "b.jsonl")
+    import json
+
+    first, second = (json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines())
+    assert [with_ids(second, k)["prompt_token_ids"] for k in (0, 1)] == [
+        with_ids(rows[0], k)["prompt_token_ids"] for k in (2, 3)
+    ]
+    assert len(first["response"]["output"]) + len(second["response"]["output"]) == 3 * 4 - 1 - 1
+    assert len(second["responses_create_params"]["input"]) == 2 + 6
+
+
+def test_nothing_is_repaired_in_place(tmp_path: Path) -> None:
+    """The source, an existing file, and an unknown choice are refused."""
+    source = write_native(tmp_path, native_rows(n=2), "parquet")
+    with pytest.raises(UsageError, match="is the file to be repaired"):
+        fix(source, "drop", source)
+    (tmp_path / "there.parquet").touch()
+    with pytest.raises(UsageError, match="exists"):
+        fix(source, "drop", tmp_path / "there.parquet")
+    with pytest.raises(UsageError, match="--fix"):
+        fix(source, "mend", tmp_path / "x.parquet")  # type: ignore[arg-type]
