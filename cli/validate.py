@@ -66,12 +66,12 @@ def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: b
     if as_json:
         emit_json(account.to_dict())
         return 0 if not account.errors_after else 1
-    columns = ("choice", "removed", "shortened", "split", "rollouts after", "turns lost", "generated tokens lost")
+    columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
     clean = account.rollouts_in - account.rollouts_with_errors
     rows = []
     for name, cost in account.costs.items():
         removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-        mark = f"{name} (written)" if name == choice else name
+        mark = f"→ {name}" if name == choice else name
         after = clean + cost.rollouts_after
         rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
     grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")

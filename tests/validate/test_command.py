@@ -1,0 +1,91 @@
+"""The validate command: exit codes, what is printed, what is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gymdata_cli.main import main
+
+from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 when clean, 1 with errors, 2 for a missing path, an unknown code or an empty file."""
+    clean = write_native(tmp_path, native_rows(n=2), "parquet")
+    assert main(["validate", str(clean)]) == 0
+    rows = native_rows(n=2)
+    rows[1]["turns"][2]["generation_token_ids"][0] ^= 1
+    broken = write_native(tmp_path, rows, "jsonl")
+    assert main(["validate", str(broken)]) == 1
+    assert main(["validate", str(broken), "--ignore", "T209"]) == 0
+    (tmp_path / "empty.jsonl").touch()
+    for arguments in (["nowhere.parquet"], [str(broken), "--select", "X1"], [str(tmp_path / "empty.jsonl")], []):
+        assert main(["validate", *arguments]) == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_json_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json gives every violation with the documented keys, infos included."""
+    rows = native_rows(n=100)
+    for row in rows:
+        row["turns"][1]["digest"] += 1
+    assert main(["validate", str(write_native(tmp_path, rows, "parquet")), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert {k: report[k] for k in ("rollouts", "turns", "errors", "warnings", "by_code")} == {
+        "rollouts": 100, "turns": 400, "errors": 100, "warnings": 0, "by_code": {"T209": 100},
+    }  # fmt: skip
+    assert len(report["violations"]) == 100
+    first = report["violations"][0]
+    assert (first["rollout_id"], first["row"], first["turn"], first["code"]) == ("t0-0", 0, 1, "T209")
+    assert set(first) >= {"severity", "position", "expected", "got", "detail"}
+
+
+def test_lines_say_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A finding is one line: file and row, turn and position, code and words; the summary counts by code."""
+    rows = nemo_rows(n=2)
+    with_ids(rows[1], 2)["prompt_token_ids"][1] = 999
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert main(["validate", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert f"{path}:1 turn 2 pos 1  T200 break" in out
+    assert "1  T200" in out
+    assert main(["validate", str(path), "--quiet"]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["validate", "--explain", "T209"]) == 0
+    assert "digest" in capsys.readouterr().out
+
+
+def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--fix needs -o, prints the cost of every choice, and ends with 0 when no error is left."""
+    rows = nemo_rows(n=2)
+    with_ids(rows[1], 2)["prompt_token_ids"][1] = 999
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert main(["validate", str(path), "--fix", "truncate"]) == 2
+    capsys.readouterr()
+    assert main(["validate", str(path), "--fix", "truncate", "-o", str(tmp_path / "b.jsonl"), "--json"]) == 0
+    account = json.loads(capsys.readouterr().out)
+    assert (account["rollouts_in"], account["rollouts_out"], account["errors_after"]) == (2, 2, 0)
+    assert set(account["costs"]) == {"split", "truncate", "drop"}
+    assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "c.jsonl")]) == 0
+    assert "→ drop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])
+def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
+    """No engine, trainer or Polars is imported; JSON lines do without pyarrow."""
+    path = (
+        write_lines(tmp_path / "a.jsonl", nemo_rows(n=2))
+        if kind == "nemo"
+        else write_native(tmp_path, native_rows(n=2), kind)
+    )
+    code = (
+        "import sys; from gymdata_cli.main import main; status = main(['validate', sys.argv[1]]);"
+        "heavy = {'torch', 'vllm', 'trl', 'ray', 'transformers', 'polars', 'duckdb', 'pyarrow'} & set(sys.modules);"
+        "print(status, sorted(heavy))"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True).stdout
+    assert out.splitlines()[-1] == f"0 {['pyarrow'] if kind == 'parquet' else []}"
