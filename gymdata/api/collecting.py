@@ -195,6 +195,8 @@ def _collect(
     done = _Done()
     if survey.owed:
         done = _run_async(_play(run, config, parts, tasks, ledger, seed, survey, key, progress))
+        # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
+        run.seal()
         survey = _ledger(run, key, config).survey(tasks, run.folder)
     rows = facts_of(_existing(run, SUMMARY_COLUMNS))
     summary = CollectSummary(

@@ -37,6 +37,23 @@ class Setting:
     seed: int
     temperature: float
     agent: str | None = None
+    #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
+    first_prompts: dict[str, tuple[object, object, list[int]]] = field(default_factory=dict)
+
+    def first_prompt(self, task: Task, episode: Episode) -> list[int]:
+        """Ids of the episode's opening conversation; rendered once for members whose environment leaves it alone."""
+        known = self.first_prompts.get(task.task_id)
+        # The same objects, not equal ones: comparing conversations could cost more than rendering them.
+        if known is not None and known[0] is episode.messages and known[1] is episode.tools:
+            return known[2]
+        prompt = list(self.chat.render(episode.messages, episode.tools))
+        self.first_prompts[task.task_id] = (episode.messages, episode.tools, prompt)
+        if len(self.first_prompts) > _KEPT_PROMPTS:
+            del self.first_prompts[next(iter(self.first_prompts))]
+        return prompt
+
+
+_KEPT_PROMPTS = 64
 
 
 @dataclass(slots=True)
@@ -72,9 +89,9 @@ class Rollout:
     def over(self) -> bool:
         return self.outcome is not None or self.failure is not None
 
-    async def begin(self, rendered: dict[str, list[int]] | None = None) -> None:
-        """Start the environment and render the first prompt (``rendered``: a cache shared by a group)."""
-        await self._guarded(self._begin(rendered))
+    async def begin(self) -> None:
+        """Start the environment and render the first prompt."""
+        await self._guarded(self._begin())
 
     async def play(self, first: Generation | OutsideError | None = None) -> None:
         """Run to the end; ``first`` is the first generation (or its error) when it was sampled with the group."""
@@ -117,19 +134,13 @@ class Rollout:
             # The model was asked and gave nothing back; the call is kept, so that the row says what was asked.
             self._encode(Generation(list(self.prompt), [], [], "abort"))
 
-    async def _begin(self, rendered: dict[str, list[int]] | None) -> None:
+    async def _begin(self) -> None:
         setting = self.setting
         self._episode = await setting.environment.start(self.task, self.index)
         self.tools = self._episode.tools
         self.messages = list(self._episode.messages)
         self.produced_by = [None] * len(self.messages)
-        key = repr((self.messages, self.tools)) if rendered is not None else ""
-        if rendered is not None and key in rendered:
-            self.prompt = rendered[key]
-        else:
-            self.prompt = list(setting.chat.render(self.messages, self.tools))
-            if rendered is not None:
-                rendered[key] = self.prompt
+        self.prompt = setting.first_prompt(self.task, self._episode)
         if setting.limits.room(len(self.prompt)) < 1:
             self.failure = ends.no_room_at_start(len(self.prompt), setting.limits)
 

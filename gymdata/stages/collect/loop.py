@@ -74,8 +74,7 @@ async def _play_group(setting: Setting, group: OwedGroup, indexes: tuple[int, ..
         await rollouts[0].begin()
         await _go_on(rollouts[0], None, finish)
         return
-    rendered: dict[str, list[int]] = {}
-    await _together(rollout.begin(rendered) for rollout in rollouts)
+    await _together(rollout.begin() for rollout in rollouts)
     await _together(_play_neighbours(run, finish) for run in _neighbours(rollouts))
 
 

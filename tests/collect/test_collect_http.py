@@ -1,0 +1,116 @@
+"""collect against a real HTTP server that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.api.collecting import collect
+from gymdata.errors import OutsideError, UsageError
+from tests.collect.test_collect_rows import rows_of
+from tests.faulty_server import Settings, serve
+
+Tasks = Callable[..., Path]
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[[Settings], str]]:
+    """Starts servers on threads of their own; gives their URL."""
+    stops: list[Callable[[], None]] = []
+
+    def up(settings: Settings) -> str:
+        ready: list[str] = []
+        came_up = threading.Event()
+        loop = asyncio.new_event_loop()
+        done = asyncio.Event()
+
+        async def main() -> None:
+            runner, port = await serve(settings, 0)
+            ready.append(f"http://127.0.0.1:{port}/v1")
+            came_up.set()
+            await done.wait()
+            await runner.cleanup()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+        thread.start()
+        stops.append(lambda: (loop.call_soon_threadsafe(done.set), thread.join()))  # type: ignore[arg-type, return-value]
+        assert came_up.wait(30)
+        return ready[0]
+
+    yield up
+    for stop in stops:
+        stop()
+
+
+@pytest.fixture
+def settings(tasks: Tasks, tmp_path: Path, policy: str) -> dict[str, Any]:
+    """A collect of 4 tasks × 3 over HTTP, with quick retries."""
+    return {
+        "tasks": str(tasks(4)),
+        "output": tmp_path / "run",
+        "model": "fake",
+        "tokenizer": policy,
+        "num_rollouts": 3,
+        "max_tokens": 8,
+        "seed": 2,
+        "retries": 1,
+        "reward": ["numeric"],
+    }
+
+
+def failures_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+
+
+def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:
+    """Over HTTP the three rollouts of a task are one request with n=3, and each is a row with its own seed's ids."""
+    at = Settings()
+    summary = collect(endpoint=server(at), **settings)
+    assert (summary.rollouts, summary.exit_code) == (12, 0)
+    assert [r["n"] for r in at.requests if r["n"] > 1] == [3, 3, 3, 3]
+    assert rows_of(settings["output"])[0]["policy_hash"] == "served:fake"
+
+
+def test_passing_faults_are_retried(server: Any, settings: dict[str, Any]) -> None:
+    """One 429 and one 500 and the like cost nothing but a retry."""
+    for number, mode in enumerate(("429", "500", "disconnect", "garbage")):
+        at = Settings(mode=mode, fail_first=1, skip=2)
+        summary = collect(endpoint=server(at), **{**settings, "output": settings["output"] / str(number)})
+        assert (summary.rollouts, summary.failures) == (12, 0), mode
+
+
+def test_lasting_faults_are_failures_that_the_next_call_makes_good(server: Any, settings: dict[str, Any]) -> None:
+    """A server that answers 500 gives failures of kind engine; the same command later completes the run."""
+    at = Settings(mode="500", skip=2)
+    summary = collect(endpoint=server(at), **{**settings, "retries": 0})
+    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 12, 1)
+    assert {(f["kind"], f["place"], f["attempt"]) for f in failures_of(settings["output"])} == {("engine", "turn 0", 1)}
+    summary = collect(endpoint=server(Settings()), **settings)
+    assert (summary.rollouts, summary.owed, summary.exit_code) == (12, 0, 0)
+
+
+def test_a_server_that_hangs_is_a_failure(server: Any, settings: dict[str, Any]) -> None:
+    """No answer within the request timeout is the engine's failure, not a truncated rollout."""
+    at = Settings(mode="hang", skip=2)
+    summary = collect(endpoint=server(at), request_timeout=0.3, **{**settings, "retries": 0})
+    assert summary.rollouts == 0
+    assert "did not answer within 0.3 s" in failures_of(settings["output"])[0]["message"]
+
+
+def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, settings: dict[str, Any]) -> None:
+    """The check at the start names what to switch on."""
+    with pytest.raises(UsageError, match="does not return token ids"):
+        collect(endpoint=server(Settings(mode="no_ids")), **settings)
+
+
+def test_no_server_at_all(settings: dict[str, Any]) -> None:
+    """An address that nobody listens on is an outside fault with exit code 3."""
+    with pytest.raises(OutsideError, match="cannot be reached") as caught:
+        collect(endpoint="http://127.0.0.1:9", **{**settings, "retries": 0})
+    assert caught.value.exit_code == 3
