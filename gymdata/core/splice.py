@@ -72,7 +72,8 @@ def splice(
     - the sampled and the rendered history have the same number of turns (no turn without ids, no turn unclosed);
     - the rendered history ends with a closed turn, and at most what also begins the next message after it;
     - the rendered history is there unchanged in ``template``; or, where the template rewrote it, the turn before the cut
-      opens as the generation prompt does and no later one does, so that it is the last assistant turn.
+      opens as the generation prompt does and no later one does, so that it is the last assistant turn, and it still ends
+      with what was said last, nothing of which comes again after the cut.
     """
     if not model_prefix:
         return list(template)
@@ -151,7 +152,27 @@ def _rewritten(
             template_prefix,
             template,
         )
-    return places[n - 1]
+    cut = places[n - 1]
+    if not _said_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
+        raise SpliceRefusedError(
+            "the template left out, or moved, what the last assistant turn says at its end",
+            at,
+            template_prefix,
+            template,
+        )
+    return cut
+
+
+def _said_before(said: Sequence[int], rendered: Sequence[int], rest: Sequence[int]) -> bool:
+    """Whether what ``rendered`` leaves out of a turn was in front of its last words, and is not in the ``rest``."""
+    if list(said) == list(rendered):
+        return True
+    head = _common(said, rendered)
+    end = _common(said[head:][::-1], rendered[head:][::-1])
+    gone = list(said[head : len(said) - end])
+    # One token in a row of many may come again by chance, and then the refusal is for nothing; that does no harm.
+    again = any(list(rest[i : i + len(gone)]) == gone for i in range(len(rest))) if gone else False
+    return end > 0 and not again
 
 
 def _places(ids: Sequence[int], tokens: Collection[int]) -> list[int]:

@@ -76,9 +76,7 @@ class Bridge:
         """From just after the token that closes the last assistant message in ``messages``, through ``new``, to the
         generation prompt. Raises RefusedError when that cannot be proved, DataError when the template refuses."""
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        # The ids of earlier turns are held already. Rendered without their reasoning, which many templates take away as
-        # soon as a user speaks again, they stay as they are while the bridge is cut.
-        earlier = [{k: v for k, v in m.items() if k != "reasoning"} for m in messages[:last]]
+        earlier = [_held(m) for m in messages[:last]]
         between = [*messages[last + 1 :], *new]
         shape = (tuple(m["role"] for m in between), len(messages[last].get("tool_calls") or ()), bool(tools))
         stand_ins = list(_stand_ins(messages[last]))
@@ -165,6 +163,15 @@ def _stand_ins(said: Message) -> Iterator[Message]:
     leave out what is said beside a call."""
     orders = (_called(said.get("tool_calls")), _said())
     yield from orders if said.get("tool_calls") else reversed(orders)
+
+
+def _held(message: Message) -> Message:
+    """An earlier message as it is rendered around a bridge. The ids of what the model said are held already, and many
+    templates take reasoning or white space away from it once others have spoken; of fixed words they take nothing."""
+    if message["role"] != "assistant":
+        return message
+    calls = message.get("tool_calls")
+    return {"role": "assistant", "content": "", "tool_calls": calls} if calls else {**_said(), "content": "said"}
 
 
 def _said() -> Message:
