@@ -1,0 +1,99 @@
+"""NeMo Gym rows become rollouts rows with exact token evidence, and bad rows are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gymdata.adapters.formats.nemo_import import read_nemo_gym
+from gymdata.api.validation import validate
+from gymdata.core.tokens import expand_prompts
+from gymdata.errors import DataError
+from gymdata.store import Run
+from gymdata.store.rows import check_rollout
+from tests.validate.generate import nemo_rows, with_ids, write_lines
+
+
+def imported(folder: Path, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
+    return list(read_nemo_gym(write_lines(folder / "a.jsonl", rows), **options))
+
+
+def test_tokens_are_taken_over_exactly(tmp_path: Path) -> None:
+    """Prompts rebuilt from the imported turns, generations and log-probabilities are those of the source."""
+    rows = nemo_rows(n=4)
+    for made, source in zip(imported(tmp_path, rows), rows, strict=True):
+        check_rollout(made)
+        prompts = expand_prompts(made["turns"])
+        for turn, prompt in enumerate(prompts):
+            item = with_ids(source, turn)
+            assert prompt.tolist() == item["prompt_token_ids"]
+            assert made["turns"][turn]["generation_token_ids"].tolist() == item["generation_token_ids"]
+            assert made["turns"][turn]["generation_log_probs"].tolist() == item["generation_log_probs"]
+
+
+def test_items_of_one_call_are_one_message(tmp_path: Path) -> None:
+    """Reasoning and a function call of one model call become one assistant message that names its turn."""
+    (made,) = imported(tmp_path, nemo_rows(n=1, turns=2))
+    assert [(m["role"], m.get("turn")) for m in made["messages"]] == [
+        ("system", None), ("user", None), ("assistant", 0), ("tool", None), ("assistant", 1),
+    ]  # fmt: skip
+    assert made["messages"][2]["reasoning"] == "Hm [1]."
+    assert json.loads(made["messages"][2]["tool_calls"])[0]["id"] == made["messages"][3]["tool_call_id"]
+    assert made["messages"][4]["content"] == "done"
+
+
+def test_an_imported_run_validates(tmp_path: Path) -> None:
+    """Rows of one prompt are a group, and a run of imported rows has no findings."""
+    with Run.open(tmp_path / "run", identity={}, extent={}, operation={}) as run:
+        for row in imported(tmp_path, nemo_rows(n=6)):
+            run.append(row)
+    report = validate(tmp_path / "run")
+    assert (report.violations, report.rollouts, report.turns) == ([], 6, 24)
+
+
+def test_missing_data_stays_missing(tmp_path: Path) -> None:
+    """A call without ids gives no turn, and log-probabilities that the source lacks are NaN."""
+    rows = nemo_rows(n=1, turns=3)
+    with_ids(rows[0], 2)["generation_log_probs"].pop()
+    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+        with_ids(rows[0], 1)[name] = None if name != "prompt_token_ids" else []
+    (made,) = imported(tmp_path, rows)
+    assert [m["turn"] for m in made["messages"] if m["role"] == "assistant"] == [0, None, 1]
+    assert np.isnan(made["turns"][1]["generation_log_probs"]).all()
+
+
+def test_bad_rows_are_told_and_hide_nothing(tmp_path: Path) -> None:
+    """With a callback bad rows are passed over with line and reason; without it the first one raises."""
+    rows = nemo_rows(n=3)
+    told: list[tuple[int, str]] = []
+    lines = [rows[0], "<PLACEHOLDER ROW>", rows[1], {"response": None}, rows[2]]
+    made = imported(tmp_path, lines, reject=lambda _, line, why: told.append((line, why[:4])))
+    assert len(made) == 3
+    assert told == [(2, "S101"), (4, "S103")]
+    with pytest.raises(DataError, match="line 2"):
+        imported(tmp_path, lines)
+
+
+def test_odd_shapes_are_read(tmp_path: Path) -> None:
+    """Input as text, content as parts, nested outputs, unknown roles and incomplete responses."""
+    rows = nemo_rows(n=2, turns=1)
+    rows[0]["responses_create_params"]["input"] = "what?"
+    rows[0]["response"]["output"] = [rows[0]["response"]["output"]]
+    rows[0]["response"] |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    rows[1]["responses_create_params"]["input"] = [
+        {
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "be"}, {"type": "input_text", "text": " kind"}],
+        },
+        {"role": "narrator", "content": None},
+    ]
+    first, second = imported(tmp_path, rows)
+    assert (first["status"], first["stop_reason"]) == ("truncated", "max_output_tokens")
+    assert first["messages"][0] == {"role": "user", "content": "what?"}
+    assert [(m["role"], m["content"]) for m in second["messages"][:2]] == [("system", "be kind"), ("other", "")]
+    for row in (first, second):
+        check_rollout(row)
