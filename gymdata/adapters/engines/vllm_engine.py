@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -116,7 +118,9 @@ class VllmSampler:
             if handler is not None:
                 handler.cancel()  # else it reports our own shutdown as an engine that died
                 await asyncio.gather(handler, return_exceptions=True)
-            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown)
+            # vLLM's workers do not end by themselves on a CPU, where nothing but memory is held: do not wait for them.
+            patience = 0.5 if self._facts.get("device") == "cpu" else None
+            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, patience)
             # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
             engine.shutdown = _nothing
         self._thread.shutdown(wait=True)
@@ -166,7 +170,8 @@ class VllmSampler:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         # Started later, the tracker would unblock SIGINT in this thread and the engine's processes would inherit that.
-        resource_tracker.ensure_running()
+        with _tracker_stays_quiet():
+            resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         args = self._engine_args()
         try:
@@ -263,6 +268,19 @@ def _set_environment(model: str) -> None:
     if Path(model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ[ENGINE_OF] = str(os.getpid())
+    # What vLLM says while it is imported, before it reads its own level.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+
+
+@contextlib.contextmanager
+def _tracker_stays_quiet() -> Iterator[None]:
+    """Python's resource tracker, which cleans up what killed engine processes leave, does not announce it."""
+    option = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(option)
+    try:
+        yield
+    finally:
+        sys.warnoptions.remove(option)
 
 
 def _on_cpu() -> bool:
