@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +51,7 @@ def train_dpo(
     with Watch("training") as watch:
         result = run(
             pairs, model, output, config=config, settings=flags, sets=sets, resume=resume, overwrite=overwrite,
-            dry_run=dry_run, progress=watch, command=shlex.join(["gymdata", *sys.argv[1:]]),
+            dry_run=dry_run, progress=watch, command=["gymdata", *sys.argv[1:]],
         )  # fmt: skip
     if json:
         emit_json(result)

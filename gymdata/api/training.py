@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.config.train import TrainDpoConfig
+from gymdata.core.schema import PAIRS
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Progress
+from gymdata.store import resolve
 
 
 def train_dpo(
@@ -24,7 +26,7 @@ def train_dpo(
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
-    command: str = "gymdata.train_dpo",
+    command: Sequence[str] = ("gymdata.train_dpo",),
 ) -> dict[str, Any]:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
@@ -36,6 +38,7 @@ def train_dpo(
     from gymdata.adapters.trainers.launch import run_job
     from gymdata.stages import train
 
+    resolve(pairs, PAIRS)  # a missing file is told at once
     given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
     resolved = TrainDpoConfig.load(config, given, list(sets))
     return train.train_dpo(
@@ -44,7 +47,7 @@ def train_dpo(
         model_facts(resolved.model),
         run_job,
         progress or _Silent(),
-        command=command,
+        command=list(command),
         resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,

@@ -54,7 +54,7 @@ def train_dpo(
     run_job: Runner,
     progress: Progress,
     *,
-    command: str,
+    command: list[str],
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,

@@ -83,7 +83,7 @@ def go(
     config = {"model": "model", "output": out} | options.pop("config", {})
     return train_dpo(
         pairs, TrainDpoConfig.load(None, config), options.pop("model", MODEL), trainer or Trainer(), notes or Notes(),
-        command="gymdata train-dpo", **options,
+        command=["gymdata", "train-dpo"], **options,
     )  # fmt: skip
 
 

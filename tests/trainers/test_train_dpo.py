@@ -23,7 +23,7 @@ def gymdata(*words: object) -> Any:
     code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Pat
     code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, words)], stderr=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
     )  # fmt: skip
     marker = "checkpoints/checkpoint-*/gymdata_proof.json"
     while process.poll() is None and not list(out.glob(marker)):
