@@ -22,6 +22,13 @@ def collect(
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer folder, when the model is not a local one.")] = None,
     chat_template: Annotated[Path | None, typer.Option(help="Chat template to use in place of the model's.")] = None,
     tool_parser: Annotated[str | None, typer.Option(help="How tool calls are parsed (default: auto).")] = None,
+    keep_reasoning: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-reasoning/--no-keep-reasoning",
+            help="Replace a chat template that rewrites earlier turns by its known form that does not (default).",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Run folder; resumed when it is there.")] = None,
     limit: Annotated[int | None, typer.Option("-n", "--limit", help="Only the first N tasks.")] = None,
     num_rollouts: Annotated[

@@ -13,6 +13,7 @@ from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataEr
 
 #: Command → (module of this package, function), in the order of the path from tasks to a checkpoint.
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "check": ("check", "check", "Probe a chat template, or a server, before anything is sampled."),
     "collect": ("collect", "collect", "Sample rollouts of tasks with a policy, token ids and log-probabilities kept."),
     "validate": ("validate", "validate", "Check rollouts or pairs, token for token, and name every fault."),
     "score": ("score", "score", "Score saved rollouts again without sampling."),

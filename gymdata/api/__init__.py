@@ -13,6 +13,8 @@ _HOME: dict[str, str] = {
     "expand_turns": "data",
     "validate": "validation",
     "fix": "validation",
+    "check": "checking",
+    "check_endpoint": "checking",
     "collect": "collecting",
     "score": "scoring",
     "build_pairs": "pairing",

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from gymdata.adapters.environments import load_environment
 from gymdata.adapters.formats.tasks import TaskFile
 from gymdata.adapters.rewards import load_rewards
 from gymdata.adapters.user_code import in_thread
+from gymdata.api import checking
 from gymdata.config.collect import CollectConfig
 from gymdata.errors import UsageError
 from gymdata.ports import Chat, Environment, Progress, Sampler
@@ -48,6 +49,7 @@ class Parts:
     environment: Environment
     rewards: list[Weighted]
     model: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
 
 
 def collect(
@@ -134,7 +136,10 @@ def load_parts(config: CollectConfig) -> Parts:
                 hint="give a folder or hub name with --tokenizer",
             )
     template = str(config.chat_template) if config.chat_template is not None else None
-    talk = chat.TransformersChat.load(tokenizer, chat_template=template, tool_parser=config.tool_parser)
+    talk = chat.TransformersChat.load(
+        tokenizer, chat_template=template, tool_parser=config.tool_parser, keep_reasoning=False
+    )
+    talk, notes = checking.cured(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
     # The template's own end of turn must end a turn even where the checkpoint's list of stop tokens forgets it.
     sampling = {**config.sampling(), "stop_token_ids": talk.stop_token_ids}
     if config.endpoint is None:
@@ -150,7 +155,7 @@ def load_parts(config: CollectConfig) -> Parts:
             max_retries=config.retries,
             allow_raw_logprobs=config.allow_raw_logprobs,
         )
-    return Parts(sampler, talk, environment, rewards, model)
+    return Parts(sampler, talk, environment, rewards, model, notes)
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:
@@ -185,9 +190,9 @@ def _collect(
     began: float,
     count: int,
 ) -> CollectSummary:
-    for repair in run.repairs:
-        if progress is not None:
-            progress.message(f"repaired after a crash: {repair}")
+    if progress is not None:
+        for text in [*parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
+            progress.message(text)
     key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
     fresh = not (run.sealed_rows or run.journal_rows)
     ledger = _ledger(run, key, config)

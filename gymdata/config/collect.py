@@ -35,6 +35,7 @@ class CollectConfig(Config):
     tokenizer: str | None = None
     chat_template: Path | None = None
     tool_parser: str = "auto"
+    keep_reasoning: bool = True
     output: Path | None = None
 
     limit: int | None = pydantic.Field(None, ge=1)

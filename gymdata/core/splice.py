@@ -90,7 +90,7 @@ def splice(
 def _same_turns(
     model_prefix: Sequence[int], template_prefix: Sequence[int], rendered: int, end_of_turn: Collection[int]
 ) -> None:
-    if model_prefix[0] != template_prefix[:1][0] if template_prefix else True:
+    if list(model_prefix[:1]) != list(template_prefix[:1]):
         raise SpliceRefusedError("the two histories begin differently", 0, model_prefix, template_prefix)
     sampled = _count(model_prefix, end_of_turn) + (model_prefix[-1] not in end_of_turn)
     if sampled == rendered:
@@ -112,6 +112,9 @@ def _closed_at_the_end(
 ) -> None:
     """What the rendered history has after its last end of turn begins the next message, as a line feed does."""
     tail = list(template_prefix[closed + 1 :])
+    # Some templates end a whole conversation with one more token. What was said is in both renderings; this is not.
+    while tail and tail[-1] not in template:
+        tail.pop()
     following = list(template[cut + 1 :])
     if len(following) > len(tail) and following[: len(tail)] == tail:
         return

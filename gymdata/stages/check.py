@@ -275,7 +275,7 @@ def _presence(
                 if text not in following and part not in found.strips:
                     found.strips.append(part)
     written["system"] |= "system" in probe.needs and str(_SYSTEM["content"]) in steps[0][1][0]
-    written["tools"] |= "tools" in probe.needs and "Subtract two numbers." in steps[0][1][0]
+    written["tools"] |= "tools" in probe.needs and "subtract" in steps[0][1][0]
 
 
 def _round_trips(rendering: Rendering, found: TemplateCheck) -> None:

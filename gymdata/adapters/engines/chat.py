@@ -6,6 +6,7 @@ provably leaves earlier messages alone; nothing that a model writes can make ``p
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class TransformersChat:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._backend = None if cleans else backend
+        self._eos_ids = tuple(eos_ids)
         self._replaced = False
         self._text_arguments = False
         self._parts = False
@@ -109,6 +111,20 @@ class TransformersChat:
             tool_parser=tool_parser,
             keep_reasoning=keep_reasoning,
         )
+
+    def with_template(self, template: str, *, tool_parser: str = "none") -> TransformersChat:
+        """The same tokenizer with another chat template, which is left as it is."""
+        tokenizer = copy.copy(self.tokenizer)
+        tokenizer.chat_template = template
+        chat = TransformersChat(
+            tokenizer,
+            served_template=self.served_template,
+            eos_ids=self._eos_ids,
+            tool_parser=tool_parser,
+            keep_reasoning=False,
+        )
+        chat._replaced = True
+        return chat
 
     def facts(self) -> dict[str, Any]:
         """Hashes and names for run.json."""

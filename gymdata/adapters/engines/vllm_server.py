@@ -57,6 +57,7 @@ class ServerSampler:
     ) -> None:
         self.base = _base_url(endpoint)
         self.model = model
+        self.model_found = False
         self.sampling = Sampling.of(sampling or {})
         self.request_timeout_s = request_timeout_s
         self.max_retries = max_retries
@@ -121,6 +122,10 @@ class ServerSampler:
             body["max_tokens"] = min(request.max_tokens, room)
         return await self._complete(body)
 
+    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's answer to any other request. Raises OutsideError("engine")."""
+        return await self._request("POST", path, body)
+
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""
         session, self._session = self._session, None
@@ -144,7 +149,7 @@ class ServerSampler:
                     f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="choose one with -m/--model"
                 )
             raise UsageError.unknown_choice(f"-m/--model at {self.base}", self.model, names)
-        self.model = str(card["id"])
+        self.model, self.model_found = str(card["id"]), True
         parent: dict[str, Any] = next((c for c in cards if c["id"] == card.get("parent")), {})
         limit = card.get("max_model_len") or parent.get("max_model_len")
         self._max_model_len = int(limit) if limit else None
