@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.core.repair import CHOICES, Choice, FixReport
 from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import DataError, UsageError
 from gymdata.store.paths import Source, find_run_json, resolve
 
-__all__ = ["FixReport", "Report", "Violation", "fix", "validate"]
+if TYPE_CHECKING:
+    from gymdata.core.repair import Choice, FixReport
+
+__all__ = ["Report", "Violation", "fix", "validate"]
 
 Kind = Literal["rollouts", "pairs", "nemo"]
 
@@ -65,6 +68,8 @@ def fix(path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool
     source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
     when a file cannot be read at all.
     """
+    from gymdata.core.repair import CHOICES, FixReport
+
     target = Path(output)
     if choice not in CHOICES:
         raise UsageError.unknown_choice("--fix", choice, CHOICES)
@@ -116,11 +121,9 @@ def kind_of(source: Source) -> Kind:
     if source.kind == "journal":
         return "rollouts"
     from gymdata.adapters.formats import nemo_gym
-    from gymdata.store.lines import iter_lines
 
     try:
-        lines = iter_lines(source)
-        for _, (_, line) in zip(range(20), lines, strict=False):
+        for line in _first_lines(source, 20):
             if nemo_gym.recognise(line):
                 return "nemo"
             keys = line[:4096]
@@ -132,6 +135,18 @@ def kind_of(source: Source) -> Kind:
         # Unreadable from some line on: the scan says where.
         return "rollouts"
     return "rollouts"
+
+
+def _first_lines(source: Source, count: int) -> Iterator[bytes]:
+    """Non-blank lines from the start of a file."""
+    if source.compression is None:
+        with source.path.open("rb") as file:
+            lines = (line.removeprefix(b"\xef\xbb\xbf") for line in file)
+            yield from islice((line for line in lines if not line.isspace()), count)
+        return
+    from gymdata.store.lines import iter_lines
+
+    yield from islice((line for _, line in iter_lines(source)), count)
 
 
 def _is_pairs_parquet(path: Path) -> bool:
@@ -201,7 +216,6 @@ def _nemo(
     sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
 ) -> Report:
     from gymdata.adapters.formats import nemo_gym
-    from gymdata.core.checks import sampling_bias
 
     del run
     report = Report()
@@ -219,6 +233,8 @@ def _nemo(
             severity: Any = "warning" if calm and v.code == "T205" else v.severity
             found.append(v._replace(file=file, severity=severity))
         if not calm:
+            from gymdata.core.sampling import sampling_bias
+
             for row, settings in part.settings:
                 if bias := sampling_bias(settings):
                     found.append(Violation("L304", row, detail=bias, file=file))

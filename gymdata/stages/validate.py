@@ -11,6 +11,7 @@ from typing import Any
 
 from gymdata.core import checks
 from gymdata.core.evidence import Evidence
+from gymdata.core.sampling import sampling_bias
 from gymdata.core.violations import Report, Selection, Violation
 from gymdata.stages import validate_rows
 from gymdata.store.paths import Source, sealed_twin
@@ -52,7 +53,7 @@ def validate_rollouts(
         )
     found += across.finish()
     settings = (run or {}).get("identity") or {}
-    if bias := checks.sampling_bias({**({"temperature": 0.0} if sampled_greedily else {}), **settings}):
+    if bias := sampling_bias({**({"temperature": 0.0} if sampled_greedily else {}), **settings}):
         found.append(Violation("L304", 0, detail=bias, file=report.files[0] if report.files else None))
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))

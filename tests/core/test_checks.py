@@ -12,6 +12,7 @@ from gymdata.core import checks, codes
 from gymdata.core.breaks import relations
 from gymdata.core.evidence import from_arrow
 from gymdata.core.repair import plan
+from gymdata.core.sampling import sampling_bias
 from gymdata.core.tokens import Call, encode_turns
 from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import UsageError
@@ -69,7 +70,7 @@ def test_null_lists_with_hidden_values_are_empty() -> None:
 )
 def test_sampling_that_biases_log_probs_is_named(settings: dict[str, object], words: str | None) -> None:
     """L304 is decided by the settings alone, and absent ones are neutral."""
-    reason = checks.sampling_bias(settings)
+    reason = sampling_bias(settings)
     assert (reason is None) == (words is None)
     assert words is None or words in (reason or "")
 

@@ -5,22 +5,21 @@ A row has ``responses_create_params`` and ``response.output``; items of the outp
 model wrote (reasoning, function_call, assistant message), ended by the item with the ids or by what others wrote.
 
 What always holds: a row that the fast parser refuses goes alone through the slow one, which names what is wrong; both
-give the same findings; no Python loop over tokens; importing this loads neither pyarrow nor polars.
+give the same findings; no Python loop over tokens; importing this loads neither pyarrow nor polars, and numpy is loaded only
+for what is odd, for on a small file its start-up would cost as much as the scan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from gymdata.adapters.formats import nemo_rows
-from gymdata.core import breaks, tokens
-from gymdata.core.checks import POSITIVE_TOLERANCE
 from gymdata.core.violations import Violation
 
 _CHECK_EVERY = 2_000_000
@@ -153,7 +152,9 @@ class Scanner:
             self._waiting += len(prompt) - fresh + 2 * len(generation)
             held_prompt, held_generation, first = prompt, generation, False
         if odd:
-            part.violations += _relations(number, row)
+            from gymdata.adapters.formats.nemo_places import relations
+
+            part.violations += relations(number, row)
         for fault in row.faults:
             say(
                 Violation(
@@ -168,7 +169,7 @@ class Scanner:
     def _reward(self, number: int, row: nemo_rows.Row) -> None:
         if row.reward is None:
             self.part.violations.append(Violation("R501", number, row.rollout_id))
-        elif not np.isfinite(row.reward):
+        elif not math.isfinite(row.reward):
             self.part.violations.append(
                 Violation("R502", number, row.rollout_id, expected="a finite number", got=str(row.reward))
             )
@@ -183,46 +184,33 @@ class Scanner:
             self.part.settings.append((number, row.settings))
 
     def _check(self) -> None:
-        """Ranges of all ids and log-probabilities since the last time: a minimum and a maximum when all is well."""
-        ids = np.frombuffer(b"".join(self._ids), np.int64)
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._limit):
-            ends = np.cumsum([len(p) // 8 for p in self._ids])
-            for place in np.flatnonzero((ids < 0) | (ids >= self._limit)):
-                k = int(np.searchsorted(ends, place, side="right"))
-                row, name, turn, offset, what = self._id_owner[k]
-                position = offset + int(place - (ends[k - 1] if k else 0))
-                expected = f"0 to {self._limit - 1}"
-                self.part.violations.append(
-                    Violation("T206", row, name, turn, position, expected, str(ids[place]), f"in the {what}")
-                )
-        lps = np.frombuffer(b"".join(self._lps), np.float64)
-        if len(lps) and not (np.isfinite(lps.min()) and lps.max() <= POSITIVE_TOLERANCE):
-            ends = np.cumsum([len(p) // 8 for p in self._lps])
-            for place in np.flatnonzero(~np.isfinite(lps) | (lps > POSITIVE_TOLERANCE)):
-                k = int(np.searchsorted(ends, place, side="right"))
-                position = int(place - (ends[k - 1] if k else 0))
-                finite = bool(np.isfinite(lps[place]))
-                code, expected = ("L303", "at most 0") if finite else ("L302", "a finite number")
-                self.part.violations.append(Violation(code, *self._lp_owner[k], position, expected, str(lps[place])))
+        """Ranges of all ids and log-probabilities since the last time; places are looked for only when one is odd."""
+        ids, lps = b"".join(self._ids), b"".join(self._lps)
+        if self._limit != 2**31 or not all_int31(ids):
+            from gymdata.adapters.formats.nemo_places import odd_ids
+
+            self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)
+        if not all_negative(lps):
+            from gymdata.adapters.formats.nemo_places import odd_log_probs
+
+            self.part.violations += odd_log_probs(self._lps, self._lp_owner)
         self._ids, self._id_owner, self._lps, self._lp_owner, self._waiting = [], [], [], [], 0
 
 
-def _relations(number: int, row: nemo_rows.Row) -> list[Violation]:
-    """Breaks, branches and turns out of order of one row, in which some prompt does not extend the one before."""
-    turns, calls = [], []
-    for turn, call in enumerate(row.calls):
-        if call is not None and call[0]:
-            turns.append(turn)
-            calls.append(tokens.Call(_int32(call[0]), _int32(call[1]), np.empty(0, np.float32), "stop"))
-    encoded = tokens.encode_turns(calls)
-    return [
-        Violation(found.code, number, row.rollout_id, **{**found.place(), "turn": turns[found.turn]})
-        for found in breaks.relations(encoded)
-    ]
+#: All bytes below 128, and the first bytes of negative numbers that are surely finite (big end first).
+_LOW = bytes(range(128))
+_FINITE_NEGATIVE = bytes(range(128, 255))
 
 
-def _int32(data: bytes) -> tokens.Ids:
-    return np.frombuffer(data, np.int64).astype(np.int32)
+def all_int31(data: bytes) -> bool:
+    """Whether all of these int64 (little end first) are 0 to 2³¹−1."""
+    high = data[4::8].count(0) + data[5::8].count(0) + data[6::8].count(0) + data[7::8].count(0)
+    return high * 2 == len(data) and not data[3::8].translate(None, _LOW)
+
+
+def all_negative(data: bytes) -> bool:
+    """Whether all of these float64 are surely negative and finite; False for some that are fine, such as 0.0."""
+    return not data[7::8].translate(None, _FINITE_NEGATIVE)
 
 
 def _fast_parser() -> Any:
@@ -254,7 +242,7 @@ def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
                 known[4] += 1
                 known[5] = known[5] or reward != known[3]
     for row, name, file, reward, n, varies in groups.values():
-        if n > 1 and not varies and np.isfinite(reward):
+        if n > 1 and not varies and math.isfinite(reward):
             yield Violation("R503", row, name, got=f"{reward:g} for all {n}", file=file)
 
 

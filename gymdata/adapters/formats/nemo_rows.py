@@ -7,10 +7,10 @@ never Python lists; a value of the wrong type is named with its turn and positio
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import xxhash
 
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
@@ -192,7 +192,7 @@ class _SlowLists:
                 raise BadRow(
                     "S102", name, turn=turn, position=position, expected="a 64-bit integer", got=kind_of(value)
                 )
-        return np.asarray(values, np.int64).tobytes()
+        return array("q", values).tobytes()
 
     @staticmethod
     def floats(values: Any, name: str, turn: int) -> bytes | None:
@@ -205,7 +205,7 @@ class _SlowLists:
             if type(number) not in (int, float):
                 raise BadRow("S102", name, turn=turn, position=position, expected="a number", got=kind_of(value))
             numbers.append(_float(number))
-        return np.asarray(numbers, np.float64).tobytes()
+        return array("d", numbers).tobytes()
 
     @staticmethod
     def text(value: Any) -> bytes:
