@@ -1,0 +1,64 @@
+"""Figures that follow a training: running moments of rewards, and a KL coefficient that steers towards a target.
+
+What always holds: both are functions of the state before and the new numbers; batches may come in any split.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """How many numbers were seen, their mean, and the sum of their squared distances from it."""
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    @property
+    def var(self) -> float:
+        """Population variance; 0 before any number was seen."""
+        return self.m2 / self.count if self.count else 0.0
+
+    @property
+    def std(self) -> float:
+        """Standard deviation with n − 1 below; 0 for fewer than two numbers."""
+        return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 0.0
+
+    def __add__(self, other: Moments) -> Moments:
+        """Moments of both together (Chan, Golub, LeVeque 1979)."""
+        n = self.count + other.count
+        if not n:
+            return self
+        apart = other.mean - self.mean
+        mean = self.mean + apart * other.count / n
+        return Moments(n, mean, self.m2 + other.m2 + apart * apart * self.count * other.count / n)
+
+
+def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
+    """``state`` (None: nothing seen yet) after the numbers in ``values``, of any shape; non-finite ones are left out."""
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
+        return state or Moments()
+    mean = float(numbers.mean())
+    fresh = Moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
+    return (state or Moments()) + fresh
+
+
+def adaptive_kl(value: float, kl: float, target: float, n: int, horizon: float) -> float:
+    """The KL coefficient after ``n`` samples whose mean KL was ``kl``: value · (1 + clip(kl/target − 1, ±0.2) · n/horizon).
+
+    Source: Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences", §2.2.
+    """
+    if not (target > 0 and horizon > 0):
+        raise UsageError.bad_value("adaptive KL: (target, horizon)", (target, horizon), "two numbers above 0")
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return value * (1.0 + error * n / horizon)

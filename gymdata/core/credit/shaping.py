@@ -1,0 +1,180 @@
+"""From scalar rewards of a group's rollouts to what each is worth against the others.
+
+What always holds: missing (NaN) and infinite rewards take no part in their group's statistics and stay NaN; a group with
+fewer than two known rewards, or with equal ones, gives 0; no result depends on the order of the rows.
+
+``rewards`` is (G, n), a group a row; or (N,) with ``groups``, one label a reward; or (N,) alone, which is one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.errors import DataError, UsageError
+
+Array = npt.NDArray[Any]
+Groups = npt.ArrayLike | None
+#: A group's rewards count as equal when their standard deviation is at most this share of the largest of them.
+DEGENERATE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards."""
+
+    values: Array
+    code: Array
+    known: Array
+    count: Array
+    total: Array
+    mean: Array
+    m2: Array
+    largest: Array
+    shape: tuple[int, ...]
+
+    @property
+    def degenerate(self) -> Array:
+        spread = np.sqrt(self.m2 / np.maximum(self.count, 1))
+        return np.asarray((self.count < 2) | (spread <= DEGENERATE * self.largest))
+
+    def spread(self, result: Array) -> Array:
+        """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape."""
+        result = np.where(self.degenerate[self.code], 0.0, result)
+        return np.where(self.known, result, np.nan).reshape(self.shape)
+
+
+def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
+    given = np.asarray(rewards, dtype=np.float64)
+    values = given.reshape(-1)
+    if groups is not None:
+        labels = np.asarray(groups).reshape(-1)
+        if len(labels) != len(values):
+            raise DataError(f"group shaping: got {len(labels)} group labels for {len(values)} rewards")
+        _, code = np.unique(labels, return_inverse=True)
+    elif given.ndim == 2:
+        code = np.repeat(np.arange(given.shape[0]), given.shape[1])
+    else:
+        code = np.zeros(len(values), np.int64)
+    n = int(code.max()) + 1 if len(code) else 0
+    if given.ndim == 2 and groups is None:
+        n = given.shape[0]
+    known = np.isfinite(values)
+    # Sums of floats depend on the order of their terms, so it is fixed first.
+    order = np.lexsort((values, code))
+    order = order[known[order]]
+    kept, its = values[order], code[order]
+    count = np.bincount(its, minlength=n)
+    total = np.bincount(its, weights=kept, minlength=n)
+    mean = total / np.maximum(count, 1)
+    m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
+    largest = np.zeros(n)
+    np.maximum.at(largest, its, np.abs(kept))
+    return _Grouped(values, code, known, count, total, mean, m2, largest, given.shape)
+
+
+def rloo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """r − (Σ − r)/(n − 1): against the mean of the others. Source: Ahmadian et al. 2024, "Back to Basics"."""
+    g = _grouped(rewards, groups)
+    with np.errstate(invalid="ignore"):
+        others = (g.total[g.code] - g.values) / np.maximum(g.count[g.code] - 1, 1)
+        return g.spread(g.values - others)
+
+
+def reinforce_baseline(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """r − mean. Source: Hu et al. 2025, "REINFORCE++" (its baseline form)."""
+    g = _grouped(rewards, groups)
+    with np.errstate(invalid="ignore"):
+        return g.spread(g.values - g.mean[g.code])
+
+
+def dr_grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """r − mean, without dividing by the spread. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training"."""
+    return reinforce_baseline(rewards, groups)
+
+
+def grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """(r − mean)/(std + 1e-9), std with n − 1 below. Source: Shao et al. 2024, "DeepSeekMath"."""
+    g = _grouped(rewards, groups)
+    std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
+    with np.errstate(invalid="ignore"):
+        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-9))
+
+
+group_norm = grpo
+
+
+def cpgd(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """z-score within the group: (r − mean)/(population std + 1e-6). Source: Liu et al. 2025, "CPGD"."""
+    g = _grouped(rewards, groups)
+    std = np.sqrt(g.m2 / np.maximum(g.count, 1))
+    with np.errstate(invalid="ignore"):
+        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-6))
+
+
+def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: ARG001  all shapings are called alike
+    """The rewards as they are; missing and infinite ones are NaN."""
+    given = np.asarray(rewards, dtype=np.float64)
+    return np.where(np.isfinite(given), given, np.nan)
+
+
+#: Estimator → how its group's scalar rewards are shaped; ``gae`` leaves them as they are.
+ESTIMATORS: dict[str, Callable[[npt.ArrayLike, Groups], Array]] = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "reinforce": reinforce,
+    "reinforce-baseline": reinforce_baseline,
+    "gae": reinforce,
+    "cpgd": cpgd,
+    "dr-grpo": dr_grpo,
+}
+
+
+def shape_rewards(rewards: npt.ArrayLike, estimator: str, groups: Groups = None) -> Array:
+    """Group shaping by the estimator's name (``-`` and ``_`` are the same; ``group_norm`` is ``grpo``)."""
+    name = {"group-norm": "grpo"}.get(estimator.replace("_", "-"), estimator.replace("_", "-"))
+    if name not in ESTIMATORS:
+        raise UsageError.unknown_choice("estimator", estimator, ESTIMATORS)
+    return ESTIMATORS[name](rewards, groups)
+
+
+def degenerate(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """Per reward, in its shape: is its group without variance (or without two known rewards)?"""
+    g = _grouped(rewards, groups)
+    return np.asarray(g.degenerate[g.code].reshape(g.shape))
+
+
+def degenerate_groups(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """Per group (rows of a (G, n) array; else labels in sorted order): std at most 1e-9 of the largest reward."""
+    return _grouped(rewards, groups).degenerate
+
+
+def clip_filter_weights(rewards: npt.ArrayLike, eps: float = 3.0, lamda: float = 1.0, groups: Groups = None) -> Array:
+    """A weight a group, (B,) for rewards (B, n): min(B/(B − |D|), eps) for informative groups, ``lamda`` for those in D.
+
+    D are the groups without variance; when all are, every weight is 1. Source: Liu et al. 2025, "CPGD" (clip-filter-like
+    weights).
+    """
+    flat = _grouped(rewards, groups).degenerate
+    n, dead = len(flat), int(flat.sum())
+    if n == dead:
+        return np.ones(n)
+    return np.where(flat, float(lamda), min(n / (n - dead), float(eps)))
+
+
+def overlong_penalty(length: npt.ArrayLike, max_new: npt.ArrayLike, buffer: int = 1024, factor: float = 1.0) -> Array:
+    """max(−factor, min(0, −(length − (max_new − buffer))/buffer · factor)), the shape of ``length``.
+
+    ``length`` and ``max_new`` count all generated tokens of a rollout. Source: Yu et al. 2025, "DAPO" (soft overlong
+    punishment). Raises UsageError when ``buffer`` is above ``max_new`` or not positive.
+    """
+    if buffer <= 0 or bool((np.asarray(max_new) < buffer).any()):
+        raise UsageError.bad_value(
+            "overlong buffer", buffer, f"1 to the largest number of new tokens ({int(np.min(max_new))})"
+        )
+    over = np.asarray(length, dtype=np.float64) - (np.asarray(max_new, dtype=np.float64) - buffer)
+    return np.asarray(np.clip(-over / buffer * factor, -abs(factor), 0.0) + 0.0)
