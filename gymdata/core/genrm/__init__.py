@@ -1,0 +1,57 @@
+"""Pairwise judging, without the judge: which comparisons are made, what a judge's text says, and what it adds up to.
+
+What always holds: a comparison that failed is missing and never a number; swapping the seats of every comparison changes
+no reward; the order of the rows changes nothing. "As published" names the reference behaviour that users know; where
+ours differs, the function says how.
+"""
+
+from gymdata.core.genrm.aggregate import AGGREGATORS, Adjustments, Rewards, Sizes, aggregate, simple_tiebreaker
+from gymdata.core.genrm.bias import bias_report
+from gymdata.core.genrm.matches import Matches, order_flips, winners
+from gymdata.core.genrm.preferences import Preferences, preferences
+from gymdata.core.genrm.ranking import bradley_terry, win_rate
+from gymdata.core.genrm.schedule import STRATEGIES, Match, all_pairs, both_orders, circular, schedule
+from gymdata.core.genrm.text import (
+    EMPTY,
+    answer_text,
+    plain_text,
+    reasoning_text,
+    response_texts,
+    shown,
+    style_density,
+)
+from gymdata.core.genrm.verdict import VERDICT_SCHEMA, Verdict, parse_published, parse_strict
+
+__all__ = [
+    "AGGREGATORS",
+    "EMPTY",
+    "STRATEGIES",
+    "VERDICT_SCHEMA",
+    "Adjustments",
+    "Match",
+    "Matches",
+    "Preferences",
+    "Rewards",
+    "Sizes",
+    "Verdict",
+    "aggregate",
+    "all_pairs",
+    "answer_text",
+    "bias_report",
+    "both_orders",
+    "bradley_terry",
+    "circular",
+    "order_flips",
+    "parse_published",
+    "parse_strict",
+    "plain_text",
+    "preferences",
+    "reasoning_text",
+    "response_texts",
+    "schedule",
+    "shown",
+    "simple_tiebreaker",
+    "style_density",
+    "win_rate",
+    "winners",
+]

@@ -1,0 +1,182 @@
+"""What a judge's text says: two scores from 1 to 5 and a ranking from 1 (the first is much better) to 6.
+
+What always holds: reading takes time proportional to the text, whatever the text is; strict reading never invents a
+number. Both readings look for the same object: the first in a json fence, else the last anywhere; an ``overall`` object
+inside is descended into.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_SCORE = 3.0
+DEFAULT_RANKING = 3.5
+SCORES = (1.0, 5.0)
+RANKINGS = (1.0, 6.0)
+_KEYS = ("score_1", "score_2", "ranking")
+
+#: For engines that can hold a judge to a schema.
+VERDICT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "score_1": {"type": "integer", "minimum": 1, "maximum": 5},
+        "score_2": {"type": "integer", "minimum": 1, "maximum": 5},
+        "ranking": {"type": "integer", "minimum": 1, "maximum": 6},
+    },
+    "required": list(_KEYS),
+    "additionalProperties": False,
+}
+
+_FENCE = re.compile(r"```(json)?", re.IGNORECASE)
+#: Inside an object: a brace, or a string (to the end of the text when it is never closed).
+_TOKEN = re.compile(r'[{}]|"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+#: A quote that is never closed hides braces; the text is read again from the first one hidden, at most so many times.
+_PASSES = 4
+_Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judged comparison. A missing number is None; with both scores missing, ``ranking`` is there."""
+
+    score_1: float | None
+    score_2: float | None
+    ranking: float | None
+
+    def swap(self) -> Verdict:
+        """The same judgement with the seats exchanged."""
+        return Verdict(self.score_2, self.score_1, None if self.ranking is None else 7.0 - self.ranking)
+
+
+def parse_published(
+    text: str, default_score: float = DEFAULT_SCORE, default_ranking: float = DEFAULT_RANKING
+) -> Verdict | None:
+    """The verdict as published: missing keys take the defaults, any number is taken. None when there is no object."""
+    for found in _candidates(text):
+        numbers = {key: _number(found[key]) for key in _KEYS if key in found}
+        if numbers and None not in numbers.values():
+            return Verdict(
+                numbers.get("score_1", default_score),
+                numbers.get("score_2", default_score),
+                numbers.get("ranking", default_ranking),
+            )
+    return None
+
+
+def parse_strict(text: str) -> Verdict | None:
+    """The verdict, or None when it cannot be relied on.
+
+    A value that is not finite, is a boolean or lies outside its scale makes the whole answer unparsed, and so does one
+    score without the other. Two scores without a ranking are a verdict; so is a ranking alone. What stands before
+    ``</think>`` is not the answer.
+    """
+    answer = text.rpartition("</think>")[2]
+    for found in _candidates(answer):
+        values = {key: found[key] for key in _KEYS if key in found}
+        if not values or any(_number(value) is None for value in values.values()):
+            continue  # such as the wanted format, quoted
+        return _strictly(values)
+    return None
+
+
+def _strictly(values: dict[str, Any]) -> Verdict | None:
+    numbers: dict[str, float] = {}
+    for key, value in values.items():
+        number = _number(value)
+        low, high = RANKINGS if key == "ranking" else SCORES
+        if number is None or isinstance(value, bool) or not low <= number <= high:
+            return None
+        numbers[key] = number
+    if ("score_1" in numbers) != ("score_2" in numbers):
+        return None
+    return Verdict(numbers.get("score_1"), numbers.get("score_2"), numbers.get("ranking"))
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _candidates(text: str) -> Iterator[dict[str, Any]]:
+    """Objects in the order in which they are asked: those in json fences from the first, then all from the last."""
+    for inside in _fenced(text):
+        for start, end in _objects(inside):
+            if (found := _load(inside[start:end])) is not None:
+                yield found
+    for start, end in reversed(_objects(text)):
+        if (found := _load(text[start:end])) is not None:
+            yield found
+
+
+def _load(text: str) -> dict[str, Any] | None:
+    if not any(key in text for key in _KEYS):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, dict) and isinstance(found.get("overall"), dict):
+        found = found["overall"]
+    return found if isinstance(found, dict) else None
+
+
+def _fenced(text: str) -> Iterator[str]:
+    opened = None
+    for fence in _FENCE.finditer(text):
+        if opened is not None:
+            yield text[opened : fence.start()]
+            opened = None
+        elif fence[1]:
+            opened = fence.end()
+
+
+def _objects(text: str) -> list[_Span]:
+    """Outermost balanced ``{…}`` spans, by where they end. Braces in strings do not count."""
+    found: list[_Span] = []
+    start = text.find("{")
+    for _ in range(_PASSES):
+        if start < 0:
+            break
+        spans, start = _scan(text, start)
+        found += spans
+    return sorted(set(found), key=lambda span: (span[1], -span[0]))
+
+
+def _scan(text: str, at: int) -> tuple[list[_Span], int]:
+    """Balanced spans from ``at`` on, and the first brace that a string of an object never closed had hidden (or −1)."""
+    closed: list[_Span] = []
+    while at >= 0:
+        stack: list[int] = []
+        first_hidden = -1
+        since = len(closed)
+        for token in _TOKEN.finditer(text, at):
+            mark = token[0]
+            if mark == "{":
+                stack.append(token.start())
+            elif mark == "}":
+                begin = stack.pop()
+                while len(closed) > since and closed[-1][0] > begin:
+                    closed.pop()
+                closed.append((begin, token.end()))
+                if not stack:
+                    break
+            elif first_hidden < 0 and "{" in mark:
+                first_hidden = text.find("{", token.start())
+        if stack or not closed:
+            return closed, first_hidden
+        at = text.find("{", closed[-1][1])
+    return closed, -1
+
+
+def is_finite(verdict: Verdict) -> bool:
+    """Whether every number that is there is finite (published reading lets NaN through)."""
+    return all(math.isfinite(v) for v in (verdict.score_1, verdict.score_2, verdict.ranking) if v is not None)
