@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import TrainingArguments
 
 from gymdata.core.training import Sequences
 
@@ -21,12 +22,13 @@ from gymdata.core.training import Sequences
 ROWS = "rows"
 
 
-def row_dataset(rows: int, multiple: int) -> Dataset:
-    """Row numbers 0 … rows − 1, filled up to a multiple of ``multiple``.
+def row_dataset(rows: int, args: TrainingArguments) -> Dataset:
+    """Row numbers 0 … rows − 1, filled up so that every process gets as many full batches as the others.
 
-    Processes that share an epoch need equally many full batches. Left alone, the data loader would evens this out by
-    training some rows twice; a row number ≥ ``rows`` is instead a filler, which carries no trained token and no weight.
+    Left alone, the data loader would even this out by training some rows twice; a row number ≥ ``rows`` is instead a
+    filler, which carries no trained token and no weight. A single process needs none.
     """
+    multiple = args.world_size * args.per_device_train_batch_size if args.world_size > 1 else 1
     padded = -(-rows // multiple) * multiple
     return Dataset.from_dict({"row": list(range(padded))})
 

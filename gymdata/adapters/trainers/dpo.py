@@ -18,16 +18,21 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from gymdata.adapters.trainers.batches import ROWS, PairCollator, row_dataset
 from gymdata.adapters.trainers.witness import Witness
-from gymdata.core.training import TrainingPairs
+from gymdata.core.proof import TrainedTokens
+from gymdata.core.schema import PAIRS
+from gymdata.core.training import PAIR_COLUMNS, TrainingPairs, training_pairs
 from gymdata.errors import OutsideError, UsageError
+from gymdata.store import read_table
 
 CONFIG = DPOConfig
 #: Losses that are a mean over pairs of something that a weight and a margin can be put into.
 WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft")
 
 
-def build(job: dict[str, Any], pairs: TrainingPairs, witness: Witness, **trainer: Any) -> ExactDPOTrainer:
+def build(job: dict[str, Any], **trainer: Any) -> ExactDPOTrainer:
     """The trainer for a job (see ``run``); ``trainer`` are DPOTrainer's own arguments, ``args`` among them."""
+    pairs = training_pairs(read_table(job["data"], PAIRS, columns=PAIR_COLUMNS), job["max_length"], job["data"])
+    witness = Witness(pairs.sequences, 2, TrainedTokens.from_json(job["trained_tokens"]))
     args = trainer["args"]
     saved = pairs.sequences.logprob_sums().reshape(-1, 2) if job["ref"] == "saved" else None
     if saved is not None:
@@ -69,9 +74,7 @@ class ExactDPOTrainer(DPOTrainer):
         super().__init__(
             args=args,
             processing_class=processing_class,
-            train_dataset=row_dataset(len(pairs), args.world_size * args.per_device_train_batch_size)
-            if args.world_size > 1
-            else row_dataset(len(pairs), 1),
+            train_dataset=row_dataset(len(pairs), args),
             data_collator=PairCollator(
                 pairs.sequences,
                 processing_class.eos_token_id if pad is None else pad,

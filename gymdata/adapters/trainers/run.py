@@ -22,13 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.adapters.trainers.metrics import Recorder, StopOnSignal, draw_curve, event
-from gymdata.core.proof import TrainedTokens
-from gymdata.core.schema import PAIRS
-from gymdata.core.training import PAIR_COLUMNS, training_pairs
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
-from gymdata.store import read_table
 
-#: Trainer name → module of this package with CONFIG and build().
+#: Trainer name → module of this package with CONFIG, TRL's arguments class, and build(job, **trainer arguments), which
+#: reads the job's data and returns the trainer with its ``witness``.
 TRAINERS = {"dpo": "dpo"}
 _THIS = "gymdata.adapters.trainers.run"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
@@ -104,15 +101,9 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     module = importlib.import_module(f"gymdata.adapters.trainers.{TRAINERS[job['trainer']]}")
     out = Path(job["output"])
     args, peft = _arguments(job, module.CONFIG, out)
-    from gymdata.adapters.trainers.witness import Witness
-
-    pairs = training_pairs(read_table(job["data"], PAIRS, columns=PAIR_COLUMNS), job["max_length"], job["data"])
-    witness = Witness(pairs.sequences, 2, TrainedTokens.from_json(job["trained_tokens"]))
     stopper = StopOnSignal()
     trainer = module.build(
         job,
-        pairs,
-        witness,
         args=args,
         model=_model(job, args),
         peft_config=peft,
@@ -120,7 +111,7 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
         callbacks=[Recorder(out), stopper],
     )
     _quiet(trainer)
-    return trainer, witness, stopper
+    return trainer, trainer.witness, stopper
 
 
 def last_checkpoint(folder: Path) -> Path | None:
