@@ -108,6 +108,7 @@ def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]
         "rollouts_wanted": count * config.num_rollouts,
         "rollouts_sealed": existing,
         "identity": identity_of(config, parts, config.seed),
+        "notes": parts.notes,
         "config": config.model_dump(mode="json"),
     }
 

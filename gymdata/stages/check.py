@@ -170,11 +170,11 @@ def check_template(rendering: Rendering) -> TemplateCheck:
         except DataError as error:
             found.refused[probe.name] = str(error.message)
             continue
-        if "tools" in probe.needs and not _writes_calls(probe, steps):
+        if "tools" in probe.needs and not _writes_calls(steps):
             found.refused[probe.name] = "the template leaves out tool calls"
             continue
-        for turn, (prompt, closed, following) in steps:
-            _compare(rendering, found, probe, turn, prompt, closed, following)
+        for step in steps:
+            _compare(rendering, found, probe, step)
         _bridge(rendering, found, probe)
         _presence(probe, steps, written, found)
     found.ignores = [part for part, seen in written.items() if not seen and part not in found.strips]
@@ -182,50 +182,58 @@ def check_template(rendering: Rendering) -> TemplateCheck:
     return found
 
 
-def _steps(rendering: Rendering, probe: Probe) -> list[tuple[int, tuple[str, str, str]]]:
-    """Per assistant turn: (prompt before it, conversation closed after it, next prompt)."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Renderings around one assistant turn: what came before it, that with the generation prompt, the conversation closed
+    after it, and the next prompt."""
+
+    turn: int
+    said: Message
+    before: str
+    prompt: str
+    closed: str
+    following: str
+
+
+def _steps(rendering: Rendering, probe: Probe) -> list[_Step]:
     turns = [i for i, m in enumerate(probe.messages) if m["role"] == "assistant"]
     ends = [*turns[1:], len(probe.messages)]
     return [
-        (
+        _Step(
             number,
-            (
-                rendering.text(probe.messages[:at], probe.tools, generate=True),
-                rendering.text(probe.messages[: at + 1], probe.tools, generate=False),
-                rendering.text(probe.messages[:end], probe.tools, generate=True),
-            ),
+            probe.messages[at],
+            rendering.text(probe.messages[:at], probe.tools, generate=False),
+            rendering.text(probe.messages[:at], probe.tools, generate=True),
+            rendering.text(probe.messages[: at + 1], probe.tools, generate=False),
+            rendering.text(probe.messages[:end], probe.tools, generate=True),
         )
         for number, (at, end) in enumerate(zip(turns, ends, strict=True))
     ]
 
 
-def _writes_calls(probe: Probe, steps: list[tuple[int, tuple[str, str, str]]]) -> bool:
-    turns = [m for m in probe.messages if m["role"] == "assistant"]
+def _writes_calls(steps: Sequence[_Step]) -> bool:
     return all(
-        call["function"]["name"] in closed[len(prompt) - 1 :]
-        for number, (prompt, closed, _) in steps
-        for call in turns[number].get("tool_calls", ())
+        call["function"]["name"] in step.closed[len(step.prompt) - 1 :]
+        for step in steps
+        for call in step.said.get("tool_calls", ())
     )
 
 
-def _compare(
-    rendering: Rendering, found: TemplateCheck, probe: Probe, turn: int, prompt: str, closed: str, following: str
-) -> None:
-    said = [m for m in probe.messages if m["role"] == "assistant"][turn]
-    pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(rendering, closed), following)]
-    if _sayable(prompt, said):
-        pairs.insert(0, ("generation prompt", rendering.encode(prompt), closed))
+def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:
+    pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(rendering, step.closed), step.following)]
+    if _sayable(step.prompt, step.said):
+        kept = step.closed.startswith(step.before.rstrip())
+        where: Where = "generation prompt" if kept else "earlier messages"
+        pairs.insert(0, (where, rendering.encode(step.prompt), step.closed))
     for where, was, after in pairs:
         now = rendering.encode(after)
         at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
         if at == len(was):
             continue
         around = slice(max(0, at - WINDOW // 2), at + WINDOW)
-        windows = (was[around], now[around])
+        old, new = was[around], now[around]
         found.breaks.append(
-            TemplateBreak(
-                probe.name, turn, where, at, rendering.decode(windows[0]), rendering.decode(windows[1]), *windows
-            )
+            TemplateBreak(probe.name, step.turn, where, at, rendering.decode(old), rendering.decode(new), old, new)
         )
 
 
@@ -258,24 +266,21 @@ def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
         found.no_bridge[probe.name] = str(error.message)
 
 
-def _presence(
-    probe: Probe, steps: list[tuple[int, tuple[str, str, str]]], written: dict[str, bool], found: TemplateCheck
-) -> None:
-    turns = [m for m in probe.messages if m["role"] == "assistant"]
-    for number, (_, closed, following) in steps:
+def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], found: TemplateCheck) -> None:
+    for step in steps:
         parts = {
-            "reasoning": turns[number].get("reasoning"),
-            "answers": turns[number].get("content") or None,
-            "tool calls": (turns[number].get("tool_calls") or [{"function": {"name": None}}])[-1]["function"]["name"],
+            "reasoning": step.said.get("reasoning"),
+            "answers": step.said.get("content") or None,
+            "tool calls": (step.said.get("tool_calls") or [{"function": {"name": None}}])[-1]["function"]["name"],
         }
         for part, text in parts.items():
-            if text and text in closed:
+            if text and text in step.closed:
                 if part in written:
                     written[part] = True
-                if text not in following and part not in found.strips:
+                if text not in step.following and part not in found.strips:
                     found.strips.append(part)
-    written["system"] |= "system" in probe.needs and str(_SYSTEM["content"]) in steps[0][1][0]
-    written["tools"] |= "tools" in probe.needs and "subtract" in steps[0][1][0]
+    written["system"] |= "system" in probe.needs and str(_SYSTEM["content"]) in steps[0].prompt
+    written["tools"] |= "tools" in probe.needs and "subtract" in steps[0].prompt
 
 
 def _round_trips(rendering: Rendering, found: TemplateCheck) -> None:

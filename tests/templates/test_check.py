@@ -81,7 +81,7 @@ def test_an_end_token_after_the_last_turn_is_no_break():
 def test_a_prompt_that_opens_reasoning_which_history_drops_is_a_break():
     """DeepSeek's generation prompt is not in what it renders later; the sampled ids can still be held."""
     check = found("deepseekv3")
-    assert {b.where for b in check.breaks} == {"generation prompt"}
+    assert check.breaks[0].where == "generation prompt"
     assert check.bridges
 
 
