@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.api.sources import Paths, concat, parent_of, refuse_duplicates, run_folder, scores_of
 from gymdata.config.pairs import PairsConfig
 from gymdata.core import chains, pairs
-from gymdata.core.schema import PAIRS, ROLLOUTS, SCORES
+from gymdata.core.schema import PAIRS, ROLLOUTS
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.store import hash_file, read_run_json, read_table, resolve, scan_batches, write_run_json, write_table
-from gymdata.store.paths import find_run_json
 from gymdata.store.run_json import differences
 
 _SCALARS = (
@@ -31,8 +31,6 @@ _SCALARS = (
 #: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
 _BATCH_ROWS = 4_096
 _LISTS = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
-
-Paths = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +81,11 @@ def build_pairs(
     target = _target(sources, output, config) if write else None
     if target is not None:
         _refuse_other_settings(target, config, overwrite)
-    rollouts = _concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
+    rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
-    _refuse_duplicates(rollouts)
-    score_name, scores, scored_by = _scores(sources, rollouts, config.reward)
+    refuse_duplicates(rollouts)
+    score_name, scores, scored_by = scores_of(sources, rollouts, config.reward)
     rollouts, left_out = _without_breaks(rollouts.append_column("score", scores), config.breaks)
     if rollouts.num_rows and not int(pc.sum(pc.is_finite(rollouts["score"])).as_py() or 0):
         raise RefusedError(
@@ -112,20 +110,6 @@ def build_pairs(
     if target is not None:
         report.files.update(_write(target, report, sources, scored_by, config, command))
     return report
-
-
-def _concat(tables: list[pa.Table]) -> pa.Table:
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-
-
-def _refuse_duplicates(rollouts: pa.Table) -> None:
-    extra = rollouts.num_rows - pc.count_distinct(rollouts["rollout_id"]).as_py()
-    if extra:
-        raise RefusedError(
-            f"{extra:,} rollout(s) are there more than once",
-            code="D701",
-            hint="`gymdata validate` lists them; give each file once",
-        )
 
 
 def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[pa.Table, dict[str, int]]:
@@ -200,60 +184,6 @@ def _count_branches(rollouts: pa.Table, breaks: str) -> int:
     return count
 
 
-def _scores(
-    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
-) -> tuple[str, pa.ChunkedArray, list[Path]]:
-    """The score's name, one score a rollout, and the files of a re-scoring that it came from.
-
-    A re-scoring that was made on purpose is preferred to the part of the same name that was stored while collecting.
-    """
-    if name is None:
-        return "reward", rollouts["reward"], []
-    found = [table for source in sources if (table := _rescored(source, name)) is not None]
-    if found:
-        rows = pa.concat_tables([table for _, table in found])
-        # Re-scoring adds rows: the last one of a rollout counts.
-        values = dict(zip(rows["rollout_id"].to_pylist(), rows["value"].to_pylist(), strict=True))
-        mine = [values.get(r) for r in rollouts["rollout_id"].to_pylist()]
-        return name, pa.chunked_array([pa.array(mine, pa.float64())]), [folder for folder, _ in found]
-    parts = rollouts["rewards"].combine_chunks()
-    flat = parts.flatten()
-    names = flat.field("name")
-    known = sorted(set(pc.unique(names).to_pylist()))
-    if name not in known:
-        have = [*known, *(n for source in sources for n in _rescorings(source))]
-        raise UsageError.unknown_choice("--reward", name, have or ["(no named rewards in these rollouts)"])
-    owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
-    is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
-    values_of = np.full(len(parts), np.nan)
-    values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
-    return name, pa.chunked_array([pa.array(values_of)]), []
-
-
-def _run_folder(source: str | Path) -> Path | None:
-    found = find_run_json(source)
-    return found.parent if found is not None and found.name == "run.json" else None
-
-
-def _rescorings(source: str | Path) -> list[str]:
-    run = _run_folder(source)
-    return sorted(p.name.removeprefix("scores-") for p in run.glob("scores-*") if p.is_dir()) if run else []
-
-
-def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
-    run = _run_folder(source)
-    if run is None or not (run / f"scores-{name}").is_dir():
-        return None
-    folder = run / f"scores-{name}"
-    table = read_table(folder, SCORES)
-    inside = pc.unique(table["name"]).to_pylist()
-    wanted = name if name in inside or len(inside) != 1 else inside[0]
-    rows = table.filter(pc.equal(table["name"], wanted))
-    if not rows.num_rows:
-        raise UsageError.unknown_choice(f"{folder}: score", name, inside)
-    return folder, rows
-
-
 def _sides(table: pa.Table, config: PairsConfig) -> tuple[pa.Table, pa.Table | None]:
     if config.split is None:
         return table, None
@@ -266,7 +196,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
     if output is not None:
         target = Path(output)
         return target if target.suffix in (".parquet", ".jsonl") else target / "pairs.parquet"
-    run = _run_folder(sources[0])
+    run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
         raise UsageError("-o is needed: pairs of something other than one run folder have no place of their own")
     name = re.sub(r"[^\w.+-]", "_", config.reward or "reward")
@@ -316,7 +246,7 @@ def _write(
         "schema": {"pairs": PAIRS.version},
         "command": list(command),
         "config": config.model_dump(mode="json"),
-        "parents": [_parent(p) for p in [*sources, *scored_by]],
+        "parents": [parent_of(p) for p in [*sources, *scored_by]],
         "files": [_entry(side, path, report) for side, path in files.items()],
         "counts": {key: value for key, value in report.as_json().items() if key != "files"},
     }
@@ -327,11 +257,3 @@ def _write(
 def _entry(side: str, path: Path, report: PairsReport) -> dict[str, Any]:
     rows = report.table.num_rows if side == "train" or report.heldout is None else report.heldout.num_rows
     return {"side": side, "path": path.name, "rows": rows, "bytes": path.stat().st_size, "xxh3": hash_file(path)}
-
-
-def _parent(path: str | Path) -> dict[str, Any]:
-    found = find_run_json(path)
-    if found is None:
-        return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
-    facts = read_run_json(found)
-    return {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}

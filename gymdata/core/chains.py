@@ -41,10 +41,10 @@ def chain_columns(turns: pa.ListArray, rollout_ids: pa.Array) -> pa.Table:
 
     Raises DataError (T209) naming rollout and turn when a digest does not match.
     """
-    flat = _Flat(turns)
+    flat = FlatTurns(turns)
     simple = flat.is_one_chain()
     if bool(simple.all()):
-        _check_digests(flat, rollout_ids)
+        check_digests(flat, rollout_ids)
         return _stitch(flat)
     fast, slow = np.flatnonzero(simple), np.flatnonzero(~simple)
     parts = [_odd_rollouts(turns.take(pa.array(slow)), rollout_ids.take(pa.array(slow)))]
@@ -54,7 +54,7 @@ def chain_columns(turns: pa.ListArray, rollout_ids: pa.Array) -> pa.Table:
     return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
 
 
-class _Flat:
+class FlatTurns:
     """The turns of many rollouts as flat arrays; turn t of rollout r is at ``starts[r] + t``."""
 
     def __init__(self, turns: pa.ListArray) -> None:
@@ -63,11 +63,14 @@ class _Flat:
         self.starts: _Offsets = offsets - offsets[0]
         self.delta_starts, self.delta = _ragged(rows.field("prompt_delta_ids"))
         self.generation_starts, self.generation = _ragged(rows.field("generation_token_ids"))
-        lp_starts, self.log_probs = _ragged(rows.field("generation_log_probs"))
-        self.aligned = np.diff(lp_starts) == np.diff(self.generation_starts)
+        self.log_prob_starts, self.log_probs = _ragged(rows.field("generation_log_probs"))
+        self.aligned = np.diff(self.log_prob_starts) == np.diff(self.generation_starts)
         self.parent = rows.field("parent").to_numpy(zero_copy_only=False)
         self.prefix = rows.field("prefix_length").to_numpy(zero_copy_only=False)
         self.digest = rows.field("digest").to_numpy(zero_copy_only=False)
+        #: NaN where a turn has none.
+        self.reward = pc.fill_null(rows.field("reward"), np.nan).to_numpy(zero_copy_only=False)
+        self._agent = rows.field("agent")
         self.lengths = np.diff(self.delta_starts) + np.diff(self.generation_starts)
         #: Tokens of all earlier turns, over all rollouts.
         self.before: _Offsets = np.concatenate(([0], np.cumsum(self.lengths))).astype(np.int64)
@@ -81,6 +84,22 @@ class _Flat:
         good = (self.parent == turn - 1) & (self.prefix == held) & self.aligned
         return (np.bincount(self.rollout[~good], minlength=n) == 0) & (np.diff(self.starts) > 0)
 
+    def views(self, begin: int, end: int) -> list[dict[str, Any]]:
+        """The turns from ``begin`` to ``end`` as ``gymdata.core.tokens`` takes them; the lists are views of the batch."""
+        deltas, generations, log_probs = self.delta_starts, self.generation_starts, self.log_prob_starts
+        return [
+            {
+                "parent": int(self.parent[t]),
+                "prefix_length": int(self.prefix[t]),
+                "prompt_delta_ids": self.delta[deltas[t] : deltas[t + 1]],
+                "generation_token_ids": self.generation[generations[t] : generations[t + 1]],
+                "generation_log_probs": self.log_probs[log_probs[t] : log_probs[t + 1]],
+                "agent": self._agent[t].as_py(),
+                "digest": int(self.digest[t]),
+            }
+            for t in range(begin, end)
+        ]
+
 
 def _ragged(lists: pa.ListArray) -> tuple[_Offsets, np.ndarray]:
     """Offsets from 0 and the values between them. A slice's own offsets do not start at 0."""
@@ -88,7 +107,7 @@ def _ragged(lists: pa.ListArray) -> tuple[_Offsets, np.ndarray]:
     return offsets - offsets[0], lists.flatten().to_numpy(zero_copy_only=False)
 
 
-def _check_digests(flat: _Flat, rollout_ids: pa.Array) -> None:
+def check_digests(flat: FlatTurns, rollout_ids: pa.Array) -> None:
     above = 0
     bounds = zip(
         flat.delta_starts[:-1].tolist(), flat.delta_starts[1:].tolist(),
@@ -109,7 +128,7 @@ def _check_digests(flat: _Flat, rollout_ids: pa.Array) -> None:
         above = digest
 
 
-def _stitch(flat: _Flat) -> pa.Table:
+def _stitch(flat: FlatTurns) -> pa.Table:
     """All rollouts are one chain each, so delta and generation of every turn simply follow each other."""
     first, n = flat.starts[:-1], len(flat.starts) - 1
     deltas, generations = np.diff(flat.delta_starts), np.diff(flat.generation_starts)
@@ -142,7 +161,7 @@ def _keys(values: np.ndarray, begin: _Offsets, end: _Offsets) -> pa.Array:
     return pa.array([xxhash.xxh3_64_intdigest(values[a:b].data) for a, b in pairs], pa.uint64())
 
 
-def _generation_keys(flat: _Flat, lengths: _Offsets) -> pa.Array:
+def _generation_keys(flat: FlatTurns, lengths: _Offsets) -> pa.Array:
     begin, end = flat.generation_starts[flat.starts[:-1]], flat.generation_starts[flat.starts[1:]]
     rows = zip(flat.starts.tolist(), flat.starts[1:].tolist(), begin.tolist(), end.tolist(), strict=False)
     generation = np.ascontiguousarray(flat.generation)

@@ -1,0 +1,98 @@
+"""What commands that start from scored rollouts share: which score is meant, which run a path belongs to, and its parents.
+
+What always holds: a rollout that is given twice is refused; a re-scoring that was made on purpose is preferred to the part
+of the same name that was stored while collecting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.core.schema import SCORES
+from gymdata.errors import RefusedError, UsageError
+from gymdata.store import hash_file, read_run_json, read_table
+from gymdata.store.paths import find_run_json
+
+Paths = str | Path | Sequence[str | Path]
+
+
+def concat(tables: list[pa.Table]) -> pa.Table:
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
+def refuse_duplicates(rollouts: pa.Table) -> None:
+    extra = rollouts.num_rows - pc.count_distinct(rollouts["rollout_id"]).as_py()
+    if extra:
+        raise RefusedError(
+            f"{extra:,} rollout(s) are there more than once",
+            code="D701",
+            hint="`gymdata validate` lists them; give each file once",
+        )
+
+
+def scores_of(
+    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
+) -> tuple[str, pa.ChunkedArray, list[Path]]:
+    """The score's name, one score a rollout, and the files of a re-scoring that it came from.
+
+    A re-scoring that was made on purpose is preferred to the part of the same name that was stored while collecting.
+    """
+    if name is None:
+        return "reward", rollouts["reward"], []
+    found = [table for source in sources if (table := _rescored(source, name)) is not None]
+    if found:
+        rows = pa.concat_tables([table for _, table in found])
+        # Re-scoring adds rows: the last one of a rollout counts.
+        values = dict(zip(rows["rollout_id"].to_pylist(), rows["value"].to_pylist(), strict=True))
+        mine = [values.get(r) for r in rollouts["rollout_id"].to_pylist()]
+        return name, pa.chunked_array([pa.array(mine, pa.float64())]), [folder for folder, _ in found]
+    parts = rollouts["rewards"].combine_chunks()
+    flat = parts.flatten()
+    names = flat.field("name")
+    known = sorted(set(pc.unique(names).to_pylist()))
+    if name not in known:
+        have = [*known, *(n for source in sources for n in _rescorings(source))]
+        raise UsageError.unknown_choice("--reward", name, have or ["(no named rewards in these rollouts)"])
+    owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
+    is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
+    values_of = np.full(len(parts), np.nan)
+    values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
+    return name, pa.chunked_array([pa.array(values_of)]), []
+
+
+def run_folder(source: str | Path) -> Path | None:
+    found = find_run_json(source)
+    return found.parent if found is not None and found.name == "run.json" else None
+
+
+def _rescorings(source: str | Path) -> list[str]:
+    run = run_folder(source)
+    return sorted(p.name.removeprefix("scores-") for p in run.glob("scores-*") if p.is_dir()) if run else []
+
+
+def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
+    run = run_folder(source)
+    if run is None or not (run / f"scores-{name}").is_dir():
+        return None
+    folder = run / f"scores-{name}"
+    table = read_table(folder, SCORES)
+    inside = pc.unique(table["name"]).to_pylist()
+    wanted = name if name in inside or len(inside) != 1 else inside[0]
+    rows = table.filter(pc.equal(table["name"], wanted))
+    if not rows.num_rows:
+        raise UsageError.unknown_choice(f"{folder}: score", name, inside)
+    return folder, rows
+
+
+def parent_of(path: str | Path) -> dict[str, Any]:
+    found = find_run_json(path)
+    if found is None:
+        return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
+    facts = read_run_json(found)
+    return {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}

@@ -1,0 +1,194 @@
+"""Rollouts as training sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
+
+What always holds: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout
+also stand together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest
+was checked. ``gymdata.core.tokens.sequences`` defines the cut; rollouts that are one chain take a form without loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gymdata.core import tokens
+from gymdata.core.chains import FlatTurns, check_digests
+from gymdata.errors import DataError, RefusedError
+
+_Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Stitched:
+    """Sequences of n rollouts, flat, and their sampled tokens.
+
+    Sequence s is row ``rollout[s]``'s number ``index[s]``: ``ids[starts[s]:starts[s + 1]]``, with ``mask`` where trained and
+    ``turn_starts[turn_bounds[s]:turn_bounds[s + 1]]`` the places where its turns' generations begin. The k-th trained token
+    over all sequences is sampled token ``source[k]`` (None: token k).
+
+    Sampled tokens: rollout r has ``offsets[r]:offsets[r + 1]`` of ``log_probs``; turn t ends before
+    ``turn_ends[t]`` and belongs to rollout ``turn_rollout[t]``; ``turn_reward`` is NaN where a turn has none.
+    """
+
+    rollout: _Ints
+    index: npt.NDArray[np.int32]
+    starts: _Ints
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    source: _Ints | None
+    turn_starts: npt.NDArray[np.int32]
+    turn_bounds: _Ints
+    offsets: _Ints
+    log_probs: npt.NDArray[np.float32]
+    turn_ends: _Ints
+    turn_rollout: _Ints
+    turn_reward: npt.NDArray[np.float64]
+    abandoned: int = 0
+
+    def spread(self, values: Array, dtype: Any = np.float32) -> Array:
+        """One value a sampled token → one a token of the sequences, 0 on context."""
+        full = np.zeros(len(self.ids), dtype)
+        full[self.mask] = values if self.source is None else values[self.source]
+        return full
+
+
+def stitch(turns: pa.ListArray, rollout_ids: pa.Array, abandoned: Literal["keep", "drop"] = "keep") -> list[Stitched]:
+    """The rollouts of a batch (the column of that name, one chunk) in at most two parts: single chains, and the others.
+
+    ``rollout`` numbers the rows of the batch. Raises DataError (T209, T210) for changed or impossible turns and
+    RefusedError (L301, L302) for log-probabilities that are missing or not finite, naming the rollout.
+    """
+    flat = FlatTurns(turns)
+    _refuse_bad_log_probs(flat, rollout_ids)
+    simple = flat.is_one_chain()
+    chosen, others = np.flatnonzero(simple), np.flatnonzero(~simple)
+    parts = []
+    if len(chosen) == len(simple):
+        check_digests(flat, rollout_ids)
+        parts.append(_chains(flat))
+    elif len(chosen):
+        some, ids = turns.take(pa.array(chosen)), rollout_ids.take(pa.array(chosen))
+        sub = FlatTurns(some)
+        check_digests(sub, ids)
+        parts.append(_renumbered(_chains(sub), chosen, len(simple)))
+    if len(others):
+        parts.append(_cut(flat, others, rollout_ids, abandoned))
+    return parts
+
+
+def _refuse_bad_log_probs(flat: FlatTurns, rollout_ids: pa.Array) -> None:
+    if not bool(flat.aligned.all()):
+        at = int(np.flatnonzero(~flat.aligned)[0])
+        raise RefusedError(
+            f"rollout {rollout_ids[int(flat.rollout[at])].as_py()} has a turn without one log-probability for each "
+            f"generated token ({int((~flat.aligned).sum()):,} such turn(s))",
+            code="L301",
+            hint="collect with log-probabilities; `gymdata validate` lists every such turn",
+        )
+    if not bool(np.isfinite(flat.log_probs).all()):
+        token = int(np.flatnonzero(~np.isfinite(flat.log_probs))[0])
+        turn = int(np.searchsorted(flat.generation_starts, token, side="right")) - 1
+        raise RefusedError(
+            f"rollout {rollout_ids[int(flat.rollout[turn])].as_py()} has a log-probability of {flat.log_probs[token]}",
+            code="L302",
+            hint="`gymdata validate` lists every such token",
+        )
+
+
+def _chains(flat: FlatTurns) -> Stitched:
+    """Every rollout is one chain, so deltas and generations simply follow each other."""
+    n = len(flat.starts) - 1
+    deltas, generations = np.diff(flat.delta_starts), np.diff(flat.generation_starts)
+    sampled = np.repeat(np.tile(np.array([False, True]), len(deltas)), np.stack((deltas, generations), axis=1).ravel())
+    ids = np.empty(len(sampled), np.int32)
+    ids[~sampled], ids[sampled] = flat.delta, flat.generation
+    first = flat.before[flat.starts[:-1]]
+    return Stitched(
+        rollout=np.arange(n),
+        index=np.zeros(n, np.int32),
+        starts=flat.before[flat.starts],
+        ids=ids,
+        mask=sampled,
+        source=None,
+        turn_starts=(flat.before[:-1] + deltas - first[flat.rollout]).astype(np.int32),
+        turn_bounds=flat.starts,
+        offsets=flat.generation_starts[flat.starts],
+        log_probs=flat.log_probs,
+        turn_ends=flat.generation_starts[1:],
+        turn_rollout=flat.rollout,
+        turn_reward=flat.reward,
+    )
+
+
+def _renumbered(part: Stitched, rows: _Ints, n: int) -> Stitched:
+    """``part`` with its rollouts at ``rows`` of a batch of ``n``; the others have no tokens in it."""
+    lengths = np.zeros(n, np.int64)
+    lengths[rows] = np.diff(part.offsets)
+    part.offsets = np.concatenate(([0], np.cumsum(lengths)))
+    part.rollout, part.turn_rollout = rows[part.rollout], rows[part.turn_rollout]
+    return part
+
+
+def _cut(flat: FlatTurns, rows: _Ints, rollout_ids: pa.Array, abandoned: Literal["keep", "drop"]) -> Stitched:
+    """Rollouts with breaks, branches or retries, one at a time, on views of the batch."""
+    found: list[tuple[int, int, tokens.TokenSequence, Array]] = []
+    kept_turns: list[int] = []
+    lengths = np.zeros(len(flat.starts) - 1, np.int64)
+    generated, left_out = 0, 0
+    for row in rows.tolist():
+        begin, end = int(flat.starts[row]), int(flat.starts[row + 1])
+        sequences = _sequences(flat.views(begin, end), rollout_ids, row, abandoned)
+        trained = sorted({t for s in sequences for t, mine in zip(s.turns, s.trained, strict=True) if mine})
+        left_out += end - begin - len(trained)
+        place = {}
+        for turn in trained:
+            size = int(flat.generation_starts[begin + turn + 1] - flat.generation_starts[begin + turn])
+            place[turn] = np.arange(generated, generated + size)
+            generated += size
+            lengths[row] += size
+        kept_turns += [begin + turn for turn in trained]
+        for number, s in enumerate(sequences):
+            parts = [place[t] for t, mine in zip(s.turns, s.trained, strict=True) if mine]
+            found.append((row, number, s, np.concatenate(parts) if parts else np.empty(0, np.int64)))
+    turns = np.array(kept_turns, np.int64)
+    sizes = flat.generation_starts[turns + 1] - flat.generation_starts[turns]
+    every = np.repeat(flat.generation_starts[turns] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+    return Stitched(
+        rollout=np.array([row for row, *_ in found], np.int64),
+        index=np.array([number for _, number, *_ in found], np.int32),
+        starts=_bounds([len(s.input_ids) for _, _, s, _ in found]),
+        ids=_joined([s.input_ids for _, _, s, _ in found], np.int32),
+        mask=_joined([s.loss_mask for _, _, s, _ in found], np.int8) != 0,
+        source=_joined([source for *_, source in found], np.int64),
+        turn_starts=_joined([s.turn_starts for _, _, s, _ in found], np.int32),
+        turn_bounds=_bounds([len(s.turn_starts) for _, _, s, _ in found]),
+        offsets=np.concatenate(([0], np.cumsum(lengths))),
+        log_probs=flat.log_probs[every + np.arange(len(every))],
+        turn_ends=np.cumsum(sizes),
+        turn_rollout=flat.rollout[turns],
+        turn_reward=flat.reward[turns],
+        abandoned=left_out,
+    )
+
+
+def _sequences(
+    turns: Sequence[dict[str, Any]], rollout_ids: pa.Array, row: int, abandoned: Literal["keep", "drop"]
+) -> list[tokens.TokenSequence]:
+    try:
+        tokens.expand_prompts(turns)
+    except DataError as error:
+        raise DataError(f"rollout {rollout_ids[row].as_py()}: {error.message}", hint=error.hint) from error
+    return tokens.sequences(turns, abandoned=abandoned)
+
+
+def _bounds(lengths: Sequence[int]) -> _Ints:
+    return np.concatenate(([0], np.cumsum(np.array(lengths, np.int64)))).astype(np.int64)
+
+
+def _joined(arrays: Sequence[Array], dtype: Any) -> Array:
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
