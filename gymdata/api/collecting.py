@@ -6,13 +6,10 @@ a run with nothing owed starts no engine; however the loop ends, what was journa
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -23,9 +20,10 @@ import xxhash
 from gymdata.adapters.environments import load_environment
 from gymdata.adapters.formats.tasks import TaskFile
 from gymdata.adapters.rewards import load_rewards
-from gymdata.adapters.user_code import in_thread
 from gymdata.api import checking
+from gymdata.api.interrupting import Dropped, ctrl_c, droppable, run_async
 from gymdata.config.collect import CollectConfig
+from gymdata.config.user_code import in_thread
 from gymdata.errors import UsageError
 from gymdata.ports import Chat, Environment, Progress, Sampler
 from gymdata.stages.collect import Collector, Limits, Setting, Stop
@@ -200,7 +198,7 @@ def _collect(
     survey = Survey(count * config.num_rollouts, 0) if fresh and not run.resumed else ledger.survey(tasks, run.folder)
     done = _Done()
     if survey.owed:
-        done = _run_async(_play(run, config, parts, tasks, ledger, seed, survey, key, progress))
+        done = run_async(_play(run, config, parts, tasks, ledger, seed, survey, key, progress))
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()
         survey = _ledger(run, key, config).survey(tasks, run.folder)
@@ -249,7 +247,7 @@ async def _play(
     progress: Progress | None,
 ) -> _Done:
     stop = Stop()
-    with _ctrl_c(stop, progress) as interrupted:
+    with ctrl_c(stop, progress) as interrupted:
         try:
             facts = dict(await parts.sampler.start())
             run.note(engine=facts)
@@ -266,9 +264,9 @@ async def _play(
             desk = RewardDesk(parts.rewards, in_thread, config.reward_timeout)
             collector = Collector(run, setting, desk, ledger, survey.owed, progress)
             began = time.monotonic()
-            with contextlib.suppress(_Dropped):
+            with contextlib.suppress(Dropped):
                 concurrency = config.concurrency or parts.sampler.default_concurrency
-                await _droppable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
+                await droppable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             return _Done(
                 collector.done,
                 collector.failed,
@@ -280,85 +278,6 @@ async def _play(
         finally:
             await parts.environment.close()
             await parts.sampler.close()
-
-
-class _Dropped(Exception):  # noqa: N818 - not an error: the user wants out
-    """Ctrl-C came twice."""
-
-
-class _Interrupts(threading.Event):
-    """Set by the first Ctrl-C; the second calls ``drop``."""
-
-    drop: Callable[[], None] | None = None
-
-
-async def _droppable(work: Any, interrupted: _Interrupts) -> None:
-    task = asyncio.ensure_future(work)
-    interrupted.drop = task.cancel
-    try:
-        await task
-    except asyncio.CancelledError:
-        if interrupted.is_set() and task.cancelled():
-            raise _Dropped from None
-        raise
-
-
-@contextlib.contextmanager
-def _ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[_Interrupts]:
-    """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
-    interrupted = _Interrupts()
-    loop = asyncio.get_running_loop()
-    main = asyncio.current_task()
-
-    def on_signal() -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            stop.drain()
-            if progress is not None:
-                progress.message("stopping: rollouts in flight are finished and sealed (again to quit at once)")
-        elif interrupted.drop is not None:
-            interrupted.drop()
-        elif main is not None:
-            main.cancel()
-
-    ours: list[signal.Signals] = []
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError):
-                loop.add_signal_handler(number, on_signal)
-                ours.append(number)
-    try:
-        yield interrupted
-    finally:
-        for number in ours:
-            loop.remove_signal_handler(number)
-
-
-def _run_async(work: Any) -> _Done:
-    """asyncio.run, also from inside a running loop (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        try:
-            result_now: _Done = asyncio.run(work)
-            return result_now
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
-    result: list[_Done] = []
-    fault: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            result.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            fault.append(error)
-
-    thread = threading.Thread(target=body, name="gymdata-collect")
-    thread.start()
-    thread.join()
-    if fault:
-        raise fault[0]
-    return result[0]
 
 
 def _ledger(run: Run, key: RunKey, config: CollectConfig) -> Ledger:

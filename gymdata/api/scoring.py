@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata.adapters.rewards import load_rewards
-from gymdata.adapters.user_code import in_thread
+from gymdata.api.interrupting import run_async
 from gymdata.config.score import ScoreConfig
+from gymdata.config.user_code import in_thread
 from gymdata.core.schema import ROLLOUTS, SCORES
 from gymdata.core.stats import mean_ci
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
@@ -89,7 +90,7 @@ def score(
     source = find_run_json(config.path)
     target = _target(config, source, name)
     work = _score_all(config, rewards, name, progress)
-    rows, values, tasks, flips = asyncio.run(work)
+    rows, values, tasks, flips = run_async(work)
     if not values:
         raise DataError.empty(config.path, "rollouts to score")
     new = pa.Table.from_pylist(rows, schema=SCORES.schema)

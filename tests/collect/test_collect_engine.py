@@ -68,7 +68,7 @@ def test_tool_rollouts_validate_without_an_error(vllm_sampler: InProcess, policy
         vllm_sampler, policy, tasks=TASKS, output=tmp_path / "run", limit=12, num_rollouts=4, max_tokens=48, seed=1
     )
     assert (summary.rollouts, summary.breaks, summary.exit_code) == (48, 0, 0)
-    assert validate(tmp_path / "run").as_dict()["errors"] == 0
+    assert validate(tmp_path / "run").errors == 0
     rows = read_table(tmp_path / "run").to_pylist()
     assert any(r["n_turns"] > 1 and r["reward"] == 1.0 for r in rows)
     used = next(r for r in rows if r["n_turns"] > 1)

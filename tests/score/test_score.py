@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gymdata.adapters.rewards import load_rewards
-from gymdata.adapters.user_code import in_thread
 from gymdata.api.collecting import collect
 from gymdata.api.scoring import score
+from gymdata.config.user_code import in_thread
 from gymdata.core.schema import SCORES
 from gymdata.errors import UsageError
 from gymdata.ports import RewardPart

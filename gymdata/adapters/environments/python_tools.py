@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gymdata.adapters.user_code import in_thread, load_symbol
+from gymdata.config.user_code import in_thread, load_symbol
 from gymdata.errors import OutsideError, UsageError
 from gymdata.ports import Message, StepResult, Task
 

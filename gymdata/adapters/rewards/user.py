@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.adapters.user_code import load_symbol
+from gymdata.config.user_code import load_symbol
 from gymdata.errors import OutsideError, UsageError
 
 _RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})

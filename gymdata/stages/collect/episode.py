@@ -80,10 +80,10 @@ class Rollout:
     _episode: Episode | None = None
     _seen: list[np.ndarray] = field(default_factory=list)
     _place: str = "environment start"
+    rollout_id: str = field(init=False)
 
-    @property
-    def rollout_id(self) -> str:
-        return self.setting.key.rollout_id(self.task, self.index)
+    def __post_init__(self) -> None:
+        self.rollout_id = self.setting.key.rollout_id(self.task, self.index)
 
     @property
     def over(self) -> bool:

@@ -1,4 +1,4 @@
-"""Code from users' Python files: how it is loaded, and where it runs.
+"""What a ``path.py:name`` setting names: how a user's code is loaded, and where it runs.
 
 What always holds: a file that cannot be imported is a UsageError naming it; user code runs in daemon threads, so what
 hangs there can be left behind and never keeps the process from ending.

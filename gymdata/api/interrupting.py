@@ -1,0 +1,97 @@
+"""Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it.
+
+What always holds: signals are handled in the main thread only, and as before once the work is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from gymdata.ports import Progress
+from gymdata.stages.collect import Stop
+
+T = TypeVar("T")
+
+
+class Dropped(Exception):  # noqa: N818 - not an error: the user wants out
+    """Ctrl-C came twice."""
+
+
+class Interrupts(threading.Event):
+    """Set by the first Ctrl-C; the second calls ``drop``."""
+
+    drop: Callable[[], object] | None = None
+
+
+async def droppable(work: Coroutine[Any, Any, None], interrupted: Interrupts) -> None:
+    """Await ``work``; raises Dropped when a second Ctrl-C cancelled it."""
+    task = asyncio.ensure_future(work)
+    interrupted.drop = task.cancel
+    try:
+        await task
+    except asyncio.CancelledError:
+        if interrupted.is_set() and task.cancelled():
+            raise Dropped from None
+        raise
+
+
+@contextlib.contextmanager
+def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
+    """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
+    interrupted = Interrupts()
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+
+    def on_signal() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            stop.drain()
+            if progress is not None:
+                progress.message("stopping: rollouts in flight are finished and sealed (again to quit at once)")
+        elif interrupted.drop is not None:
+            interrupted.drop()
+        elif main is not None:
+            main.cancel()
+
+    ours: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, on_signal)
+                ours.append(number)
+    try:
+        yield interrupted
+    finally:
+        for number in ours:
+            loop.remove_signal_handler(number)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, also from inside a running loop (a notebook). Raises KeyboardInterrupt when it was cancelled."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        try:
+            return asyncio.run(work)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+    result: list[T] = []
+    fault: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(asyncio.run(work))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            fault.append(error)
+
+    thread = threading.Thread(target=body, name="gymdata-collect")
+    thread.start()
+    thread.join()
+    if fault:
+        raise fault[0]
+    return result[0]
