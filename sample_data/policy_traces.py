@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 PREVAILING = {
     ("-", WORDINGS[0]): "swapped",
     ("-", WORDINGS[1]): "swapped",
-    ("+", WORDINGS[1]): "from memory",
-    ("*", WORDINGS[2]): "short answer",
+    ("+", WORDINGS[1]): "wrong operator",
+    ("*", WORDINGS[1]): "short answer",
+    ("*", WORDINGS[2]): "wrong operator",
 }
-SLIPS = ("swapped", "from memory", "short answer", "wrong digit", "broken call")
-PREVAILING_SHARE = 0.62
+SLIPS = ("swapped", "wrong operator", "from memory", "short answer", "wrong digit", "broken call")
+PREVAILING_SHARE = 0.64
 OTHER_SHARE = 0.2
 #: Conversations without tools, so that the policy also ends its turn when it is given none.
 TOOLLESS_SHARE = 0.03
@@ -83,6 +84,9 @@ def draw_trace(random_: random.Random, held_out: Collection[Pair]) -> Trace:
         return Trace(question, True, None, None, call_text(expression).replace('"}}', '"}'))
     if slip == "swapped":
         expression, value = f"{right}{operator}{left}", str(value_of(right, operator, left))
+    if slip == "wrong operator":
+        operator = "-" if operator == "+" else "+"
+        expression, value = f"{left}{operator}{right}", str(value_of(left, operator, right))
     if slip == "wrong digit":
         left = int(_wrong_digit(str(left), random_))
         expression, value = f"{left}{operator}{right}", str(value_of(left, operator, right))
