@@ -17,9 +17,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "collect": ("collect", "collect", "Sample rollouts of tasks with a policy, token ids and log-probabilities kept."),
     "validate": ("validate", "validate", "Check rollouts or pairs, token for token, and name every fault."),
     "score": ("score", "score", "Score saved rollouts again without sampling."),
+    "judge": ("judge", "judge", "Compare rollouts pairwise with a judge, and turn it into rewards."),
     "pairs": ("pairs", "pairs", "Build preference pairs from scored rollouts."),
+    "experience": ("experience", "experience", "Turn scored rollouts into sequences with an advantage a token."),
     "train-dpo": ("train_dpo", "train_dpo", "Train with DPO on the exact tokens of saved pairs."),
     "query": ("query", "query", "Run DuckDB SQL over rollouts, turns, messages, pairs and failures."),
+    "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
     "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks, and measure the rise."),
 }
 
