@@ -20,6 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from gymdata.adapters.engines.engine_log import EngineLog
 from gymdata.adapters.engines.orphans import ENGINE_OF
 from gymdata.adapters.engines.sampling import Sampling, best_alternatives
 from gymdata.adapters.engines.weights import base_of
@@ -64,6 +65,7 @@ class VllmSampler:
         # The kernel's "parent died" signal follows the *thread* that started a process: this one lives until close().
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
         self._starting: asyncio.Future[Any] | None = None
+        self._log = EngineLog()
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
@@ -96,7 +98,7 @@ class VllmSampler:
                 answer = output
         except EngineDeadError as error:
             raise OutsideError(
-                "engine", "vLLM's engine process died", hint="its own log on stderr says why; run again", fatal=True
+                "engine", "vLLM's engine process died", hint=f"{self._log.path} says why; run again", fatal=True
             ) from error
         except (VLLMClientError, ValueError) as error:
             raise OutsideError("engine", f"the request was refused: {error}") from error
@@ -118,6 +120,8 @@ class VllmSampler:
             if handler is not None:
                 handler.cancel()  # else it reports our own shutdown as an engine that died
                 await asyncio.gather(handler, return_exceptions=True)
+            if not engine.errored:
+                self._log.remove()
             # vLLM's workers do not end by themselves on a CPU, where nothing but memory is held: do not wait for them.
             patience = 0.5 if self._facts.get("device") == "cpu" else None
             await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, patience)
@@ -164,8 +168,10 @@ class VllmSampler:
 
     def _start_engine(self) -> Any:
         """Runs in the engine thread, with SIGINT blocked so that every process it starts ignores Ctrl-C."""
+        import warnings
         from multiprocessing import resource_tracker
 
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\b.*")
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -182,18 +188,19 @@ class VllmSampler:
                 hint="change it with --set engine.KEY=VALUE, or give another model",
             ) from error
         try:
-            engine = AsyncLLM(
-                vllm_config=config,
-                executor_class=_executor_class(config),
-                log_stats=not args.disable_log_stats,
-                log_requests=False,
-                usage_context=UsageContext.LLM_CLASS,
-            )
+            with self._log.children_write_here():
+                engine = AsyncLLM(
+                    vllm_config=config,
+                    executor_class=_executor_class(config),
+                    log_stats=not args.disable_log_stats,
+                    log_requests=False,
+                    usage_context=UsageContext.LLM_CLASS,
+                )
         except Exception as error:  # start-up fails in as many ways as there are devices; the engine is at fault
             raise OutsideError(
                 "engine",
                 f"vLLM could not start with {self.model}: {_first_line(error)}",
-                hint="its log is above; VLLM_LOGGING_LEVEL=INFO shows more. Too little memory? Lower "
+                hint=f"its log is {self._log.path}; VLLM_LOGGING_LEVEL=INFO says more. Too little memory? Lower "
                 "engine.gpu_memory_utilization, engine.max_model_len or engine.max_num_seqs",
                 fatal=True,
             ) from error
