@@ -45,11 +45,14 @@ class Moments:
 def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
     """``state`` (None: nothing seen yet) after the numbers in ``values``, of any shape; non-finite ones are left out."""
     numbers = np.asarray(values, dtype=np.float64).ravel()
-    numbers = numbers[np.isfinite(numbers)]
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        numbers = numbers[finite]
     if not len(numbers):
         return state or Moments()
     mean = float(numbers.mean())
-    fresh = Moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
+    apart = numbers - mean
+    fresh = Moments(len(numbers), mean, float(apart @ apart))
     return (state or Moments()) + fresh
 
 
