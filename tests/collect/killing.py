@@ -60,6 +60,19 @@ def kill_at(pid: int, run: Path, rows: int) -> None:
         os.close(ended)
 
 
+def wait_for_rows(process: subprocess.Popen[bytes], run: Path, rows: int, named: str) -> list[int]:
+    """Once the run has ``rows`` rows: the processes of its session whose name contains ``named``."""
+    end = time.monotonic() + DEADLINE_S
+    ended = os.pidfd_open(process.pid)
+    try:
+        while rows_there(run) < rows:
+            assert not select.select([ended], [], [], 0.002)[0], "it ended too early"
+            assert time.monotonic() < end, "the run makes no progress"
+    finally:
+        os.close(ended)
+    return [p for p in session_members(process.pid) if named in Path(f"/proc/{p}/cmdline").read_text()]
+
+
 def _collect(arguments: list[str]) -> None:
     from gymdata_cli.main import main
 

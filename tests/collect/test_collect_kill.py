@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import select
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.store import read_run_json, read_table
-from tests.collect.killing import DEADLINE_S, fork, kill_at, rows_there, session_members, start
+from tests.collect.killing import DEADLINE_S, fork, kill_at, rows_there, session_members, start, wait_for_rows
 from tests.collect.test_collect_rows import rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -99,11 +102,31 @@ def test_kills_with_the_engine_in_process(tmp_path: Path) -> None:
     assert len({(r["task_id"], r["rollout_index"]) for r in table}) == len(table) == TASKS * ROLLOUTS
 
 
+@pytest.mark.engine
+@pytest.mark.full
+def test_an_engine_that_is_killed_costs_nothing(tmp_path: Path) -> None:
+    """SIGKILL of vLLM's own processes in the middle: exit code 3, rows sealed, no attempt counted; the rest comes later."""
+    pytest.importorskip("vllm")
+    run, local = tmp_path / "run", ["-m", str(POLICY), "--max-attempts", "1"]
+    process = start(arguments(run, *local))
+    engine = wait_for_rows(process, run, 20, "VLLM")
+    assert engine
+    for pid in engine:
+        os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 3, err.decode()
+    assert "engine" in err.decode()
+    _await_gone(process.pid)
+    assert 20 <= len(rows_of(run)) < TASKS * ROLLOUTS
+    assert not list((run / "rollouts").glob("*.journal"))
+    again = start(arguments(run, *local, "--json"))
+    out, err = again.communicate(timeout=DEADLINE_S)
+    assert again.returncode == 0, err.decode()
+    assert json.loads(out)["rollouts"] == TASKS * ROLLOUTS
+
+
 def _await_gone(session: int) -> None:
     """All processes of the session end within a minute."""
-    import os
-    import select
-
     for pid in session_members(session):
         try:
             handle = os.pidfd_open(pid)
