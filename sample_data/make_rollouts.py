@@ -71,6 +71,10 @@ def _break(row: Row) -> None:
     row["n_context_tokens"] = sum(len(t["prompt_delta_ids"]) for t in row["turns"])
 
 
+def _prefix_too_long(row: Row) -> None:
+    row["turns"][1]["prefix_length"] = 9999
+
+
 def _forget_tool_call(row: Row) -> None:
     for message in row["messages"]:
         message["tool_calls"] = None
@@ -80,7 +84,7 @@ FAULTS = [
     Fault("T209", 0, "a generated id changed after collection", _set(0, "generation_token_ids", 2, 7)),
     Fault("T209", 1, "an id of the tool's answer changed after collection", _set(1, "prompt_delta_ids", 3, 7)),
     Fault("T209", 1, "a log-probability changed after collection", _set(1, "generation_log_probs", 0, -3.5)),
-    Fault("T210", 1, "a prefix longer than what came before", lambda row: row["turns"][1].update(prefix_length=9999)),
+    Fault("T210", 1, "a prefix longer than what came before", _sealed(_prefix_too_long)),
     Fault("T200", 1, "a prompt that does not extend what came before", _sealed(_break)),
     Fault("T206", 0, "a negative token id", _sealed(_set(0, "generation_token_ids", 1, -1))),
     Fault("L301", 0, "one log-probability too few", _sealed(_lose_log_prob)),
