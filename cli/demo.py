@@ -11,7 +11,7 @@ from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for everything it makes.")] = Path("runs/demo"),
-    rounds: Annotated[int, typer.Option(help="Rounds of collect, pairs and train-dpo.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds of collect, pairs and train-dpo.", min=1)] = 2,
     num_rollouts: Annotated[int, typer.Option("-r", "--num-rollouts", help="Rollouts a training task.", min=2)] = 8,
     limit: Annotated[int | None, typer.Option("-n", "--limit", help="Only so many tasks of each file.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Makes the whole demo repeatable.")] = 0,

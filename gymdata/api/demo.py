@@ -39,7 +39,7 @@ def sample_data() -> Path:
 def demo(
     output: str | Path = "runs/demo",
     *,
-    rounds: int = 3,
+    rounds: int = 2,
     num_rollouts: int = 8,
     limit: int | None = None,
     seed: int = DEFAULT_SEED,
