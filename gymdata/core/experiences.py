@@ -52,6 +52,11 @@ class CreditSettings:
     advantage_clip: float | None = None
     entropy_ratio: float | None = None
 
+    def is_plain(self, has_values: bool) -> bool:
+        """With outcome rewards: is every token's return the outcome, nothing being discounted or added on the way?"""
+        whole = self.estimator != "gae" or (self.lam == 1 and not has_values)
+        return self.gamma == 1 and not self.kl_coef > 0 and whole
+
 
 @dataclass(slots=True)
 class Credited:
@@ -86,10 +91,7 @@ def give_credit(
     if "ref_logprobs" in known or settings.kl_coef > 0:
         result.kl = credit.kl(part.log_probs, _needed(known, "ref_logprobs"), settings.kl_estimator).astype(np.float64)
     values = known.get("values")
-    plain = steps is None and settings.gamma == 1 and not (settings.kl_coef > 0) and outcome is not None
-    if plain and (settings.estimator != "gae" or (settings.lam == 1 and values is None)):
-        assert outcome is not None
-        # Nothing is discounted and nothing is added on the way: every token's return is the outcome.
+    if outcome is not None and steps is None and settings.is_plain(values is not None):
         result.returns = result.advantages = np.repeat(outcome, np.diff(part.offsets))
         return result
     rewards = _placed(part, outcome, steps)

@@ -201,6 +201,11 @@ class Crediting:
         """Of all advantages of kept rollouts, where they are to be normalised."""
         if not (self.settings.whiten or self.settings.normalize_cross_batch):
             return None
+        plain = self.settings.is_plain("values" in self.evidence) and self.config.abandoned == "keep"
+        if plain and shaped.outcome is not None and shaped.steps is None:
+            # Every sampled token of a rollout has its outcome: no need to look at the tokens.
+            generated = self.rollouts["n_generated_tokens"].to_numpy()[shaped.kept]
+            return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
         total = credit.Moments()
         for row, parts, given, n in self.credited(shaped):
             kept = shaped.kept[row : row + n]

@@ -168,6 +168,14 @@ def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert flat[0][mask].std(ddof=1) == pytest.approx(1, abs=1e-6)
 
 
+def test_whitening_without_looking_at_the_tokens(run: Path, tmp_path: Path) -> None:
+    """Plain outcome credit is whitened from the rollouts' lengths, and comes out as from the tokens."""
+    quick = build_experiences(run, tmp_path / "quick.parquet", estimator="rloo", whiten=True)
+    values = read_table(quick.path, EXPERIENCES, ["loss_mask", "advantages"]).to_pylist()
+    trained = np.array([a for row in values for a, m in zip(row["advantages"], row["loss_mask"], strict=True) if m])
+    assert (trained.mean(), trained.std(ddof=1)) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
+
+
 def test_shaping_of_scalars_in_their_order(tmp_path: Path) -> None:
     """Overlong after the filter and before shaping, then norm, then clip; weights make up for groups without variance."""
     long = [([1, 2], [5] * 10)]
