@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,8 @@ def validate(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
     explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="What a code means.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Folder whose vocabulary bounds the ids.")
+        str | None,
+        typer.Option("--tokenizer", help="Folder: bounds the ids, and its texts tell why a turn breaks."),
     ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
     fix: Annotated[str | None, typer.Option("--fix", metavar="CHOICE", help="Repair: split, truncate or drop.")] = None,
@@ -94,6 +95,8 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     shown = listed if everything or not sys.stdout.isatty() else listed[:SHOWN]
     for violation in shown:
         print(_line(violation, report.path))
+        if violation.evidence is not None:
+            print(_windows(violation.evidence))
     if len(listed) > len(shown):
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
@@ -106,6 +109,35 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     if not report.ok:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} says what that means")
+
+
+def _windows(evidence: dict[str, Any]) -> str:
+    """The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧."""
+    first = evidence["spans"][0]
+    lines = [f"    {evidence['explanation']}"]
+    if evidence["left"] is None:
+        return lines[0]
+    for side, right in zip(("before", "prompt"), evidence["right"], strict=True):
+        left, middle = _cut(evidence["left"], 40, "end"), _cut(first[side]["text"], 80, "middle")
+        lines.append(f"    {side}  {left}{_marked(middle)}{_cut(right, 40, 'start')}")
+    if (more := len(evidence["spans"]) - 1) > 0:
+        lines.append(f"    {_many(more, 'more place')} of this turn differ")
+    return "\n".join(lines)
+
+
+def _marked(text: str) -> str:
+    return f"\033[7m⟦{text}⟧\033[0m" if sys.stdout.isatty() else f"⟦{text}⟧"
+
+
+def _cut(text: str, width: int, keep: str) -> str:
+    """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
+    line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    if len(line) <= width:
+        return line
+    if keep == "middle":
+        return f"{line[: width // 2]} … {line[-width // 2 :]}"
+    return line[:width] + "…" if keep == "start" else "…" + line[-width:]
 
 
 def _many(n: int, what: str) -> str:

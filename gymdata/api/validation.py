@@ -17,6 +17,7 @@ from gymdata.errors import DataError, UsageError
 from gymdata.store.paths import Source, find_run_json, resolve
 
 if TYPE_CHECKING:
+    from gymdata.core.causes import Reader
     from gymdata.core.repair import Choice, FixReport
 
 __all__ = ["Report", "Violation", "fix", "validate"]
@@ -38,7 +39,8 @@ def validate(
 
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
     recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors. ``tokenizer``: a
-    folder whose vocabulary bounds the ids; ``decode`` also compares generations with their messages' text. ``processes``
+    folder whose vocabulary bounds the ids, and whose texts tell the cause of a break (the model folder that run.json names
+    serves for that, too); ``decode`` also compares generations with their messages' text. ``processes``
     bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
     nothing can be read there, UsageError for an unknown code.
     """
@@ -47,12 +49,13 @@ def validate(
     sources = _sources(Path(path), str(path))
     run = _run_json(path)
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    reader = _reader(tokenizer, run)
     report = Report(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
         mine = [source for kind, source in split if kind == wanted]
         if mine:
-            _merge(report, check(mine, selection, run, vocab_size, 2 if processes is None else processes))
+            _merge(report, check(mine, selection, run, vocab_size, reader, 2 if processes is None else processes))
     if decode:
         _decode(report, [s for kind, s in split if kind == "rollouts"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
@@ -187,6 +190,25 @@ def _vocab_size(folder: str | Path) -> int:
     return max([*ids, *added], default=-1) + 1
 
 
+def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
+    """What decodes ids: by the tokenizer that was given, or that of the model folder in run.json; None without one."""
+    folder = tokenizer
+    if folder is None:
+        model = ((run or {}).get("identity") or {}).get("model")
+        if not isinstance(model, str) or not Path(model, "tokenizer.json").is_file():
+            return None
+        folder = model
+
+    def read() -> Any:
+        from gymdata.adapters.formats import token_text
+
+        return token_text.reader(folder)()
+
+    import functools
+
+    return functools.cache(read)
+
+
 def _merge(report: Report, more: Report) -> None:
     report.rollouts += more.rollouts
     report.turns += more.turns
@@ -195,25 +217,40 @@ def _merge(report: Report, more: Report) -> None:
 
 
 def _rollouts(
-    sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    vocab: int | None,
+    reader: Reader | None,
+    processes: int,
 ) -> Report:
     from gymdata.stages.validate import validate_rollouts
 
     del processes
-    return validate_rollouts(sources, selection=selection, run=run, vocab_size=vocab)
+    return validate_rollouts(sources, selection=selection, run=run, vocab_size=vocab, reader=reader)
 
 
 def _pairs(
-    sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    vocab: int | None,
+    reader: Reader | None,
+    processes: int,
 ) -> Report:
     from gymdata.stages.validate_pairs import validate_pairs
 
-    del processes, run
+    del processes, run, reader
     return validate_pairs(sources, selection=selection, vocab_size=vocab)
 
 
 def _nemo(
-    sources: list[Source], selection: Selection, run: Mapping[str, Any] | None, vocab: int | None, processes: int
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    vocab: int | None,
+    reader: Reader | None,
+    processes: int,
 ) -> Report:
     from gymdata.adapters.formats import nemo_gym
 
@@ -223,7 +260,7 @@ def _nemo(
     found: list[Violation] = []
     for source in sources:
         file = str(source.path)
-        part = nemo_gym.scan(source.path, source.compression, vocab, processes)
+        part = nemo_gym.scan(source.path, source.compression, vocab, processes, reader)
         parts.append((file, part))
         report.rollouts += part.rollouts
         report.turns += part.turns

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.core import tokens
+from gymdata.core.causes import Reader, cause_of_break, evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Relation:
     expected: str | None = None
     got: str | None = None
     detail: str | None = None
+    #: Of a break: ids and texts of the differing spans.
+    evidence: dict[str, Any] | None = None
 
     def place(self) -> dict[str, Any]:
         """The fields of a violation."""
@@ -34,18 +37,21 @@ class Relation:
             "expected": self.expected,
             "got": self.got,
             "detail": self.detail,
+            "evidence": self.evidence,
         }
 
 
-def relations(turns: Sequence[Mapping[str, Any]]) -> list[Relation]:
+def relations(turns: Sequence[Mapping[str, Any]], reader: Reader | None = None) -> list[Relation]:
     """T200 (or its cause), T208, T210 (prefix not the longest) and T211 of one rollout's turns.
 
-    ``turns`` are expandable: parents come earlier and prefix lengths fit.
+    ``turns`` are expandable: parents come earlier and prefix lengths fit. ``reader`` is asked for what decodes ids when
+    there is a break.
     """
     prompts = tokens.expand_prompts(turns, check_digests=False)
     found = []
     for index, kind in enumerate(tokens.kinds(turns, prompts)):
-        if kind in ("first", "continues"):
+        # A turn without a prompt breaks nothing; that it has none is a fault of its own.
+        if kind in ("first", "continues") or not len(prompts[index]):
             continue
         turn, prompt = turns[index], prompts[index]
         parent, shared = int(turn["parent"]), int(turn["prefix_length"])
@@ -61,31 +67,50 @@ def relations(turns: Sequence[Mapping[str, Any]]) -> list[Relation]:
                     detail="not longest",
                 )
             )
-        elif later := _sampled_before(turns, prompts, index):
+        elif (later := _sampled_before(turns, prompts, index)) is not None:
             found.append(Relation("T208", index, detail=f"turn {later} already holds this turn in its prompt"))
         elif kind == "break":
-            found.append(
-                Relation(
-                    classify_break(above, prompt, shared),
-                    index,
-                    shared,
-                    window(above, shared),
-                    window(prompt, shared),
-                    f"differs from turn {parent}'s prompt and generation",
-                )
-            )
+            found.append(_break(turns, prompts, index, above, reader))
         else:
             found.append(Relation("T211", index, detail=f"{kind} of turn {parent}"))
     return found
 
 
-def classify_break(before: tokens.Ids, prompt: tokens.Ids, position: int) -> str:
-    """The code of a break: ``before`` is H of the parent, ``prompt`` what came instead, equal up to ``position``.
+def _break(
+    turns: Sequence[Mapping[str, Any]],
+    prompts: Sequence[tokens.Ids],
+    index: int,
+    before: tokens.Ids,
+    reader: Reader | None,
+) -> Relation:
+    """The break of turn ``index``, with its cause; ``before`` is H of the parent."""
+    prompt, parent = prompts[index], int(turns[index]["parent"])
+    position = int(turns[index]["prefix_length"])
+    reading = reader() if reader is not None else None
+    cause = cause_of_break(before, prompt, position, generations(turns, prompts, parent), reading)
+    return Relation(
+        cause.code,
+        index,
+        position,
+        window(before, position),
+        window(prompt, position),
+        f"differs from turn {parent}'s prompt and generation",
+        evidence(before, prompt, cause, reading),
+    )
 
-    Without decoded text no cause can be told from another, so the answer is T200.
-    """
-    del before, prompt, position
-    return "T200"
+
+def generations(turns: Sequence[Mapping[str, Any]], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
+    """Where sampled tokens lie in the prompt ++ generation of ``turn``: (start, end) in rising order."""
+    found = []
+    shared = len(prompts[turn]) + len(turns[turn]["generation_token_ids"])
+    while turn >= 0:
+        start = len(prompts[turn])
+        end = min(start + len(turns[turn]["generation_token_ids"]), shared)
+        if start < end:
+            found.append((start, end))
+        shared = min(shared, int(turns[turn]["prefix_length"]))
+        turn = int(turns[turn]["parent"])
+    return found[::-1]
 
 
 def window(ids: tokens.Ids, position: int, width: int = 8) -> str:
@@ -100,7 +125,7 @@ def _sampled_before(turns: Sequence[Mapping[str, Any]], prompts: Sequence[tokens
     if not len(generation):
         return None
     whole = np.concatenate((prompts[index], generation))
-    for other in range(1, index):
+    for other in range(index):
         if len(prompts[other]) >= len(whole) and np.array_equal(prompts[other][: len(whole)], whole):
             return other
     return None

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.core import breaks
+from gymdata.core.causes import Reader
 from gymdata.core.evidence import ASSISTANT, FUNCTION, SYSTEM, TOOL, Evidence, Ints, Messages, lengths
 from gymdata.core.tokens import turn_digest
 from gymdata.core.violations import Violation
@@ -24,12 +25,20 @@ _INT32_MAX = 2**31 - 1
 
 
 def check_batch(
-    e: Evidence, *, vocab_size: int | None = None, reward_named: bool = False, digests: bool = True
+    e: Evidence,
+    *,
+    vocab_size: int | None = None,
+    reward_named: bool = False,
+    digests: bool = True,
+    reader: Reader | None = None,
 ) -> list[Violation]:
-    """Every violation of a batch that needs no other batch, by row, then turn, then position."""
+    """Every violation of a batch that needs no other batch, by row, then turn, then position.
+
+    ``reader`` gives what decodes ids, and is asked only when a turn breaks.
+    """
     found = [
         *structure(e),
-        *storage(e, digests=digests),
+        *storage(e, digests=digests, reader=reader),
         *tokens(e, vocab_size),
         *log_probs(e),
         *rewards(e, reward_named),
@@ -72,8 +81,8 @@ def structure(e: Evidence) -> Iterator[Violation]:
         yield at.rollout(int(r), "T205", detail="the rollout has no turns")
 
 
-def storage(e: Evidence, *, digests: bool = True) -> Iterator[Violation]:
-    """T209, T210, and how each turn relates to the turns before it: T200, T208, T211."""
+def storage(e: Evidence, *, digests: bool = True, reader: Reader | None = None) -> Iterator[Violation]:
+    """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211."""
     at = _Places(e)
     first = np.repeat(e.turn_offsets[:-1], np.diff(e.turn_offsets))
     own = np.arange(e.n_turns) - first
@@ -102,7 +111,7 @@ def storage(e: Evidence, *, digests: bool = True) -> Iterator[Violation]:
         for r in np.unique(owners):
             # The chain below an unusable turn cannot be rebuilt, so relations are not told apart there.
             if int(r) not in unusable:
-                for found in breaks.relations(e.turn_structs(int(r))):
+                for found in breaks.relations(e.turn_structs(int(r)), reader):
                     yield at.rollout(int(r), found.code, **found.place())
 
 

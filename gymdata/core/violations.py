@@ -27,10 +27,12 @@ class Violation(NamedTuple):
     detail: str | None = None
     severity: Severity | None = None
     file: str | None = None
+    #: Of a break: the differing spans with their ids and texts, what they stand between, and a line that explains.
+    evidence: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The row of the violations table, with the file that ``row`` counts in."""
-        return {
+        """The row of the violations table, with the file that ``row`` counts in; of a break the evidence, too."""
+        row = {
             "rollout_id": self.rollout_id,
             "row": self.row,
             "turn": self.turn,
@@ -42,6 +44,7 @@ class Violation(NamedTuple):
             "detail": self.detail,
             "file": self.file,
         }
+        return row if self.evidence is None else row | {"evidence": self.evidence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,6 @@ class Report:
         from gymdata.core.schema import VIOLATIONS
 
         rows: list[Mapping[str, Any]] = [
-            {k: v for k, v in one.as_dict().items() if k != "file"} for one in self.violations
+            {k: v for k, v in one.as_dict().items() if k not in ("file", "evidence")} for one in self.violations
         ]
         return pa.Table.from_pylist(rows, schema=VIOLATIONS.arrow)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gymdata.core import checks
+from gymdata.core.causes import Reader
 from gymdata.core.evidence import Evidence
 from gymdata.core.sampling import sampling_bias
 from gymdata.core.violations import Report, Selection, Violation
@@ -23,8 +24,12 @@ def validate_rollouts(
     selection: Selection,
     run: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
+    reader: Reader | None = None,
 ) -> Report:
-    """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one."""
+    """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
+
+    ``reader`` gives what decodes ids; it is asked when the first break is met.
+    """
     report = Report()
     across = checks.AcrossRows()
     named = names_reward(run or {})
@@ -46,7 +51,8 @@ def validate_rollouts(
             sampled_greedily = sampled_greedily or (
                 batch.temperature is not None and bool((batch.temperature == 0).any())
             )
-            here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=selection.wants("T209"))
+            digests = selection.wants("T209")
+            here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
             here += across.add(batch, file)
         found += (
             v if v.file else v._replace(file=file) for v in calm_t205(sorted(here, key=_place), report.tokens > before)

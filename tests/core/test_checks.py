@@ -88,7 +88,7 @@ def test_relations_name_breaks_by_the_length_that_is_shared() -> None:
 
     assert found(([1], [2]), ([1, 2, 3], [4])) == []
     assert found(([1], [2, 3]), ([1, 2, 9], [4])) == [("T200", 1, 2)]
-    assert found(([1, 5], [2]), ([5, 2, 6], [4])) == [("T200", 1, 0)]
+    assert found(([1, 5], [2]), ([5, 2, 6], [4])) == [("T204", 1, 0)]
     assert found(([1], [2]), ([1], [3])) == [("T211", 1, None)]
 
 

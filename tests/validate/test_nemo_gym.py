@@ -46,7 +46,7 @@ def asked(row: dict[str, Any]) -> list[dict[str, Any]]:
 GENERATED = ("generation_token_ids", "generation_log_probs")
 PLANTS = [
     Plant("history rewritten", "T200", 2, 1, lambda r: put(r, 2, "prompt_token_ids", 1, 999)),
-    Plant("front dropped", "T200", 3, 0, lambda r: with_ids(r, 3)["prompt_token_ids"].pop(0)),
+    Plant("front dropped", "T204", 3, 0, lambda r: with_ids(r, 3)["prompt_token_ids"].pop(0)),
     Plant("swapped turns", "T208", 2, None, lambda r: swap(r, 1, 2)),
     Plant("repeated prompt", "T211", 3, None, lambda r: repeat(r, 2, 3)),
     Plant("no prompt ids", "T205", 1, None, lambda r: drop(r, 1, "prompt_token_ids")),

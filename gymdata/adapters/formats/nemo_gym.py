@@ -15,12 +15,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from gymdata.adapters.formats import nemo_rows
 from gymdata.core.violations import Violation
+
+if TYPE_CHECKING:
+    from gymdata.core.causes import Reader
 
 _CHECK_EVERY = 2_000_000
 #: (row, group, hash of the generations or None, reward or None, rollout_id or None, hash of the line)
@@ -61,10 +64,11 @@ class Part:
 
 
 class Scanner:
-    """Scans lines one after another. ``vocab_size`` bounds ids when it is known."""
+    """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` tells the cause of breaks."""
 
-    def __init__(self, vocab_size: int | None = None) -> None:
+    def __init__(self, vocab_size: int | None = None, reader: Reader | None = None) -> None:
         self.part = Part()
+        self._reader = reader
         self._limit = vocab_size if vocab_size is not None else 2**31
         self._parse = _fast_parser()
         # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
@@ -147,7 +151,7 @@ class Scanner:
         if odd:
             from gymdata.adapters.formats.nemo_places import relations
 
-            part.violations += relations(number, row)
+            part.violations += relations(number, row, self._reader)
         for fault in row.faults:
             say(
                 Violation(
@@ -239,9 +243,15 @@ def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
             yield Violation("R503", row, name, got=f"{reward:g} for all {n}", file=file)
 
 
-def scan(path: Path, compression: str | None = None, vocab_size: int | None = None, processes: int = 1) -> Part:
+def scan(
+    path: Path,
+    compression: str | None = None,
+    vocab_size: int | None = None,
+    processes: int = 1,
+    reader: Reader | None = None,
+) -> Part:
     """All rows of one file. ``processes`` > 1 cuts a plain file by bytes, where forking is safe."""
     from gymdata.adapters.formats import nemo_parts
 
-    whole: Part = nemo_parts.scan(path, compression, lambda: Scanner(vocab_size), processes)
+    whole: Part = nemo_parts.scan(path, compression, lambda: Scanner(vocab_size, reader), processes)
     return whole

@@ -11,6 +11,7 @@ import numpy as np
 
 from gymdata.adapters.formats.nemo_rows import Row
 from gymdata.core import breaks, tokens
+from gymdata.core.causes import Reader
 from gymdata.core.checks import POSITIVE_TOLERANCE
 from gymdata.core.violations import Violation
 
@@ -50,7 +51,7 @@ def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> lis
     return found
 
 
-def relations(number: int, row: Row) -> list[Violation]:
+def relations(number: int, row: Row, reader: Reader | None = None) -> list[Violation]:
     """Breaks, branches and turns out of order of one row, in which some prompt does not extend the one before."""
     turns, calls = [], []
     for turn, call in enumerate(row.calls):
@@ -59,7 +60,7 @@ def relations(number: int, row: Row) -> list[Violation]:
             calls.append(tokens.Call(_int32(call[0]), _int32(call[1]), np.empty(0, np.float32), "stop"))
     return [
         Violation(found.code, number, row.rollout_id, **{**found.place(), "turn": turns[found.turn]})
-        for found in breaks.relations(tokens.encode_turns(calls))
+        for found in breaks.relations(tokens.encode_turns(calls), reader)
     ]
 
 
