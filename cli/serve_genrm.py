@@ -1,0 +1,86 @@
+"""``gymdata serve-genrm``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from gymdata_cli.console import ConfigFile, SeedFlag, SetFlag, note
+from gymdata_cli.judge_flags import (
+    Aggregator,
+    AnswerBonus,
+    AnswerCoefficient,
+    Concurrency,
+    DefaultRanking,
+    DefaultScore,
+    Endpoint,
+    Genrm,
+    Judges,
+    MaxTokens,
+    Model,
+    ParseRetries,
+    ParseSleep,
+    Principle,
+    PromptFile,
+    ReasoningBonus,
+    ReasoningCoefficient,
+    RequestTimeout,
+    Strategy,
+    StyleCoefficient,
+    Temperature,
+    TopP,
+    TopPercentile,
+    UsePrinciple,
+    Verdicts,
+)
+
+
+def serve_genrm(
+    genrm: Genrm = None,
+    endpoint: Endpoint = None,
+    model: Model = None,
+    judge_prompt: PromptFile = None,
+    principle: Principle = None,
+    use_principle: UsePrinciple = None,
+    host: Annotated[str | None, typer.Option(help="Address to serve on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port (default 8000; 0 takes a free one).")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder to keep what was judged.")] = None,
+    num_rollouts_per_prompt: Annotated[int | None, typer.Option(help="Members of a cohort (default 16).")] = None,
+    cohort_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for its members (default 600).")] = None,
+    on_judge_failure: Annotated[str | None, typer.Option(help="error (503, default) or default-score.")] = None,
+    comparison_strategy: Strategy = None,
+    num_judges_per_comparison: Judges = None,
+    aggregator_method: Aggregator = None,
+    reasoning_bonus: ReasoningBonus = None,
+    answer_bonus: AnswerBonus = None,
+    top_percentile: TopPercentile = None,
+    group_reasoning_length_penalty_coeff: ReasoningCoefficient = None,
+    group_answer_length_penalty_coeff: AnswerCoefficient = None,
+    group_style_penalty_coeff: StyleCoefficient = None,
+    default_score: DefaultScore = None,
+    default_ranking: DefaultRanking = None,
+    genrm_parse_retries: ParseRetries = None,
+    genrm_parse_retry_sleep_s: ParseSleep = None,
+    verdicts: Verdicts = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    max_tokens: MaxTokens = None,
+    request_timeout: RequestTimeout = None,
+    concurrency: Concurrency = None,
+    seed: SeedFlag = None,
+    workers: Annotated[int | None, typer.Option(help="More than 1 is refused: a cohort lives in one process.")] = None,
+    config: ConfigFile = None,
+    set_: SetFlag = [],  # noqa: B006 - typer copies it
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+) -> None:
+    """Serve pairwise judging over HTTP: /compare, /verify, /health and /metrics."""
+    flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "verbose")}
+
+    from gymdata.api import serving
+    from gymdata.config.genrm import ServeConfig
+
+    resolved = ServeConfig.load(config, flags, set_)
+    serving.serve_genrm(resolved, say=note, command=f"gymdata {shlex.join(sys.argv[1:])}")

@@ -1,0 +1,117 @@
+"""Settings of ``gymdata judge`` and ``gymdata serve-genrm``, with the published names where there are some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from gymdata.config.base import Config
+from gymdata.errors import UsageError
+
+DEFAULT_PRINCIPLE = "Judge which response serves the user better: it is correct, answers what was asked, and says no more than is needed."
+
+
+class GenrmConfig(Config):
+    """What judging is made of. Times are seconds, lengths are tokens.
+
+    ``genrm``: folder of a judge whose chat template has the roles principle, response_1 and response_2, run in this
+    process. ``endpoint`` and ``model``: one that is served behind /v1/chat/completions. ``judge_prompt``: a Jinja file
+    for a model without those roles, or ``default`` for the shipped one. ``principle``: shown to the judge;
+    ``use_principle`` true shows one always, false never.
+    ``genrm_parse_retries``: further tries when an answer holds no verdict; ``retries``: further tries of a request that
+    failed. ``verdicts``: ``strict`` takes no impossible or missing number; ``published`` fills in the defaults.
+    ``constrain``: hold the judge to the verdict's JSON schema, where the endpoint can (``auto``, ``on``, ``off``).
+    """
+
+    genrm: str | None = None
+    endpoint: str | None = None
+    model: str | None = None
+    judge_prompt: Path | None = None
+    principle: str | None = None
+    use_principle: bool | None = None
+    constrain: Literal["auto", "on", "off"] = "auto"
+
+    temperature: float = pydantic.Field(0.6, ge=0.0)
+    top_p: float = pydantic.Field(0.95, gt=0.0, le=1.0)
+    max_tokens: int | None = pydantic.Field(None, ge=1)
+    seed: int = pydantic.Field(0, ge=0, lt=2**63)
+    concurrency: int | None = pydantic.Field(None, ge=1)
+    request_timeout: float = pydantic.Field(300.0, gt=0.0)
+    retries: int = pydantic.Field(5, ge=0)
+    retry_pause: float = pydantic.Field(0.5, ge=0.0)
+    engine: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+    comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = "circular"
+    num_judges_per_comparison: int = pydantic.Field(1, ge=1)
+    genrm_parse_retries: int = pydantic.Field(3, ge=0)
+    genrm_parse_retry_sleep_s: float = pydantic.Field(0.2, ge=0.0)
+    verdicts: Literal["strict", "published"] = "strict"
+    default_score: float = pydantic.Field(3.0, allow_inf_nan=False)
+    default_ranking: float = pydantic.Field(3.5, allow_inf_nan=False)
+
+    aggregator_method: Literal["simple_tiebreaker", "win_rate", "bradley_terry"] = "simple_tiebreaker"
+    reasoning_bonus: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+    answer_bonus: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+    top_percentile: float = pydantic.Field(0.2, ge=0.0, le=1.0)
+    group_reasoning_length_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+    group_answer_length_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+    group_style_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+
+    def checked(self) -> GenrmConfig:
+        """This, or UsageError when it names no judge or two."""
+        if (self.genrm is None) == (self.endpoint is None):
+            raise UsageError(
+                "no judge given" if self.genrm is None else "two judges given: --genrm and --endpoint",
+                hint="--genrm MODEL for one in this process, or --endpoint URL --model NAME",
+            )
+        return self
+
+    def adjustments(self) -> dict[str, float]:
+        """The bonuses and coefficients, by their published names."""
+        names = (
+            "reasoning_bonus",
+            "answer_bonus",
+            "top_percentile",
+            "group_reasoning_length_penalty_coeff",
+            "group_answer_length_penalty_coeff",
+            "group_style_penalty_coeff",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def principle_for(self, given: str | None) -> str | None:
+        """The principle of a request that brought ``given``."""
+        if self.use_principle is False:
+            return None
+        chosen = given or self.principle
+        return chosen or (DEFAULT_PRINCIPLE if self.use_principle else None)
+
+
+class JudgeConfig(GenrmConfig):
+    """``gymdata judge``. ``show``: what the judge sees of a rollout, its ``final`` answer or the ``transcript`` with tool
+    calls and results. ``limit``: only the first so many groups. ``name``: of the comparisons and of the rewards."""
+
+    path: str
+    output: Path | None = None
+    name: str | None = pydantic.Field(None, pattern=r"^[\w.+-]+$")
+    comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = "both_orders"
+    show: Literal["final", "transcript"] = "final"
+    limit: int | None = pydantic.Field(None, ge=1)
+    aggregate_only: bool = False
+    retry_unparsed: bool = False
+    overwrite: bool = False
+
+
+class ServeConfig(GenrmConfig):
+    """``gymdata serve-genrm``. ``cohort_timeout``: seconds from a cohort's first member to the end of waiting for the
+    others. ``on_judge_failure``: answer 503 (``error``) or the default score, marked (``default-score``). ``output``: the
+    folder for comparisons, verdicts and answered rewards; what is there is used again after a restart."""
+
+    host: str = "127.0.0.1"
+    port: int = pydantic.Field(8000, ge=0, le=65535)
+    output: Path = Path("runs/genrm")
+    num_rollouts_per_prompt: int = pydantic.Field(16, ge=1)
+    cohort_timeout: float = pydantic.Field(600.0, gt=0.0)
+    on_judge_failure: Literal["error", "default-score"] = "error"
+    workers: int = pydantic.Field(1, ge=1)

@@ -1,0 +1,150 @@
+"""Rollouts to contests, and judged contests to rewards, tables and a report.
+
+What always holds: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
+its transcript; reasoning is never shown; neither the order of rollouts nor of comparisons changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.core import chains, genrm
+from gymdata.core.genrm import Adjustments, Match, Matches, Rewards, Verdict
+from gymdata.core.schema import SCORES
+from gymdata.stages.judge import Contest, Entrant, sizes_of
+
+COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """All rollouts as contests. ``alone``: groups of one, which nobody can be compared in."""
+
+    contests: list[Contest]
+    alone: int
+    rollouts: int
+
+    def numbered(self) -> tuple[list[Entrant], list[str], np.ndarray]:
+        """Every entrant, its run, and the number of its group; in the order in which responses are numbered."""
+        entrants = [e for c in self.contests for e in c.entrants]
+        runs = [c.run_id for c in self.contests for _ in c.entrants]
+        sizes = [len(c.entrants) for c in self.contests]
+        return entrants, runs, np.repeat(np.arange(len(sizes)), sizes)
+
+
+def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> Field:
+    """Contests by group, groups by id, members by index. ``limit`` takes the first so many groups."""
+    prompts, completions = chains.split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
+    groups: dict[str, list[int]] = {}
+    names = {name: rollouts[name].to_pylist() for name in COLUMNS if name != "messages"}
+    for row, group in enumerate(names["group_id"]):
+        groups.setdefault(group, []).append(row)
+    chosen = sorted(groups)[:limit]
+    contests, alone = [], 0
+    for group in chosen:
+        rows = sorted(groups[group], key=lambda r: (names["rollout_index"][r], names["rollout_id"][r]))
+        if len(rows) < 2:
+            alone += 1
+            continue
+        entrants = [_entrant(names, r, completions[r].as_py(), show) for r in rows]
+        conversation = [_said(m) for m in prompts[rows[0]].as_py()]
+        contests.append(
+            Contest(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, entrants, principle)
+        )
+    return Field(contests, alone, sum(len(groups[g]) for g in chosen))
+
+
+def _entrant(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Entrant:
+    reasoning = "\n".join(m["reasoning"] for m in messages if m.get("reasoning"))
+    text = transcript(messages) if show == "transcript" else final_answer(messages)
+    return Entrant(names["rollout_id"][row], names["rollout_index"][row], text, reasoning)
+
+
+def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message when the policy wrote it; else there is no answer."""
+    last = messages[-1] if messages else None
+    return (last.get("content") or "") if last is not None and last["role"] == "assistant" else ""
+
+
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What was said, called and returned, one paragraph a message; without reasoning."""
+    parts = []
+    for message in messages:
+        text = message.get("content") or ""
+        if message["role"] != "assistant":
+            name = f" {message['name']}" if message.get("name") else ""
+            text = f"[{message['role']}{name}]\n{text}"
+        calls = message.get("tool_calls")
+        for call in json.loads(calls) if isinstance(calls, str) else calls or []:
+            wanted = call.get("function", call)
+            text += f"\n[calls {wanted.get('name')} {json.dumps(wanted.get('arguments'), ensure_ascii=False)}]"
+        parts.append(text.strip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": message["role"], "content": message.get("content") or ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """How comparisons become rewards."""
+
+    method: str
+    adjust: Adjustments
+
+    @property
+    def source(self) -> str:
+        changed = {k: v for k, v in asdict(self.adjust).items() if v != getattr(Adjustments(), k)}
+        return self.method + "".join(f" {name}={value:g}" for name, value in changed.items())
+
+
+def rewards_of(comparisons: pa.Table, field: Field, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
+    """Rewards by entrant (as ``Field.numbered``), the bias report, and the comparisons as columns.
+
+    Comparisons of rollouts that are not in the field are left out.
+    """
+    entrants, _, groups = field.numbered()
+    number = {e.rollout_id: n for n, e in enumerate(entrants)}
+    rows = []
+    names = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "ranking", "status", "comparison_id")
+    for i, j, judge, one, two, ranking, status, _ in sorted(
+        zip(*(comparisons[name].to_pylist() for name in names), strict=True), key=lambda row: row[-1]
+    ):
+        if i in number and j in number:
+            verdict = Verdict(one, two, ranking) if status == "judged" else None
+            rows.append((Match(number[i], number[j], judge), verdict))
+    matches, sizes = Matches.of(rows), sizes_of(entrants)
+    rewards = genrm.aggregate(matches, groups, how.method, adjust=how.adjust, sizes=sizes)
+    report = {**genrm.bias_report(matches, sizes.answer), "metrics": rewards.metrics}
+    triples, having = genrm.preferences(matches).cycles(groups)
+    report["cycles"] = {"triples": triples, "groups": having}
+    return rewards, report, matches
+
+
+def score_table(rewards: Rewards, field: Field, name: str, source: str) -> pa.Table:
+    """Rewards as rows of the scores table; no valid comparison is a failed score without a value."""
+    entrants, runs, _ = field.numbered()
+    rows = []
+    for n, (entrant, run) in enumerate(zip(entrants, runs, strict=True)):
+        value, counted = float(rewards.reward[n]), f"{rewards.judged[n]} judged, {rewards.missing[n]} missing"
+        error = f", standard error {rewards.error[n]:.4g}" if not math.isnan(rewards.error[n]) else ""
+        rows.append(
+            {
+                "rollout_id": entrant.rollout_id,
+                "name": name,
+                "value": None if math.isnan(value) else value,
+                "status": "failed" if math.isnan(value) else "scored",
+                "source": source,
+                "run_id": run,
+                "detail": counted + error,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=SCORES.schema)

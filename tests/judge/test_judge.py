@@ -1,0 +1,227 @@
+"""``gymdata judge`` against a real judge server: tables, accounting, resuming, and what the judge is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gymdata.adapters.engines.judge_prompt import DEFAULT_PROMPT, Prompt
+from gymdata.api.judging import judge as run_judge
+from gymdata.core.schema import COMPARISONS, SCORES
+from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.stages.judge_rollouts import final_answer, transcript
+from gymdata.store import read_run_json, read_table
+from tests.judge_server import Behaviour, judge_server
+from tests.rollout_files import rollout, two_turns, write_run
+
+
+@pytest.fixture
+def judge():
+    """A judge's behaviour, and its URL."""
+    behaviour = Behaviour()
+    with judge_server(behaviour) as url:
+        yield behaviour, url
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two groups of three and one of one; qualities 1, 5, 2 in the first group, 3, 3, 4 in the second."""
+    rows = [
+        rollout(task, index, 0.0, two_turns(1, 40 + index), text=f"q={q} says {task}{index}")
+        for task, qualities in (("a", (1, 5, 2)), ("b", (3, 3, 4)), ("c", (1,)))
+        for index, q in enumerate(qualities)
+    ]
+    return write_run(tmp_path / "run", rows)
+
+
+def judged(run: Path, url: str, **settings):
+    quick = {"genrm_parse_retry_sleep_s": 0.0, "retry_pause": 0.0, "model": "judge", "endpoint": url}
+    return run_judge(path=str(run), **{**quick, **settings})
+
+
+def test_every_two_are_judged_in_both_seats(judge, run):
+    """Comparisons and rewards lie beside the rollouts, with what the judge said, and the counts add up."""
+    summary = judged(run, judge[1])
+    table = read_table(run / "judge-judge", COMPARISONS)
+    assert table.num_rows == 12 == sum(summary.comparisons.values())
+    assert summary.comparisons["judged"] == 12
+    assert summary.groups_of_one == 1
+    first = table.to_pylist()[0]
+    assert "score_1" in first["raw"]
+    assert json.loads(first["usage"]) == {"prompt_tokens": 10, "completion_tokens": 5}
+    scores = read_table(run / "judge-judge", SCORES)
+    got = dict(zip(scores["rollout_id"].to_pylist(), scores["value"].to_pylist(), strict=True))
+    assert got == {"a-0": 1, "a-1": 5, "a-2": 2, "b-0": 3, "b-1": 3, "b-2": 4}
+    assert set(scores["name"].to_pylist()) == {"judge"}
+    facts = read_run_json(run / "judge-judge")
+    assert facts["bias"]["order_flips"] == {"rate": 0, "count": 0, "n": 6, "ci95": pytest.approx([0, 0.39], abs=0.01)}
+    assert facts["parents"][0]["run_id"] == "run-1"
+    assert read_table(run).num_rows == 7
+
+
+def test_a_second_run_asks_nothing(judge, run):
+    """Everything is kept: the same tables, no request, and none for another aggregation either."""
+    behaviour, url = judge
+    judged(run, url)
+    before = read_table(run / "judge-judge", COMPARISONS)
+    asked = len(behaviour.requests)
+    summary = judged(run, url)
+    assert (summary.asked, summary.cached) == (0, 12)
+    assert read_table(run / "judge-judge", COMPARISONS).equals(before)
+    again = run_judge(path=str(run), aggregate_only=True, aggregator_method="bradley_terry")
+    assert again.aggregator == "bradley_terry"
+    assert again.bias["ties"] == summary.bias["ties"]
+    values = read_table(run / "judge-judge", SCORES)["value"].to_pylist()
+    assert values[1] > values[2] > values[0]
+    assert len(behaviour.requests) == asked
+
+
+def test_stopping_at_any_moment_repays_nothing(judge, run):
+    """The judge goes away after some requests; the next run asks only for the rest."""
+    behaviour, url = judge
+    behaviour.poisoned = {"q=4 says b2": "400"}
+    first = judged(run, url, concurrency=2, constrain="off")
+    assert first.comparisons["refused"] == 4
+    assert first.unscored == 1
+    assert first.exit_code == 1
+    behaviour.poisoned, before = {}, len(behaviour.requests)
+    second = judged(run, url, constrain="off")
+    assert (second.asked, second.cached, second.exit_code) == (4, 8, 0)
+    assert len(behaviour.requests) - before == 4
+
+
+def test_a_judge_that_is_not_there_stops_the_command(run):
+    """An unreachable judge is an outside fault, not a file full of failures."""
+    with pytest.raises(OutsideError, match="cannot be reached") as caught:
+        judged(run, "http://127.0.0.1:9", retries=1)
+    assert caught.value.exit_code == 3
+    assert not (run / "judge-judge" / "comparisons.parquet").exists()
+
+
+def test_equal_answers_are_judged_one_by_one(judge, tmp_path):
+    """Two comparisons with equal texts are two judgements, and both are found again."""
+    behaviour, url = judge
+    rows = [rollout("a", n, 0.0, two_turns(1, 40), text="q=2") for n in range(3)]
+    run = write_run(tmp_path / "same", rows)
+    assert judged(run, url).asked == 6
+    assert behaviour.asked == {("q=2", "q=2"): 6}
+    assert judged(run, url).cached == 6
+
+
+def test_unparsed_answers_are_kept_and_asked_again_only_on_request(judge, run):
+    """What was paid for is not paid for again, unless --retry-unparsed says so."""
+    behaviour, url = judge
+    behaviour.always = "prose"
+    first = judged(run, url, genrm_parse_retries=1)
+    assert (first.comparisons["unparsed"], first.asked, first.scored) == (12, 24, 0)
+    raw = read_table(run / "judge-judge", COMPARISONS)["raw"].to_pylist()
+    assert set(raw) == {"Both are fine, I like the first."}
+    behaviour.always = None
+    assert judged(run, url, genrm_parse_retries=1).asked == 0
+    again = judged(run, url, genrm_parse_retries=1, retry_unparsed=True)
+    assert (again.asked, again.comparisons["judged"]) == (12, 12)
+
+
+def test_retries_are_sampled_afresh(judge, run):
+    """Each try has a seed of its own, and a run repeated elsewhere has the same seeds."""
+    behaviour, url = judge
+    behaviour.always = "prose"
+    judged(run, url, limit=1, comparison_strategy="all_pairs")
+    seeds = [body["seed"] for body in behaviour.requests]
+    assert len(set(seeds)) == len(seeds) == 12
+    judged(run, url, limit=1, comparison_strategy="all_pairs", output=run / "again")
+    assert sorted(body["seed"] for body in behaviour.requests[12:]) == sorted(seeds)
+
+
+def test_other_settings_are_refused_in_the_same_place(judge, run):
+    """Comparisons by another schedule would be mixed up with those that are there."""
+    judged(run, judge[1])
+    with pytest.raises(StoreError, match="comparison_strategy"):
+        judged(run, judge[1], comparison_strategy="circular")
+    summary = judged(run, judge[1], comparison_strategy="circular", overwrite=True)
+    assert sum(summary.comparisons.values()) == 6
+    assert summary.asked == 0
+
+
+def test_bias_is_seen(judge, run):
+    """A judge that favours the first seat flips with the order."""
+    behaviour, url = judge
+    behaviour.first_seat_bias = 2.0
+    report = judged(run, url).bias
+    assert report["order_flips"]["count"] == 4
+    assert report["first_seat_wins"]["rate"] > 0.5
+
+
+def test_what_the_judge_sees_of_a_rollout(judge, run):
+    """The conversation before the policy's first word; then the final answer, or the transcript."""
+    behaviour, url = judge
+    judged(run, url, limit=1, principle="be right")
+    shown = behaviour.requests[0]["messages"]
+    assert [m["role"] for m in shown] == ["user", "principle", "response_1", "response_2"]
+    assert shown[0]["content"] == "question a"
+    assert shown[2]["content"].startswith("q=")
+    judged(run, url, limit=1, show="transcript", name="whole")
+    text = behaviour.requests[-1]["messages"][1]["content"]
+    assert text.startswith("calling\n\n[tool]\n42\n\nq=")
+
+
+def test_final_answers_and_transcripts():
+    """A rollout that ends with a tool has no answer; calls are shown, reasoning is not."""
+    call = json.dumps([{"function": {"name": "add", "arguments": {"a": 1}}}])
+    messages = [
+        {"role": "assistant", "content": None, "reasoning": "secret", "tool_calls": call},
+        {"role": "tool", "name": "add", "content": "2"},
+    ]
+    assert final_answer(messages) == ""
+    assert final_answer([*messages, {"role": "assistant", "content": "It is 2."}]) == "It is 2."
+    assert transcript(messages) == '[calls add {"a": 1}]\n\n[tool add]\n2'
+
+
+def test_an_ordinary_model_is_asked_by_a_prompt(judge, run):
+    """The default prompt shows both responses once; what they say is never read as a template."""
+    behaviour, url = judge
+    summary = judged(run, url, judge_prompt="default")
+    assert summary.scored == 6
+    assert [m["role"] for m in behaviour.requests[0]["messages"]] == ["user"]
+    one, two = "{{ response_2 }}{% raw %}", "{% include 'x' %} {{ 7 * 7 }}"
+    text = Prompt(DEFAULT_PROMPT).messages([{"role": "user", "content": "{{ principle }}"}], one, two, None)[0][
+        "content"
+    ]
+    assert one in text
+    assert two in text
+    assert "{{ principle }}" in text
+
+
+def test_a_prompt_that_hides_a_response_is_refused(tmp_path):
+    """A template must show both; an unknown variable or a syntax error is named."""
+    with pytest.raises(UsageError, match="response_2"):
+        Prompt("{{ response_1 }}")
+    with pytest.raises(DataError, match="nonsense"):
+        Prompt("{{ response_1 }}{{ response_2 }}{{ nonsense }}")
+    with pytest.raises(DataError, match="Jinja"):
+        Prompt("{{ response_1 ")
+    with pytest.raises(DataError, match="no such file"):
+        Prompt.load(tmp_path / "missing.jinja")
+
+
+def test_the_command_line_and_its_numbers_agree(judge, run):
+    """--json prints the summary; the exit code says that nothing is missing."""
+    from gymdata_cli.main import main
+
+    assert main(["judge", str(run), "--endpoint", judge[1], "-m", "judge", "--json"]) == 0
+    assert main(["judge", str(run), "--aggregate-only", "--aggregator-method", "win_rate"]) == 0
+    assert main(["judge", str(run)]) == 2
+
+
+def test_length_weights_in_judge_count_an_empty_answer_as_long(judge, tmp_path):
+    """Ours: an empty answer is not rewarded for its length; the judge sees it as None."""
+    behaviour, url = judge
+    rows = [rollout("a", n, 0.0, two_turns(1, 40), text=text) for n, text in enumerate(["", "q=3", "q=3 and more"])]
+    run = write_run(tmp_path / "empty", rows)
+    judged(run, url, group_answer_length_penalty_coeff=1.0)
+    assert ("None", "q=3") in behaviour.asked
+    values = read_table(run / "judge-judge", SCORES)["value"].to_numpy()
+    np.testing.assert_allclose(values, [3 - 1 / 3, 3 + 2 / 3, 3 - 1 / 3], atol=1e-9)

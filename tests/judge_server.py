@@ -1,0 +1,153 @@
+"""A judge behind /v1/chat/completions, deterministic and badly behaved on demand.
+
+A response's quality is the number in its text after ``q=``; the verdict follows from both qualities (and, with
+``first_seat_bias``, from the seat). ``faults`` are used up one a request before good answers come; ``always`` never ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+OPEN_BRACES = "{" * 16_000
+#: Fault → what the judge says in its place. The others are faults of the transport.
+SAID = {
+    "prose": "Both are fine, I like the first.",
+    "half": '{"score_1": 4, "sco',
+    "nan": '{"score_1": NaN, "score_2": 2, "ranking": 1}',
+    "impossible": '{"score_1": 99, "score_2": 99, "ranking": 99}',
+    "one score": '{"score_1": 5}',
+    "braces": OPEN_BRACES,
+    "nothing": "",
+}
+TRANSPORT = ("500", "429", "hang", "disconnect", "garbage", "no choices")
+
+
+@dataclass
+class Behaviour:
+    """What the server does; changed while it runs. ``table`` overrides: (response_1, response_2) → text."""
+
+    faults: list[str] = field(default_factory=list)
+    always: str | None = None
+    latency: float = 0.0
+    first_seat_bias: float = 0.0
+    table: dict[tuple[str, str], str] = field(default_factory=dict)
+    #: Fault by response text: every comparison with that text fails so.
+    poisoned: dict[str, str] = field(default_factory=dict)
+    retry_after: str = "0"
+    refuse_schema: bool = False
+    gate: threading.Event | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def quality(text: str) -> float:
+    found = re.search(r"q=(-?[\d.]+)", text)
+    return float(found[1]) if found else 3.0
+
+
+def verdict(one: str, two: str, bias: float = 0.0) -> str:
+    """The verdict of an honest judge (with ``bias`` for the first seat)."""
+    a, b = min(5.0, quality(one) + bias), quality(two)
+    ranking = 3.5 if a == b else min(6.0, max(1.0, round(3.5 - (a - b) * 0.75 - (0.5 if a > b else -0.5))))
+    return "Here it is:\n```json\n" + json.dumps({"score_1": a, "score_2": b, "ranking": ranking}) + "\n```"
+
+
+def shown(messages: list[dict[str, str]]) -> tuple[str, str]:
+    by_role = {m["role"]: m["content"] for m in messages}
+    if "response_1" in by_role:
+        return by_role["response_1"], by_role["response_2"]
+    one, _, two = by_role["user"].partition("# Response 1\n")[2].partition("\n\n# Response 2\n")
+    return one.strip(), two.partition("\n\n")[0].strip()
+
+
+async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamResponse:
+    body = await request.json()
+    one, two = shown(body["messages"])
+    behaviour.requests.append(body)
+    behaviour.asked[one, two] += 1
+    if behaviour.gate is not None:
+        while not behaviour.gate.is_set():
+            await asyncio.sleep(0.01)
+    if behaviour.latency:
+        await asyncio.sleep(behaviour.latency)
+    if behaviour.refuse_schema and "response_format" in body:
+        return web.json_response({"error": {"message": "response_format is not supported"}}, status=400)
+    fault = behaviour.poisoned.get(one) or behaviour.poisoned.get(two) or behaviour.always
+    if fault is None and behaviour.faults:
+        fault = behaviour.faults.pop(0)
+    if fault == "500":
+        return web.json_response({"error": {"message": "boom"}}, status=500)
+    if fault == "400":
+        return web.json_response({"error": {"message": "too long"}}, status=400)
+    if fault == "429":
+        return web.json_response(
+            {"error": {"message": "slow down"}}, status=429, headers={"Retry-After": behaviour.retry_after}
+        )
+    if fault == "hang":
+        await asyncio.sleep(3600)
+    if fault == "disconnect":
+        assert request.transport is not None
+        request.transport.close()
+    if fault == "garbage":
+        return web.Response(text="<html>bad gateway</html>")
+    if fault == "no choices":
+        return web.json_response({"choices": []})
+    text = SAID.get(fault or "") if fault in SAID else None
+    if text is None:
+        text = behaviour.table.get((one, two)) or verdict(one, two, behaviour.first_seat_bias)
+    message = {"role": "assistant", "content": text}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5}
+    return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+async def _models(_: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": "judge"}]})
+
+
+@contextlib.contextmanager
+def judge_server(behaviour: Behaviour) -> Iterator[str]:
+    """Base URL of a judge on its own event loop in a thread."""
+    loop = asyncio.new_event_loop()
+    up: threading.Event = threading.Event()
+    url: list[str] = []
+
+    async def begin() -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 30)
+
+        async def chat(request: web.Request) -> web.StreamResponse:
+            return await _chat(request, behaviour)
+
+        app.router.add_post("/v1/chat/completions", chat)
+        app.router.add_get("/v1/models", _models)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+        url.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        return runner
+
+    def life() -> None:
+        asyncio.set_event_loop(loop)
+        runner = loop.run_until_complete(begin())
+        up.set()
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=life, daemon=True)
+    thread.start()
+    up.wait()
+    try:
+        yield url[0]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
