@@ -17,43 +17,9 @@ from gymdata.core import tokens
 
 Ids = list[int]
 _WORDS = [
-    "the",
-    "tool",
-    "says",
-    "that",
-    "seven",
-    "boxes",
-    "of",
-    "blue",
-    "paper",
-    "were",
-    "sent",
-    "to",
-    "Berlin",
-    "on",
-    "Monday",
-    "and",
-    "größe",
-    "naïve",
-    "東京",
-    "counts",
-    "for",
-    "nothing",
-    "here",
-    "because",
-    "a",
-    "price",
-    "of",
-    "417",
-    "minus",
-    "58",
-    "is",
-    "what",
-    "they",
-    "asked",
-    "about",
-    "yesterday",
-]
+    "the", "tool", "says", "that", "seven", "boxes", "of", "blue", "paper", "were", "sent", "to", "Berlin", "on", "Monday",
+    "and", "größe", "naïve", "東京", "counts", "for", "nothing", "here", "because", "a", "price", "of", "417", "minus", "58",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

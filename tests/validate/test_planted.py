@@ -58,8 +58,11 @@ def native(calls: list[Any], index: int) -> dict[str, Any]:
     return row | {"messages": chat(len(turns))}
 
 
-def check(path: Path, folder: Path, faulty: list[Planted]) -> None:
-    """Every plant is found once, where it is; its cause is right in 99 % of what is decidable, which is 90 %."""
+def check(path: Path, folder: Path, faulty: list[Planted]) -> str:
+    """Every plant is found once, where it is; its cause is right in 99 % of what is decidable, which is 90 %.
+
+    Returns the shares, for the record of the test.
+    """
     report = validate(path, tokenizer=folder, ignore=["D702", "R503", "L304"])
     found: dict[int, list[Any]] = {}
     for v in report.violations:
@@ -82,35 +85,37 @@ def check(path: Path, folder: Path, faulty: list[Planted]) -> None:
                 wrong.append((plant.name, plant.code, place.code, place.evidence))
     breaks = sum(p.code in BREAK_CODES for p in faulty)
     decidable = named.total()
-    print(f"decidable {decidable} of {breaks} breaks, right {right.total()}; by fault: {dict(right)}")
     assert decidable >= 0.9 * breaks
     assert right.total() >= 0.99 * decidable, wrong[:3]
     assert set(right) == set(BREAKS)
+    return f"decidable {decidable} of {breaks} breaks, right {right.total()}: {dict(right)}"
 
 
 @pytest.mark.parametrize("form", ["nemo", "parquet"])
 @pytest.mark.parametrize("style", ["chatml", "headers"])
-def test_planted_faults(tmp_path: Path, folders: dict[str, Path], style: str, form: str) -> None:
+def test_planted_faults(tmp_path: Path, folders: dict[str, Path], style: str, form: str, record_property: Any) -> None:
     """A few of every fault, in both formats and two templates' marks."""
-    _run(tmp_path, folders[style], style, form, each=20, seed=3)
+    record_property("classes", _run(tmp_path, folders[style], style, form, each=20, seed=3))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("form", ["nemo", "parquet"])
 @pytest.mark.parametrize("style", ["chatml", "headers"])
-def test_thousands_of_planted_faults(tmp_path: Path, folders: dict[str, Path], style: str, form: str) -> None:
+def test_thousands_of_planted_faults(
+    tmp_path: Path, folders: dict[str, Path], style: str, form: str, record_property: Any
+) -> None:
     """The same with thousands."""
-    _run(tmp_path, folders[style], style, form, each=300, seed=11)
+    record_property("classes", _run(tmp_path, folders[style], style, form, each=300, seed=11))
 
 
-def _run(tmp_path: Path, folder: Path, style: str, form: str, each: int, seed: int) -> None:
+def _run(tmp_path: Path, folder: Path, style: str, form: str, each: int, seed: int) -> str:
     faulty, clean = plants(folder, style, each, seed)
     calls = [*(p.calls for p in faulty), *clean]
     if form == "nemo":
         path = write_lines(tmp_path / "a.jsonl", [foreign(c, i) for i, c in enumerate(calls)])
     else:
         path = write_native(tmp_path, [native(c, i) for i, c in enumerate(calls)], "parquet")
-    check(path, folder, faulty)
+    return check(path, folder, faulty)
 
 
 @pytest.mark.parametrize("choice", ["split", "truncate", "drop"])

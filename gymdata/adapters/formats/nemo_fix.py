@@ -105,8 +105,8 @@ def _part(value: dict[str, Any], part: Sequence[int], turns: int) -> dict[str, A
             break
         elif ours and item.get("call_id") not in gone:
             output.append(item)
-        elif not ours:
-            gone.add(item.get("call_id"))
+        elif not ours and item.get("call_id") is not None:
+            gone.add(item["call_id"])
     # The last turn's tool results were never read by a turn that is kept.
     while output and part[-1] < turns - 1 and not written_by_model(output[-1]):
         output.pop()
