@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
 _Reward = Annotated[str | None, typer.Option("--reward", help="A named reward or a re-scoring, not the total.")]
+_From = Annotated[str | None, typer.Option("--from", help="rewards (default) or comparisons, of `gymdata judge`.")]
+_Judge = Annotated[str | None, typer.Option("--judge", help="Whose comparisons, when there are several.")]
+_Order = Annotated[str | None, typer.Option("--order", help="consistent (both seats agree, default) or any.")]
 _Strategy = Annotated[str | None, typer.Option("--strategy", help="best-worst (default), all or adjacent.")]
 _Margin = Annotated[float | None, typer.Option("--min-margin", help="Scores differ by more than this (default 0).")]
 _Cap = Annotated[int | None, typer.Option("--max-pairs-per-task", help="Keep the widest margins of a task.")]
@@ -29,6 +32,9 @@ def pairs(
     path: _Path,
     output: _Output = None,
     reward: _Reward = None,
+    from_: _From = None,
+    judge: _Judge = None,
+    order: _Order = None,
     strategy: _Strategy = None,
     min_margin: _Margin = None,
     max_pairs_per_task: _Cap = None,
@@ -49,7 +55,8 @@ def pairs(
 
     names = ("reward", "strategy", "min_margin", "max_pairs_per_task", "length_balance", "split", "seed", "breaks")
     given = locals()
-    flags = {name: given[name] for name in (*names, "truncated")}
+    flags = {name: given[name] for name in (*names, "judge", "order", "truncated")}
+    flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)
     if json:
@@ -67,6 +74,7 @@ def _show(report: PairsReport) -> None:
             ("rollouts", counts.rollouts),
             *((f"  left out: {why}", n) for why, n in report.left_out.items() if n),
             *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
+            *((name.replace("_", " "), n) for name, n in report.comparisons.items() if n),
             ("groups", counts.groups),
             *([("  fewer than two scored", counts.groups_too_small)] if counts.groups_too_small else []),
             ("  without variance", counts.groups_without_variance),

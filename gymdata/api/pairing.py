@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.api.sources import Paths, concat, parent_of, refuse_duplicates, run_folder, scores_of
+from gymdata.api.sources import Paths, concat, judge_folders, parent_of, refuse_duplicates, run_folder, scores_of
 from gymdata.config.pairs import PairsConfig
-from gymdata.core import chains, pairs
-from gymdata.core.schema import PAIRS, ROLLOUTS
+from gymdata.core import chains, genrm, pairs
+from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.store import hash_file, read_run_json, read_table, resolve, scan_batches, write_run_json, write_table
 from gymdata.store.run_json import differences
@@ -47,6 +48,8 @@ class PairsReport:
     left_out: dict[str, int]
     score: str
     files: dict[str, Path] = field(default_factory=dict)
+    #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
+    comparisons: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The report without the tables; ``pairs`` counts both sides."""
@@ -54,7 +57,9 @@ class PairsReport:
             {"heldout": self.heldout.num_rows} if self.heldout is not None else {}
         )
         files = {side: str(path) for side, path in self.files.items()}
-        return asdict(self.counts) | {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files}
+        more = {"comparisons": self.comparisons} if self.comparisons else {}
+        whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files}
+        return asdict(self.counts) | whole | more
 
 
 def build_pairs(
@@ -85,7 +90,9 @@ def build_pairs(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts)
-    score_name, scores, scored_by = scores_of(sources, rollouts, config.reward)
+    judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
+    name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
+    score_name, scores, scored_by = scores_of(sources, rollouts, name)
     rollouts, left_out = _without_breaks(rollouts.append_column("score", scores), config.breaks)
     if rollouts.num_rows and not int(pc.sum(pc.is_finite(rollouts["score"])).as_py() or 0):
         raise RefusedError(
@@ -95,6 +102,7 @@ def build_pairs(
         )
     rollouts = _with_tokens(sources, rollouts, pairs.contenders(rollouts, config.strategy, config.min_margin))
     left_out["branches"] = _count_branches(rollouts, config.breaks)
+    direct = _direct(judged_in, rollouts) if judged_in else None
     selection = pairs.select_pairs(
         rollouts,
         config.strategy,
@@ -103,13 +111,43 @@ def build_pairs(
         length_balance=config.length_balance,
         truncated=config.truncated,
         seed=config.seed,
+        veto=partial(direct.vetoes, both_seats=config.order != "any") if direct is not None else None,
     )
-    table = pairs.pair_rows(rollouts, selection, source="reward", score_name=score_name)
+    made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
+    table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
     train, heldout = _sides(table, config)
     report = PairsReport(train, heldout, selection.counts, left_out, score_name)
+    if direct is not None:
+        report.comparisons.update(_account(direct, rollouts))
     if target is not None:
         report.files.update(_write(target, report, sources, scored_by, config, command))
     return report
+
+
+def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
+    """What the comparisons of these rollouts say, rollouts numbered by row."""
+    number = {rollout: n for n, rollout in enumerate(rollouts["rollout_id"].to_pylist())}
+    names = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "ranking", "status")
+    table = concat([read_table(folder, COMPARISONS, names) for folder in folders])
+    rows = [
+        (genrm.Match(number[i], number[j], judge), genrm.Verdict(*numbers) if status == "judged" else None)
+        for i, j, judge, *numbers, status in zip(*(table[name].to_pylist() for name in names), strict=True)
+        if i in number and j in number
+    ]
+    return genrm.preferences(genrm.Matches.of(rows))
+
+
+def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
+    """Contradictions and cycles among the comparisons, whether or not a pair would have come of them."""
+    groups = rollouts["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    triples, _ = direct.cycles(groups)
+    contradicted = {"order_flipped": int(direct.flipped.sum()), "contradicted": int(direct.mixed.sum())}
+    return {
+        "compared": len(direct.low),
+        "in_both_seats": int(direct.both_seats.sum()),
+        **contradicted,
+        "cycles": triples,
+    }
 
 
 def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[pa.Table, dict[str, int]]:
@@ -199,7 +237,8 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
     run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
         raise UsageError("-o is needed: pairs of something other than one run folder have no place of their own")
-    name = re.sub(r"[^\w.+-]", "_", config.reward or "reward")
+    chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
+    name = re.sub(r"[^\w.+-]", "_", chosen)
     return run / f"pairs-{name}" / "pairs.parquet"
 
 

@@ -19,6 +19,9 @@ from gymdata.errors import RefusedError, UsageError
 from gymdata.store import hash_file, read_run_json, read_table
 from gymdata.store.paths import find_run_json
 
+#: Stage folders that hold scores: of functions, and of judges.
+_KINDS = ("scores", "judge")
+
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -73,14 +76,17 @@ def run_folder(source: str | Path) -> Path | None:
 
 def _rescorings(source: str | Path) -> list[str]:
     run = run_folder(source)
-    return sorted(p.name.removeprefix("scores-") for p in run.glob("scores-*") if p.is_dir()) if run else []
+    return (
+        sorted(p.name.partition("-")[2] for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir()) if run else []
+    )
 
 
 def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
     run = run_folder(source)
-    if run is None or not (run / f"scores-{name}").is_dir():
+    made = [folder for kind in _KINDS if run is not None and (folder := run / f"{kind}-{name}").is_dir()]
+    if not made:
         return None
-    folder = run / f"scores-{name}"
+    folder = made[0]
     table = read_table(folder, SCORES)
     inside = pc.unique(table["name"]).to_pylist()
     wanted = name if name in inside or len(inside) != 1 else inside[0]
@@ -88,6 +94,22 @@ def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
     if not rows.num_rows:
         raise UsageError.unknown_choice(f"{folder}: score", name, inside)
     return folder, rows
+
+
+def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
+    """RUN/judge-NAME of each source; without a name, the only one there is. Raises UsageError when it is not clear."""
+    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
+    names = sorted({p.name.removeprefix("judge-") for p in made})
+    if not names:
+        raise UsageError("these rollouts have no comparisons", hint="`gymdata judge RUN --genrm MODEL` makes them")
+    if name is None and len(names) > 1:
+        raise UsageError(
+            f"there are comparisons of {len(names)} judges: {', '.join(names)}", hint="name one with --judge"
+        )
+    if name is not None and name not in names:
+        raise UsageError.unknown_choice("--judge", name, names)
+    return [p for p in made if p.name == f"judge-{name or names[0]}"]
 
 
 def parent_of(path: str | Path) -> dict[str, Any]:

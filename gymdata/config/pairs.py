@@ -13,6 +13,9 @@ class PairsConfig(Config):
     """How pairs are made from scored rollouts.
 
     ``reward``: a named part of the reward, or a re-scoring beside the rollouts; the total reward when not given.
+    ``source``: ``comparisons`` takes the rewards of a judge's comparisons (``judge``: which, when there are several) and
+    makes only pairs that they bear out: judged in both seats with the same winner, or with ``order`` ``any`` not judged
+    the other way round.
     ``strategy``: ``best-worst`` (one pair a group), ``all`` (every two of a group), ``adjacent`` (neighbours in rank).
     ``min_margin``: a pair's scores differ by more than this. ``max_pairs_per_task`` keeps the widest margins.
     ``length_balance``: the largest share of pairs, among those of unequal length, whose chosen side is the longer one.
@@ -22,6 +25,9 @@ class PairsConfig(Config):
     """
 
     reward: str | None = None
+    source: Literal["comparisons"] | None = None
+    judge: str | None = None
+    order: Literal["consistent", "any"] | None = None
     strategy: Literal["best-worst", "all", "adjacent"] = "best-worst"
     min_margin: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
     max_pairs_per_task: int | None = pydantic.Field(None, ge=1)

@@ -7,7 +7,7 @@ one reason that dropped it; the order of the rows changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
@@ -28,8 +28,9 @@ STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
 TOLERANCE = 1e-9
 #: Why a candidate is no pair, in the order in which the reasons are looked at.
 REASONS = (
-    "tie", "margin", "other_prompt", "identical", "nothing_generated", "several_sequences", "truncated",
-    "contradictory", "over_the_cap", "length_balance",
+    "tie", "margin", "not_in_both_seats", "order_flipped", "against_comparisons", "undecided", "other_prompt",
+    "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "over_the_cap",
+    "length_balance",
 )  # fmt: skip
 _GRID_CELLS = 500_000
 _Rows = npt.NDArray[np.int64]
@@ -71,6 +72,7 @@ def select_pairs(
     length_balance: float | None = None,
     truncated: Literal["keep", "drop"] = "keep",
     seed: int = 0,
+    veto: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
 ) -> Selection:
     """Pairs of rows of ``frame``.
 
@@ -80,6 +82,7 @@ def select_pairs(
 
     ``max_per_task`` keeps the widest margins; ``length_balance`` is the largest allowed share of pairs whose chosen side
     is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
+    ``veto`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
     """
     _check_settings(strategy, min_margin, max_per_task, length_balance)
     counts, ordered = PairCounts(), _Ordered(frame)
@@ -91,6 +94,8 @@ def select_pairs(
     pairs = _Alive(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
     pairs.drop("margin", margin <= min_margin + TOLERANCE)
+    for reason, bad in veto(chosen, rejected) if veto is not None else ():
+        pairs.drop(reason, bad)
     pairs.drop_by_content(truncated)
     pairs.cap(max_per_task, ordered, first, second)
     pairs.balance(length_balance, seed)

@@ -28,6 +28,30 @@ class Preferences:
     flipped: Bools
     mixed: Bools
 
+    def vetoes(self, chosen: Ints, rejected: Ints, *, both_seats: bool = True) -> list[tuple[str, Bools]]:
+        """Why the comparisons do not bear out that each ``chosen`` beats its ``rejected``, reason by reason.
+
+        A winner that changes with the seats is never borne out. With ``both_seats`` the two must have been judged in
+        both, and the judge must have preferred ``chosen``; without, it is enough that it did not prefer ``rejected``.
+        """
+        room = int(max(self.high.max(initial=0), chosen.max(initial=0), rejected.max(initial=0))) + 1
+        keys = self.low * room + self.high
+        wanted = np.minimum(chosen, rejected) * room + np.maximum(chosen, rejected)
+        at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+        known = (keys[at] == wanted) if len(keys) else np.zeros(len(wanted), dtype=bool)
+
+        def of(values: np.ndarray) -> np.ndarray:
+            """``values`` of each pair; 0 where the two were never compared."""
+            return np.where(known, values[at], 0) if len(keys) else np.zeros(len(wanted), values.dtype)
+
+        prefers = np.where(chosen < rejected, of(self.winner), -of(self.winner))
+        found = [("not_in_both_seats", ~of(self.both_seats).astype(bool))] if both_seats else []
+        found.append(("order_flipped", of(self.flipped).astype(bool)))
+        found.append(("against_comparisons", prefers < 0))
+        if both_seats:
+            found.append(("undecided", prefers == 0))
+        return found
+
     def cycles(self, groups: Ints) -> tuple[int, int]:
         """Triples a > b > c > a among direct winners, and the groups that have one."""
         better = np.where(self.winner > 0, self.low, self.high)[self.winner != 0]
