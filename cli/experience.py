@@ -10,7 +10,7 @@ import typer
 from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, note
 
 if TYPE_CHECKING:
-    from gymdata.api.crediting import ExperiencesReport
+    from gymdata.stages.experience import ExperiencesReport
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
