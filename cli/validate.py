@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +11,10 @@ import typer
 if TYPE_CHECKING:
     from gymdata.core.violations import Report, Violation
 
-#: Lines shown on a terminal before the rest is only counted.
+#: Errors shown on a terminal before the rest is only counted; a pipe gets them all.
 SHOWN = 50
+#: Warnings shown of each code; a group that is often of one mind would bury everything else.
+SHOWN_WARNINGS = 3
 
 
 def validate(
@@ -92,7 +95,7 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
         print(verdict)
         return
     listed = [v for v in report.violations if everything or v.severity != "info"]
-    shown = listed if everything or not sys.stdout.isatty() else listed[:SHOWN]
+    shown = listed if everything else _worth_a_line(listed)
     for violation in shown:
         print(_line(violation, report.path))
         if violation.evidence is not None:
@@ -109,6 +112,21 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     if not report.ok:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} says what that means")
+
+
+def _worth_a_line(violations: list[Violation]) -> list[Violation]:
+    """Errors (on a terminal the first of them) and the first few warnings of each code, in their order."""
+    errors, seen, shown = 0, Counter[str](), []
+    for violation in violations:
+        if violation.severity == "error":
+            errors += 1
+            if errors <= SHOWN or not sys.stdout.isatty():
+                shown.append(violation)
+        else:
+            seen[violation.code] += 1
+            if seen[violation.code] <= SHOWN_WARNINGS:
+                shown.append(violation)
+    return shown
 
 
 def _windows(evidence: dict[str, Any]) -> str:
