@@ -18,6 +18,7 @@ _Reward = Annotated[str | None, typer.Option("--reward", help="A named reward or
 _From = Annotated[str | None, typer.Option("--from", help="rewards (default) or comparisons, of `gymdata judge`.")]
 _Judge = Annotated[str | None, typer.Option("--judge", help="Whose comparisons, when there are several.")]
 _Order = Annotated[str | None, typer.Option("--order", help="consistent (both seats agree, default) or any.")]
+_Fork = Annotated[bool | None, typer.Option("--fork", help="Prompts go on to where the two rollouts part.")]
 _Strategy = Annotated[str | None, typer.Option("--strategy", help="best-worst (default), all or adjacent.")]
 _Margin = Annotated[float | None, typer.Option("--min-margin", help="Scores differ by more than this (default 0).")]
 _Cap = Annotated[int | None, typer.Option("--max-pairs-per-task", help="Keep the widest margins of a task.")]
@@ -35,6 +36,7 @@ def pairs(
     from_: _From = None,
     judge: _Judge = None,
     order: _Order = None,
+    fork: _Fork = None,
     strategy: _Strategy = None,
     min_margin: _Margin = None,
     max_pairs_per_task: _Cap = None,
@@ -55,7 +57,7 @@ def pairs(
 
     names = ("reward", "strategy", "min_margin", "max_pairs_per_task", "length_balance", "split", "seed", "breaks")
     given = locals()
-    flags = {name: given[name] for name in (*names, "judge", "order", "truncated")}
+    flags = {name: given[name] for name in (*names, "judge", "order", "fork", "truncated")}
     flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)

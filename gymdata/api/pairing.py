@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gymdata.api.sources import Paths, concat, judge_folders, parent_of, refuse_duplicates, run_folder, scores_of
 from gymdata.config.pairs import PairsConfig
 from gymdata.core import chains, genrm, pairs
+from gymdata.core.forks import at_fork
 from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.store import hash_file, read_run_json, read_table, resolve, scan_batches, write_run_json, write_table
@@ -115,6 +116,7 @@ def build_pairs(
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
+    table = at_fork(table) if config.fork else table
     train, heldout = _sides(table, config)
     report = PairsReport(train, heldout, selection.counts, left_out, score_name)
     if direct is not None:

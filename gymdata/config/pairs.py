@@ -16,6 +16,7 @@ class PairsConfig(Config):
     ``source``: ``comparisons`` takes the rewards of a judge's comparisons (``judge``: which, when there are several) and
     makes only pairs that they bear out: judged in both seats with the same winner, or with ``order`` ``any`` not judged
     the other way round.
+    ``fork``: a pair's prompt goes on to where the two rollouts part, so that what they share is trained on neither side.
     ``strategy``: ``best-worst`` (one pair a group), ``all`` (every two of a group), ``adjacent`` (neighbours in rank).
     ``min_margin``: a pair's scores differ by more than this. ``max_pairs_per_task`` keeps the widest margins.
     ``length_balance``: the largest share of pairs, among those of unequal length, whose chosen side is the longer one.
@@ -28,6 +29,7 @@ class PairsConfig(Config):
     source: Literal["comparisons"] | None = None
     judge: str | None = None
     order: Literal["consistent", "any"] | None = None
+    fork: bool | None = None
     strategy: Literal["best-worst", "all", "adjacent"] = "best-worst"
     min_margin: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
     max_pairs_per_task: int | None = pydantic.Field(None, ge=1)

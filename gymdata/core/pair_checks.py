@@ -28,7 +28,8 @@ class PairChecks:
     def __init__(self, vocab_size: int | None = None) -> None:
         self._limit = vocab_size if vocab_size is not None else 2**31
         self._preferred: dict[tuple[str, str], str] = {}
-        self._prompts: dict[str, int] = {}
+        #: Of each rollout: its prompt, and prompt and completion together. A pair may begin later, where two rollouts fork.
+        self._prompts: dict[str, tuple[int, int]] = {}
         self._split_of: dict[str, str] = {}
         self._shared: set[tuple[str, str]] = set()
 
@@ -55,6 +56,7 @@ class PairChecks:
         for row in np.flatnonzero(_list_lengths(batch.column("prompt_ids")) == 0):
             if len(batch.column("prompt")[int(row)]) == 0:
                 yield row, "P602", {"detail": "the pair has no prompt"}
+        whole = [_joined(batch.column("prompt_ids"), batch.column(f"{side}_ids")) for side in _SIDES]
         names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
         tasks = batch.column("task_id").to_pylist()
         for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
@@ -63,8 +65,9 @@ class PairChecks:
                 if (worse, better) in self._preferred:
                     yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
                 self._preferred.setdefault((better, worse), here)
-                for name in (better, worse):
-                    if self._prompts.setdefault(name, prompt[row]) != prompt[row]:
+                for name, ids in ((better, whole[0][row]), (worse, whole[1][row])):
+                    was = self._prompts.setdefault(name, (prompt[row], ids))
+                    if was[0] != prompt[row] and was[1] != ids:
                         yield row, "P602", {"detail": f"rollout {name} began with other prompt ids in another pair"}
             if task is not None and self._split_of.setdefault(task, file) != file and (task, file) not in self._shared:
                 self._shared.add((task, file))
@@ -88,6 +91,21 @@ def _hashes(lists: Any) -> list[int]:
     data = byte_view(values.to_numpy(zero_copy_only=False))
     bounds = (offsets * 4).tolist()
     return [xxhash.xxh3_64_intdigest(data[a:b]) if b > a else 0 for a, b in pairwise(bounds)]
+
+
+def _joined(prompts: Any, sides: Any) -> list[int]:
+    """A 64-bit hash of each prompt followed by its completion, wherever the border between them is."""
+    hashes = []
+    parts = [_flat(prompts), _flat(sides)]
+    data = [byte_view(values.to_numpy(zero_copy_only=False)) if len(values) else b"" for _, values in parts]
+    bounds = [(offsets * 4).tolist() for offsets, _ in parts]
+    for row in range(len(prompts)):
+        digest = xxhash.xxh3_64()
+        for bytes_, at in zip(data, bounds, strict=True):
+            if at[row + 1] > at[row]:
+                digest.update(bytes_[at[row] : at[row + 1]])
+        hashes.append(digest.intdigest())
+    return hashes
 
 
 def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:

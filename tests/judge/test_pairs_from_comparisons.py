@@ -126,3 +126,20 @@ def test_which_judge_is_meant(tmp_path):
     write_run(tmp_path / "none", [rollout("a", i, 0.0, two_turns(1, 40 + i)) for i in range(2)])
     with pytest.raises(UsageError, match="no comparisons"):
         build_pairs(tmp_path / "none", source="comparisons")
+
+
+def test_fork_pairs_begin_where_the_rollouts_part(tmp_path):
+    """What both share is prompt; each whole sequence stays, and both sides keep a generated token."""
+    from gymdata.api.validation import validate
+
+    run = judged_run(tmp_path, [*both(0, 1, 5, 3), *both(1, 2, 3, 1), *both(0, 2, 5, 1)])
+    whole = build_pairs(run, source="comparisons", strategy="all", write=False).table.to_pylist()
+    report = build_pairs(run, source="comparisons", strategy="all", fork=True)
+    for before, after in zip(whole, report.table.to_pylist(), strict=True):
+        assert after["prompt_ids"] == [1, 1, 10, 11, 2, 30, 31]
+        for side in ("chosen", "rejected"):
+            assert after["prompt_ids"] + after[f"{side}_ids"] == before["prompt_ids"] + before[f"{side}_ids"]
+            assert len(after[f"{side}_ids"]) == len(after[f"{side}_mask"]) == len(after[f"{side}_logprobs"]) == 2
+            assert after[f"{side}_mask"] == [1, 1]
+    found = validate(str(report.files["train"]))
+    assert "P602" not in str(found)

@@ -1,0 +1,51 @@
+"""A judge in this process: its template renders the roles, and its words are kept as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gymdata.adapters.engines.judge_vllm import EngineJudge
+from gymdata.api.judging import judge as run_judge
+from gymdata.core.schema import COMPARISONS
+from gymdata.errors import UsageError
+from gymdata.store import read_run_json, read_table
+from tests.rollout_files import rollout, two_turns, write_run
+
+DATA = Path(__file__).parents[2] / "sample_data"
+
+
+def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
+    """A template that leaves the responses out would have the judge decide about nothing."""
+    pytest.importorskip("transformers")
+    from gymdata.adapters.engines.chat import TransformersChat
+
+    load = TransformersChat.load
+    turn = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    plain = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}" + turn + "{% endif %}{% endfor %}"
+    monkeypatch.setattr(TransformersChat, "load", lambda path, **kw: load(path, chat_template=plain, **kw))
+    with pytest.raises(UsageError, match="both responses"):
+        EngineJudge(str(DATA / "policy"))
+
+
+@pytest.mark.engine
+def test_a_judge_in_process_judges_a_run(tmp_path):
+    """Comparisons come out with the judge's raw words and token counts; a second run starts no engine."""
+    pytest.importorskip("vllm")
+    rows = [
+        rollout(task, n, 0.0, two_turns(1, 40 + n), text=text)
+        for task in ("a", "b")
+        for n, text in enumerate(("1220", "436"))
+    ]
+    for row in rows:
+        row["messages"][0]["content"] = "How much is 828+392?"
+    run = write_run(tmp_path / "run", rows)
+    settings = {"path": str(run), "genrm": str(DATA / "genrm"), "temperature": 0.0, "max_tokens": 32}
+    summary = run_judge(**settings, genrm_parse_retries=0)
+    table = read_table(run / "judge-genrm", COMPARISONS)
+    assert table.num_rows == 4 == summary.comparisons["judged"]
+    assert all(raw.startswith('{"score_1"') for raw in table["raw"].to_pylist())
+    assert read_run_json(run / "judge-genrm")["engine"]["engine"] == "vllm"
+    again = run_judge(**settings, genrm_parse_retries=0)
+    assert (again.asked, again.cached) == (0, 4)
