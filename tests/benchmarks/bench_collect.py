@@ -1,7 +1,8 @@
 """How much of the engine's own speed ``collect`` keeps, against bare ``vllm.LLM.generate``.
 
 Same weights, prompts, per-request seeds, SamplingParams (flat log-probabilities, no detokenising, final output only) and
-max_num_seqs; every answer has the same length. Each measurement is a process of its own: start, warm up, then the clock
+max_num_seqs. Every answer has the same length, so the policy writes past its end of turn; no parser is meant to read that,
+and answers are taken as plain text. Each measurement is a process of its own: start, warm up, then the clock
 runs. ``collect`` is timed from the first request to the sealed Parquet file, rewards included. The ratio's lower bound is
 the 2.5 % point of a bootstrap over pairs of runs.
 """
@@ -232,7 +233,7 @@ def _ours(model: Path, size: int, folder: Path, url: str) -> tuple[float, float]
         inner = VllmSampler(str(model), sampling=sampling, engine_args=_ENGINE, seed=0)
     sampler = _Warmed(inner)
     rewards = [Weighted(function, weight) for function, weight in load_rewards(["numeric"])]
-    parts = Parts(sampler, TransformersChat.load(str(model)), load_environment(None), rewards,
+    parts = Parts(sampler, TransformersChat.load(str(model), tool_parser="none"), load_environment(None), rewards,
                   {"policy": str(model), "policy_hash": "bench"})  # fmt: skip
     tasks = str(_tasks(folder, size))
     began, cpu = time.perf_counter(), time.process_time()
