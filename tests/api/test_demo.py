@@ -1,0 +1,52 @@
+"""The demo on real parts: its figures can be recomputed, and every file leads back to the one before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gymdata.api.demo import demo, summarise
+from gymdata.errors import StoreError
+from gymdata.stages.train import lineage
+from gymdata.store import read_run_json
+
+
+@pytest.mark.engine
+def test_a_small_demo_leaves_a_chain_from_checkpoint_to_tasks(tmp_path: Path):
+    """One round on a few tasks trains what it sampled, and the summary says what the sealed runs say."""
+    out = tmp_path / "demo"
+    summary = demo(out, rounds=1, num_rollouts=4, limit=24, threshold=False, say=lambda _: None)
+    assert summary["breaks"] == 0
+    assert summary["before"]["n"] == summary["after"]["n"] == 24
+    again = summarise(
+        out / "heldout-before", out / "heldout-after", [out / "round-1" / "rollouts"], [out / "round-1" / "policy"]
+    )
+    assert {key: summary[key] for key in again} == again
+    trained = read_run_json(out / "round-1" / "policy")["trained_tokens"]
+    assert trained["equal"]
+    stages = [step["stage"] for step in lineage(out / "round-1" / "policy")]
+    assert {"train-dpo", "pairs", "collect"} <= set(stages)
+
+
+@pytest.mark.full
+@pytest.mark.engine
+@pytest.mark.timeout(1200)
+def test_the_demo_rises_by_ten_points(tmp_path: Path):
+    """The shipped policy gains at least ten points on held-out tasks, with the paired interval above zero."""
+    out = tmp_path / "demo"
+    command = [sys.executable, "-m", "gymdata_cli", "demo", "-o", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text())
+
+
+def test_a_folder_of_somebody_elses_is_not_written_to(tmp_path: Path):
+    """The demo refuses a folder with other files, with or without --overwrite."""
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(StoreError, match="not made by the demo"):
+        demo(tmp_path, overwrite=True)
+    assert (tmp_path / "mine.txt").read_text() == "keep me"
