@@ -21,6 +21,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "pairs": ("pairs", "pairs", "Build preference pairs from scored rollouts."),
     "experience": ("experience", "experience", "Turn scored rollouts into sequences with an advantage a token."),
     "train-dpo": ("train_dpo", "train_dpo", "Train with DPO on the exact tokens of saved pairs."),
+    "train-rl": (
+        "train_rl",
+        "train_rl",
+        "Train with batch RL on saved experiences, ratios to the sampler checked first.",
+    ),
+    "import": ("import_", "import_", "Bring NeMo Gym rollouts into a run; bad rows are named, none is lost."),
+    "export": ("export", "export", "Write rollouts in another project's format, and say what it loses."),
     "query": ("query", "query", "Run DuckDB SQL over rollouts, turns, messages, pairs and failures."),
     "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
     "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks, and measure the rise."),

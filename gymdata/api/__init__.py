@@ -5,7 +5,10 @@ This package is the one place that joins configuration to adapters. What a comma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+from gymdata.store import foreign
 
 #: Public name → the module of this package that defines it.
 _HOME: dict[str, str] = {
@@ -13,6 +16,8 @@ _HOME: dict[str, str] = {
     "expand_turns": "data",
     "validate": "validation",
     "fix": "validation",
+    "import_rollouts": "converting",
+    "export_rollouts": "converting",
     "check": "checking",
     "check_endpoint": "checking",
     "collect": "collecting",
@@ -25,6 +30,7 @@ _HOME: dict[str, str] = {
     "Experience": "loading",
     "Samples": "loading",
     "train_dpo": "training",
+    "train_rl": "training",
     "query": "querying",
     "demo": "demo",
 }
@@ -37,3 +43,19 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"gymdata.api.{_HOME[name]}"), name)
     raise AttributeError(f"module 'gymdata.api' has no attribute {name!r}")
+
+
+def _is_nemo_gym(line: bytes) -> bool:
+    from gymdata.adapters.formats import nemo_gym
+
+    return nemo_gym.recognise(line)
+
+
+def _nemo_gym_rows(source: Any) -> Iterator[Any]:
+    from gymdata.adapters.formats import nemo_import
+
+    return nemo_import.table_rows([source])
+
+
+# Wherever a path to rollouts is taken, other projects' files are read as well.
+foreign.register(foreign.Foreign("nemo-gym", _is_nemo_gym, _nemo_gym_rows))

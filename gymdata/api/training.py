@@ -1,4 +1,4 @@
-"""``train_dpo``: joins the training stage to the trainer process and to what can be measured of a model."""
+"""``train_dpo`` and ``train_rl``: join the training stages to the trainer process and to what can be measured of a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.config.train import TrainDpoConfig
-from gymdata.core.schema import PAIRS
+from gymdata.config.train import TrainDpoConfig, TrainRlConfig
+from gymdata.core.schema import EXPERIENCES, PAIRS
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Progress
 from gymdata.store import resolve
@@ -43,6 +43,45 @@ def train_dpo(
     resolved = TrainDpoConfig.load(config, given, list(sets))
     return train.train_dpo(
         pairs,
+        resolved,
+        model_facts(resolved.model),
+        run_job,
+        progress or _Silent(),
+        command=list(command),
+        resume=resume,
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
+
+
+def train_rl(
+    experiences: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    command: Sequence[str] = ("gymdata.train_rl",),
+) -> dict[str, Any]:
+    """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
+
+    ``settings``: keys of TrainRlConfig, of transformers' TrainingArguments and of TRL's ModelConfig; precedence as in
+    ``train_dpo``. Returns the content of ``output``/run.json, ``ratio`` (how far the model was from the sampler before the
+    first step) among it. Raises RefusedError with a code when the file must not be trained on, and OutsideError("trainer").
+    """
+    from gymdata.adapters.trainers.launch import run_job
+    from gymdata.stages import train_rl as stage
+
+    resolve(experiences, EXPERIENCES)  # a missing file is told at once
+    given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
+    resolved = TrainRlConfig.load(config, given, list(sets))
+    return stage.train_rl(
+        experiences,
         resolved,
         model_facts(resolved.model),
         run_job,

@@ -43,3 +43,20 @@ class TrainDpoConfig(TrainConfig):
     ref: Literal["model", "saved"] = "model"
     pair_weights: bool = True
     margin_scale: float = pydantic.Field(0.0, ge=0.0)
+
+
+class TrainRlConfig(TrainConfig):
+    """``gymdata train-rl``. The losses and their bounds are those of ``gymdata.adapters.trainers.rl.PolicyLoss``.
+
+    ``kl_beta``: weight of the k3 KL to the reference: the file's ref_logprobs, else the model as it was before training.
+    ``allow_biased_logprobs``: train though the saved log-probabilities are not of the distribution that was sampled from.
+    """
+
+    loss: Literal["ppo_clip", "cispo", "tis_reinforce"] = "ppo_clip"
+    clip_low: float = pydantic.Field(0.2, ge=0.0, le=1.0)
+    clip_high: float = pydantic.Field(0.2, ge=0.0)
+    cispo_low: float = pydantic.Field(1.0, ge=0.0)
+    cispo_high: float = pydantic.Field(4.0, ge=0.0)
+    tis_cap: float = pydantic.Field(2.0, gt=0.0)
+    kl_beta: float = pydantic.Field(0.0, ge=0.0)
+    allow_biased_logprobs: bool = False

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import gymdata
 from gymdata.config.train import TrainDpoConfig
 from gymdata.core.schema import PAIRS
-from gymdata.core.training import PAIR_COLUMNS, Cost, TrainingPairs, training_pairs
+from gymdata.core.training import PAIR_COLUMNS, Cost, training_pairs
 from gymdata.errors import DataError, GymdataError, RefusedError, StoreError
 from gymdata.ports import Progress
 from gymdata.store import find_run_json, hash_file, read_run_json, read_table, write_run_json
@@ -67,8 +69,8 @@ def train_dpo(
     data = training_pairs(read_table(source, PAIRS, columns=PAIR_COLUMNS), config.max_length, source)
     runs = list(lineage(source))
     _check_lengths(data.cost, model, source)
-    _check_vocabulary(data, model, source)
-    _check_tokenizer(runs, model, source, progress)
+    check_vocabulary(data.sequences.ids, model, source)
+    check_tokenizer(runs, model, source, progress)
     if config.ref == "saved":
         _check_reference(source, runs, model)
     _announce(data.cost, progress)
@@ -76,8 +78,8 @@ def train_dpo(
     out = config.output.resolve()
     job = {
         "trainer": "dpo",
-        "data": _absolute(source),
-        "model": _absolute(config.model),
+        "data": absolute(source),
+        "model": absolute(config.model),
         "policy_hash": model.policy_hash,
         "output": str(out),
         "max_length": config.max_length,
@@ -96,13 +98,13 @@ def train_dpo(
         "version": gymdata.__version__,
         "command": command,
         "config": config.model_dump(mode="json"),
-        "parents": [_parent(source)],
+        "parents": [parent_of(source)],
         "model": vars(model),
         "counts": {"pairs": len(data), "trained_tokens": expected.count},
         "length_limit": data.cost.as_json(),
     }
     del data
-    return _run(out, job, begun, run_job, progress, resume=resume, overwrite=overwrite, dry_run=dry_run)
+    return run_training(out, job, begun, run_job, progress, resume=resume, overwrite=overwrite, dry_run=dry_run)
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -124,7 +126,7 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
             waiting.append(named if named.is_absolute() or named.exists() else found.parent / named)
 
 
-def _run(
+def run_training(
     out: Path,
     job: dict[str, Any],
     begun: dict[str, Any],
@@ -163,13 +165,13 @@ def _run(
         job_file.write_text(json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         try:
-            run_job(job_file, progress)
+            told = run_job(job_file, progress)
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = {**begun, "status": "completed", **result}
+        facts = {**begun, "status": "completed", **result, **_announced(told)}
         write_run_json(out, facts)
         (out / SUCCESS).write_text("")
         if "save_total_limit" not in job["settings"]:
@@ -193,7 +195,13 @@ def _rehearse(
         told = run_job(job_file, progress)
     proof = told.get("proof", {})
     begun["config"]["output"] = str(out)
-    return {**begun, "status": "dry run", "trained_tokens": {k: proof.get(k) for k in ("file", "batches", "equal")}}
+    proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
+    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(told)}
+
+
+def _announced(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trainer measured before its first step, other than the proof."""
+    return {"ratio": {k: v for k, v in told["ratio"].items() if k != "event"}} if "ratio" in told else {}
 
 
 def _same_job(out: Path, job: dict[str, Any]) -> None:
@@ -232,19 +240,20 @@ def _check_lengths(cost: Cost, model: ModelFacts, source: str) -> None:
         )
 
 
-def _check_vocabulary(data: TrainingPairs, model: ModelFacts, source: str) -> None:
-    ids = data.sequences.ids
+def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
+    """Raises RefusedError (T206) for an id that the model has no embedding of."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or (model.vocab_size is not None and high >= model.vocab_size):
         raise RefusedError(
             f"{source}: token id {low if low < 0 else high} is not in the vocabulary of {model.path} "
             f"(0 to {model.vocab_size})",
             code="T206",
-            hint="these pairs were sampled with another tokenizer",
+            hint="these tokens were sampled with another tokenizer",
         )
 
 
-def _check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, progress: Progress) -> None:
+def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, progress: Progress) -> None:
+    """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
     known = [(run, identity) for run in runs if (identity := run.get("identity"))]
     hashes = {identity.get("tokenizer_hash") for _, identity in known} - {None}
     if not hashes:
@@ -275,7 +284,7 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
     if not identities:
         reasons.append("no run.json says how they were sampled")
     for identity in identities:
-        reasons += _truncations(identity)
+        reasons += truncations(identity)
     if reasons:
         raise RefusedError(
             f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
@@ -284,7 +293,8 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
         )
 
 
-def _truncations(identity: Mapping[str, Any]) -> list[str]:
+def truncations(identity: Mapping[str, Any]) -> list[str]:
+    """Settings of a run under which its log-probabilities are not those of the whole distribution."""
     neutral: dict[str, tuple[object, ...]] = {
         "top_p": (None, 1),
         "top_k": (None, 0, -1),
@@ -307,11 +317,11 @@ def _announce(cost: Cost, progress: Progress) -> None:
         )
 
 
-def _parent(source: str) -> dict[str, Any]:
+def parent_of(source: str) -> dict[str, Any]:
     found = find_run_json(source)
     run_id = read_run_json(found).get("run_id") if found else None
-    return {"path": _absolute(source), "run_id": run_id, "run_json_xxh3": hash_file(found) if found else None}
+    return {"path": absolute(source), "run_id": run_id, "run_json_xxh3": hash_file(found) if found else None}
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path

@@ -86,6 +86,9 @@ def _hear(message: Mapping[str, Any], told: dict[str, Any], progress: Progress) 
     if kind == "step":
         progress.update(done=message["done"], total=message["total"], fresh=message["fresh"])
         return
+    if kind == "note":
+        progress.message(message["text"])
+        return
     told.setdefault(kind, message)
     if kind == "proof":
         file, batches = message["file"], message["batches"]

@@ -1,0 +1,158 @@
+"""Experiences as a trainer gets them: flat arrays of ids, masks, saved log-probs and advantages, cut only where asked.
+
+What always holds: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first
+of its sequence (nothing predicts it); whatever a length limit costs is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.core.training import Sequences
+from gymdata.errors import DataError, RefusedError
+
+#: Columns of an experiences file that training reads; ``ref_logprobs`` only where there are any.
+EXPERIENCE_COLUMNS = (
+    "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
+    "policy_hash", "ref_logprobs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LengthCost:
+    """What was not trained, and why."""
+
+    max_length: int | None
+    sequences: int
+    longest: int
+    sequences_cut: int = 0
+    trained_tokens_lost: int = 0
+    nothing_trained: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "max_length": self.max_length, "sequences": self.sequences, "longest": self.longest,
+            "sequences_cut": self.sequences_cut, "trained_tokens_lost": self.trained_tokens_lost,
+            "left_out_nothing_trained": list(self.nothing_trained),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingExperiences:
+    """n sequences; ``advantages`` and ``ref_logprobs`` (None: not in the file) are flat beside ``sequences.ids``; ``weight``
+    and ``temperature`` have one entry a sequence, as have ``rollout_ids``."""
+
+    sequences: Sequences
+    rollout_ids: list[str]
+    advantages: np.ndarray
+    ref_logprobs: np.ndarray | None
+    weight: np.ndarray
+    temperature: np.ndarray
+    policy_hashes: frozenset[str]
+    cost: LengthCost
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+
+def training_experiences(
+    table: pa.Table, max_length: int | None = None, where: str = "experiences"
+) -> TrainingExperiences:
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given.
+
+    A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
+    contradict themselves and RefusedError (L301, T205) for rows that must not be trained on.
+    """
+    rollouts = table["rollout_id"].to_pylist()
+    names = [f"{r}/{i}" for r, i in zip(rollouts, table["sequence_index"].to_pylist(), strict=True)]
+    if len(set(names)) != len(names):
+        raise DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
+    ids, starts = _flat(table, "input_ids", np.int32)
+    columns: dict[str, np.ndarray] = {}
+    for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32)):
+        columns[name] = _beside(table, name, kind, starts, names, where)
+    reference = None
+    if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
+        reference = _beside(table, "ref_logprobs", np.float32, starts, names, where)
+    mask = columns["loss_mask"].copy()
+    odd = np.flatnonzero((mask != 0) & (mask != 1))
+    if len(odd):
+        raise DataError(f"{where}: mask of {_name(names, starts, odd[0])} holds {mask[odd[0]]}, expected 0 or 1")
+    mask[starts[:-1][np.diff(starts) > 0]] = 0
+    for name in ("logprobs", "advantages"):
+        bad = np.flatnonzero(~np.isfinite(columns[name]) & (mask == 1))
+        if len(bad):
+            at = int(bad[0])
+            raise RefusedError(
+                f"{where}: {name} of {_name(names, starts, at)} is {columns[name][at]} on a trained token "
+                f"({len(bad):,} such token(s))",
+                code="L302" if name == "logprobs" else "R502",
+            )
+    whole = Sequences(names, ids, mask, columns["logprobs"], starts)
+    return _cut(whole, columns["advantages"], reference, table, rollouts, max_length)
+
+
+def _cut(
+    whole: Sequences,
+    advantages: np.ndarray,
+    reference: np.ndarray | None,
+    table: pa.Table,
+    rollouts: list[str],
+    max_length: int | None,
+) -> TrainingExperiences:
+    lengths = whole.lengths if max_length is None else np.minimum(whole.lengths, max_length)
+    within = np.arange(len(whole.ids)) - np.repeat(whole.starts[:-1], whole.lengths) < np.repeat(lengths, whole.lengths)
+    trained = np.bincount(
+        np.repeat(np.arange(len(whole)), whole.lengths), weights=(whole.mask == 1) & within, minlength=len(whole)
+    )
+    rows = np.flatnonzero(trained > 0)
+    keep = within & np.repeat(trained > 0, whole.lengths)
+    starts = np.concatenate(([0], np.cumsum(lengths[rows], dtype=np.int64)))
+    cut = Sequences([whole.names[i] for i in rows], whole.ids[keep], whole.mask[keep], whole.logprobs[keep], starts)
+    cost = LengthCost(
+        max_length=max_length,
+        sequences=len(whole),
+        longest=int(whole.lengths.max(initial=0)),
+        sequences_cut=int((lengths < whole.lengths).sum()),
+        trained_tokens_lost=int((whole.mask == 1).sum() - (cut.mask == 1).sum()),
+        nothing_trained=tuple(whole.names[i] for i in np.flatnonzero(trained == 0)),
+    )
+    return TrainingExperiences(
+        sequences=cut,
+        rollout_ids=[rollouts[i] for i in rows],
+        advantages=advantages[keep],
+        ref_logprobs=None if reference is None else reference[keep],
+        weight=np.asarray(table["weight"].to_numpy(), dtype=np.float64)[rows],
+        temperature=np.asarray(table["temperature"].to_numpy(), dtype=np.float64)[rows],
+        policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
+        cost=cost,
+    )
+
+
+def _flat(table: pa.Table, name: str, kind: type) -> tuple[np.ndarray, np.ndarray]:
+    chunks = table[name].chunks
+    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks] or [np.zeros(0)]
+    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks] or [np.zeros(0, np.int64)]
+    starts = np.concatenate(([0], np.cumsum(np.concatenate(lengths), dtype=np.int64)))
+    return np.concatenate(values).astype(kind, copy=False), starts
+
+
+def _beside(table: pa.Table, name: str, kind: type, starts: np.ndarray, names: list[str], where: str) -> np.ndarray:
+    values, own = _flat(table, name, kind)
+    wrong = np.flatnonzero(np.diff(own) != np.diff(starts))
+    if len(wrong):
+        row = int(wrong[0])
+        raise RefusedError(
+            f"{where}: row {row} ({names[row]}): {name} has {np.diff(own)[row]} entries, input_ids has "
+            f"{np.diff(starts)[row]} ({len(wrong):,} such row(s))",
+            code="L301" if name == "logprobs" else None,
+        )
+    return values
+
+
+def _name(names: list[str], starts: np.ndarray, token: int) -> str:
+    return names[int(np.searchsorted(starts, token, side="right")) - 1]

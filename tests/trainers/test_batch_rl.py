@@ -1,0 +1,258 @@
+"""Batch RL: loss and gradient against a reference written by hand in float64, and what must not change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gymdata.core.schema import EXPERIENCES
+from gymdata.core.training_experiences import training_experiences
+from gymdata.errors import OutsideError, RefusedError
+from gymdata.store import read_table, write_table
+
+N = 7
+BOUNDS = {"clip_low": 0.2, "clip_high": 0.3, "cispo_low": 0.5, "cispo_high": 0.5, "tis_cap": 1.2}
+Assemble = Callable[..., tuple[Any, Any]]
+
+
+def reference_logps(policy: Path, row: dict[str, Any]) -> Any:
+    """float64 log π of every token after the first, one row alone, no padding, at the row's temperature."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = _models.setdefault(policy, AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64))
+    ids = torch.tensor([row["input_ids"]])
+    logits = model(input_ids=ids).logits[0, :-1] / (row["temperature"] or 1.0)
+    return model, torch.log_softmax(logits, dim=-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
+
+
+_models: dict[Path, Any] = {}
+
+
+def experience_rows(policy: Path, temperatures: tuple[float, ...] = (0.5,), noise: float = 0.4) -> list[dict[str, Any]]:
+    """Prompt, a generation, tool tokens, a generation; saved log-probs are the model's own plus noise."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for i in range(N):
+        mask = [0] * int(rng.integers(2, 6)) + [1] * int(rng.integers(2, 6)) + [0] * 3 + [1] * int(rng.integers(1, 6))
+        ids = rng.integers(3, 200, len(mask)).tolist()
+        row: dict[str, Any] = {
+            "run_id": "run", "task_id": "t", "group_id": "g", "rollout_id": f"rollout-{i}", "sequence_index": 0,
+            "input_ids": ids, "loss_mask": mask, "turn_starts": [mask.index(1)], "reward": 1.0,
+            "weight": 1.0 + 0.5 * (i % 2), "temperature": temperatures[i % len(temperatures)], "policy_hash": "other",
+            "policy_version": 0,
+        }  # fmt: skip
+        logps = [0.0, *reference_logps(policy, row)[1].tolist()]
+        row["logprobs"] = [lp + noise * float(z) if m else 0.0
+                           for lp, m, z in zip(logps, mask, rng.normal(size=len(mask)), strict=True)]  # fmt: skip
+        row["advantages"] = [float(a) if m else 0.0 for a, m in zip(rng.normal(size=len(mask)), mask, strict=True)]
+        row["returns"] = row["advantages"]
+        row["ref_logprobs"] = [lp - 0.3 * m for lp, m in zip(row["logprobs"], mask, strict=True)]
+        rows.append(row)
+    return rows
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    schema = pa.schema([f for f in EXPERIENCES.schema if f.name in rows[0]])
+    return write_table(pa.Table.from_pylist(rows, schema=schema), folder / "experiences.parquet", EXPERIENCES)
+
+
+@pytest.fixture
+def assemble_rl(policy: Path, tmp_path: Path) -> Assemble:
+    """The trainer of a job in this process, and the file's rows as they were written."""
+
+    def build(
+        rows: list[dict[str, Any]], loss: str = "ppo_clip", kl_beta: float = 0.0, settings: dict[str, Any] | None = None
+    ) -> Any:
+        from gymdata.adapters.trainers import run
+
+        file = write(tmp_path, rows)
+        expected = training_experiences(read_table(file, EXPERIENCES)).sequences.trained()
+        (tmp_path / "out").mkdir(exist_ok=True)
+        given = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "save_strategy": "no", "learning_rate": 0.1}
+        trainer, witness, _ = run.assemble(
+            {
+                "trainer": "rl", "data": str(file), "model": str(policy), "output": str(tmp_path / "out"),
+                "max_length": None, "loss": {"loss": loss, "kl_beta": kl_beta, **BOUNDS}, "on_policy": False,
+                "allow_biased_logprobs": False, "own_keys": [], "num_processes": 1,
+                "trained_tokens": expected.as_json(), "settings": given | (settings or {}),
+            }
+        )  # fmt: skip
+        return trainer, witness
+
+    return build
+
+
+def by_hand(policy: Path, rows: list[dict[str, Any]], loss: str, kl_beta: float) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients, one token at a time in float64."""
+    import torch
+
+    total, count = torch.zeros((), dtype=torch.float64), sum(sum(row["loss_mask"]) for row in rows)
+    for row in rows:
+        model, logps = reference_logps(policy, row)
+        for t in range(1, len(row["input_ids"])):
+            if not row["loss_mask"][t]:
+                continue
+            lp, advantage = logps[t - 1], float(np.float32(row["advantages"][t]))
+            ratio = torch.exp(lp - float(np.float32(row["logprobs"][t])))
+            fixed = float(ratio.detach())
+            if loss == "ppo_clip":
+                token = -min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+            elif loss == "cispo":
+                token = -min(max(fixed, 0.5), 1.5) * advantage * lp
+            else:
+                token = -min(fixed, 1.2) * advantage * lp
+            if kl_beta:
+                apart = lp - float(np.float32(row["ref_logprobs"][t]))
+                token = token + kl_beta * (torch.exp(-apart) - 1 + apart)
+            total = total + row["weight"] * token / count
+    model.zero_grad()
+    total.backward()
+    return float(total.detach()), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def loss_and_gradients(trainer: Any) -> tuple[float, dict[str, Any]]:
+    """Of one step over the whole file, in the trainer's own micro-batches."""
+    batches = list(trainer.get_train_dataloader())
+    count = trainer._get_num_items_in_batch(batches, trainer.args.device)
+    trainer.model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=count)
+        loss.backward()
+        total += float(loss.detach())
+    return total, {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_same(found: tuple[float, dict[str, Any]], expected: tuple[float, dict[str, Any]], rel: float) -> None:
+    assert found[0] == pytest.approx(expected[0], rel=rel, abs=rel)
+    scale = max(float(g.abs().max()) for g in expected[1].values())
+    for name, gradient in expected[1].items():
+        assert float((found[1][name].double() - gradient.double()).abs().max()) <= rel * scale, name
+
+
+@pytest.mark.parametrize("temperatures", [(0.5,), (1.0,), (0.5, 1.0)])
+@pytest.mark.parametrize(
+    ("loss", "kl_beta"), [("ppo_clip", 0.0), ("cispo", 0.0), ("tis_reinforce", 0.0), ("ppo_clip", 0.2)]
+)
+def test_loss_and_gradient_are_those_by_hand(
+    policy: Path, assemble_rl: Assemble, loss: str, kl_beta: float, temperatures: tuple[float, ...]
+) -> None:
+    """Off-policy, at one temperature (fused head) and at two (row by row), with weights and a KL to saved references."""
+    rows = experience_rows(policy, temperatures)
+    trainer, _ = assemble_rl(rows, loss, kl_beta)
+    assert_same(loss_and_gradients(trainer), by_hand(policy, rows, loss, kl_beta), 2e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_split_into_batches_does_not_matter(policy: Path, assemble_rl: Assemble, size: int) -> None:
+    """A mean over all trained tokens of the step: micro-batches of any size, and so any padding, give one gradient."""
+    rows = experience_rows(policy)
+    whole = loss_and_gradients(assemble_rl(rows, settings={"per_device_train_batch_size": N})[0])
+    assert_same(loss_and_gradients(assemble_rl(rows, settings={"per_device_train_batch_size": size})[0]), whole, 1e-5)
+    padded = {"per_device_train_batch_size": size, "pad_to_multiple_of": 64}
+    assert_same(loss_and_gradients(assemble_rl(rows, settings=padded)[0]), whole, 1e-5)
+
+
+def test_accumulation_trains_what_one_batch_trains(policy: Path, assemble_rl: Assemble) -> None:
+    """A whole training with plain SGD ends at the same weights, and its proof holds."""
+    rows = experience_rows(policy)
+    ends = []
+    for settings in (
+        {"per_device_train_batch_size": N},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    ):
+        trainer, witness = assemble_rl(rows, settings={"optim": "sgd", "max_grad_norm": 0.0, **settings})
+        assert witness.rehearse(trainer) == witness.expected
+        trainer.train()
+        assert witness.as_json()["equal"] is True
+        ends.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    for name, value in ends[0].items():
+        assert float((ends[1][name] - value).abs().max()) <= 1e-6, name
+
+
+def test_tool_tokens_get_no_gradient(policy: Path, assemble_rl: Assemble) -> None:
+    """The gradient at the logits is 0 wherever the next token is context or padding, whatever numbers stand there."""
+    import torch
+
+    rows = experience_rows(policy, (0.5, 1.0))
+    for row in rows:
+        row["advantages"] = [a if m else 99.0 for a, m in zip(row["advantages"], row["loss_mask"], strict=True)]
+        row["logprobs"] = [a if m else -50.0 for a, m in zip(row["logprobs"], row["loss_mask"], strict=True)]
+    trainer, _ = assemble_rl(rows, "tis_reinforce")
+    (batch, *_rest) = list(trainer.get_train_dataloader())
+    kept: list[Any] = []
+    head = trainer.model.lm_head
+
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        output.retain_grad()
+        kept.append(output)
+
+    handle = head.register_forward_hook(keep)
+    trainer.compute_loss(trainer.model, batch).backward()
+    handle.remove()
+    touched = kept[0].grad.abs().sum(dim=-1)[:, :-1] > 0
+    assert torch.equal(touched, batch["completion_mask"][:, 1:] == 1)
+
+
+def test_at_step_0_the_ratio_is_1(policy: Path, assemble_rl: Assemble) -> None:
+    """With the model's own log-probs: max |ratio − 1| ≤ 1e-4, |mean − 1| ≤ 1e-6, a full effective sample; off-policy not."""
+    trainer, _ = assemble_rl(experience_rows(policy, noise=0.0))
+    facts = trainer.compare(refuse=True)
+    assert max(facts["max"] - 1, 1 - facts["min"]) <= 1e-4
+    assert abs(facts["mean"] - 1) <= 1e-6
+    assert facts["effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
+    assert facts["share_outside"] == 0
+    trainer, _ = assemble_rl(experience_rows(policy))
+    assert trainer.compare(refuse=False)["share_outside"] > 0.3
+    with pytest.raises(RefusedError, match="L305"):
+        trainer.compare(refuse=True)
+
+
+def test_the_reference_is_the_model_before_training(policy: Path, assemble_rl: Assemble) -> None:
+    """Without saved references the KL is to the model as it was loaded: it changes nothing at the first step."""
+    rows = [{k: v for k, v in row.items() if k != "ref_logprobs"} for row in experience_rows(policy)]
+    with_kl, _ = assemble_rl(rows, "tis_reinforce", kl_beta=0.5)
+    without, _ = assemble_rl(rows, "tis_reinforce")
+    assert_same(loss_and_gradients(with_kl), loss_and_gradients(without), 1e-5)
+
+
+def test_a_bad_loss_names_its_rollouts(policy: Path, assemble_rl: Assemble) -> None:
+    """A NaN stops the run with the rollouts of the batch."""
+    rows = experience_rows(policy)
+    trainer, _ = assemble_rl(rows, settings={"per_device_train_batch_size": 1})
+    trainer.data.advantages[trainer.data.sequences.span(3)] = math.nan
+    with pytest.raises(OutsideError, match=r"nan at step.*rollout-3"):
+        trainer.train()
+
+
+def test_cutting_is_counted_and_contradictions_are_refused(policy: Path) -> None:
+    """A limit shorter than a prompt leaves the sequence out and names it; doubled rows and short lists are errors."""
+    rows = experience_rows(policy)
+    schema = pa.schema([f for f in EXPERIENCES.schema if f.name in rows[0]])
+
+    def table(made: list[dict[str, Any]]) -> pa.Table:
+        return pa.Table.from_pylist(made, schema=schema)
+
+    whole, cut = training_experiences(table(rows)), training_experiences(table(rows), max_length=5)
+    assert whole.sequences.trained().count == sum(sum(r["loss_mask"]) for r in rows)
+    lost = {f"{r['rollout_id']}/0" for r in rows if not any(r["loss_mask"][:5])}
+    assert set(cut.cost.nothing_trained) == lost
+    assert cut.cost.trained_tokens_lost == sum(sum(r["loss_mask"][5:]) for r in rows)
+    assert len(cut) == N - len(lost)
+    for row, rollout in zip(range(len(cut)), cut.rollout_ids, strict=True):
+        original = next(r for r in rows if r["rollout_id"] == rollout)
+        assert cut.sequences.ids[cut.sequences.span(row)].tolist() == original["input_ids"][:5]
+    with pytest.raises(Exception, match="more than once"):
+        training_experiences(table([rows[0], rows[0]]))
+    with pytest.raises(RefusedError, match="L301"):
+        training_experiences(table([{**rows[0], "logprobs": rows[0]["logprobs"][:-1]}]))
+    bad = [math.inf if m else 0.0 for m in rows[0]["loss_mask"]]
+    with pytest.raises(RefusedError, match="L302"):
+        training_experiences(table([{**rows[0], "logprobs": bad}]))
