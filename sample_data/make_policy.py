@@ -15,20 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gymdata_sample_data.make_tasks import HERE, read_pairs
-from gymdata_sample_data.policy_tokenizer import build_tokenizer, loosened
+from gymdata_sample_data.policy_tokenizer import build_tokenizer, spell
 from gymdata_sample_data.policy_traces import draw_trace, segments, tokenizer_corpus
 
 if TYPE_CHECKING:
     import torch
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 BATCH = 64
 LEARNING_RATE = 2e-3
 WARM_UP = 40
 #: Share of conversations whose generations are spelled with other tokens than the tokenizer would choose.
-LOOSE_SHARE = 0.04
-LOOSE_DROPOUT = 0.1
+LOOSE_SHARE = 0.05
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
@@ -62,8 +60,6 @@ class Batches:
         self._tokenizer = tokenizer
         self._random = random.Random(seed)
         self._held_out = read_pairs(HERE / "tasks" / "heldout.jsonl")
-        self._tight: Tokenizer = tokenizer.backend_tokenizer
-        self._loose = loosened(tokenizer, LOOSE_DROPOUT)
 
     def draw(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next batch."""
@@ -79,11 +75,11 @@ class Batches:
         return input_ids, mask
 
     def _row(self) -> tuple[list[int], list[bool]]:
-        own_spelling = self._loose if self._random.random() < LOOSE_SHARE else self._tight
+        loose = self._random if self._random.random() < LOOSE_SHARE else None
         ids: list[int] = []
         mask: list[bool] = []
         for text, own in segments(draw_trace(self._random, self._held_out), self._tokenizer):
-            piece = (own_spelling if own else self._tight).encode(text).ids
+            piece = spell(self._tokenizer, text, loose if own else None)
             ids += piece
             mask += [own] * len(piece)
         return ids, mask

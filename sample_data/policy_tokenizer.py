@@ -6,6 +6,7 @@ them is what the tokenizer would choose: sampled text does not always re-tokenis
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 #: Written by the model as plain text, so decoding must keep them: added tokens, but not special ones.
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 N_MERGES = 176
+#: How often a place between two digits is cut where numbers are spelled loosely.
+CUT_CHANCE = 0.3
 
 #: How an assistant turn is read back into a message (transformers' response templates).
 RESPONSE_TEMPLATE: dict[str, Any] = {
@@ -70,8 +73,16 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def loosened(tokenizer: PreTrainedTokenizerFast, dropout: float) -> Tokenizer:
-    """A copy that skips each merge with probability ``dropout``: other spellings of the same text."""
-    copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    copy.model.dropout = dropout
-    return copy
+def spell(tokenizer: PreTrainedTokenizerFast, text: str, random_: random.Random | None = None) -> list[int]:
+    """The ids of ``text``; with ``random_``, numbers are cut at random places, so that they are other tokens than usual."""
+    pieces = [text] if random_ is None else _split_numbers(text, random_)
+    return [i for piece in pieces for i in tokenizer.encode(piece, add_special_tokens=False)]
+
+
+def _split_numbers(text: str, random_: random.Random) -> list[str]:
+    pieces = [""]
+    for before, character in zip(" " + text, text, strict=False):
+        if before.isdigit() and character.isdigit() and random_.random() < CUT_CHANCE:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
