@@ -40,6 +40,7 @@ def load_judge(config: GenrmConfig) -> Judge:
         temperature=config.temperature,
         top_p=config.top_p,
         max_tokens=config.max_tokens,
+        constrain=config.constrain,
         engine_args=config.engine,
         seed=config.seed,
     )

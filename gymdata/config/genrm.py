@@ -10,7 +10,7 @@ import pydantic
 from gymdata.config.base import Config
 from gymdata.errors import UsageError
 
-DEFAULT_PRINCIPLE = "Judge which response serves the user better: it is correct, answers what was asked, and says no more than is needed."
+DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
 
 
 class GenrmConfig(Config):
@@ -22,7 +22,8 @@ class GenrmConfig(Config):
     ``use_principle`` true shows one always, false never.
     ``genrm_parse_retries``: further tries when an answer holds no verdict; ``retries``: further tries of a request that
     failed. ``verdicts``: ``strict`` takes no impossible or missing number; ``published`` fills in the defaults.
-    ``constrain``: hold the judge to the verdict's JSON schema, where the endpoint can (``auto``, ``on``, ``off``).
+    ``constrain``: hold the judge to the verdict's JSON schema: ``on``, ``off``, or ``auto``: where an endpoint can (it
+    lets a judge reason first), and not in this process.
     """
 
     genrm: str | None = None

@@ -31,21 +31,21 @@ def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.engine
 def test_a_judge_in_process_judges_a_run(tmp_path):
-    """Comparisons come out with the judge's raw words and token counts; a second run starts no engine."""
+    """Held to the schema, even a policy writes verdicts; raw words and token counts are kept; the next run starts no
+    engine."""
     pytest.importorskip("vllm")
     rows = [
         rollout(task, n, 0.0, two_turns(1, 40 + n), text=text)
         for task in ("a", "b")
         for n, text in enumerate(("1220", "436"))
     ]
-    for row in rows:
-        row["messages"][0]["content"] = "How much is 828+392?"
     run = write_run(tmp_path / "run", rows)
-    settings = {"path": str(run), "genrm": str(DATA / "genrm"), "temperature": 0.0, "max_tokens": 32}
-    summary = run_judge(**settings, genrm_parse_retries=0)
-    table = read_table(run / "judge-genrm", COMPARISONS)
+    settings = {"path": str(run), "genrm": str(DATA / "policy"), "constrain": "on", "max_tokens": 200}
+    summary = run_judge(**settings)
+    table = read_table(run / "judge-policy", COMPARISONS)
     assert table.num_rows == 4 == summary.comparisons["judged"]
-    assert all(raw.startswith('{"score_1"') for raw in table["raw"].to_pylist())
-    assert read_run_json(run / "judge-genrm")["engine"]["engine"] == "vllm"
-    again = run_judge(**settings, genrm_parse_retries=0)
+    assert all(raw.lstrip().startswith("{") for raw in table["raw"].to_pylist())
+    assert all('"completion_tokens"' in usage for usage in table["usage"].to_pylist())
+    assert read_run_json(run / "judge-policy")["engine"]["engine"] == "vllm"
+    again = run_judge(**settings)
     assert (again.asked, again.cached) == (0, 4)

@@ -15,12 +15,28 @@ from gymdata.ports import JudgeAnswer, Message, SampleRequest
 
 DEFAULT_MAX_TOKENS = 4096
 _PROBE = "zq7x"
+#: What the verdict's schema allows, written in one way: the schema itself would let a judge write blanks until its tokens
+#: are used up.
+_VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": [1-6]\}'
+
+
+class _HeldToVerdicts(VllmSampler):
+    """Samples nothing but verdicts: the engine leaves out every token that would break its form."""
+
+    def _params(self, request: SampleRequest) -> Any:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        params = super()._params(request)
+        params.structured_outputs = StructuredOutputsParams(regex=_VERDICT)
+        return params
 
 
 class EngineJudge:
     """A ``Judge`` on the model in a folder.
 
-    ``form``: the judge's roles, or a prompt. Raises UsageError for a template that leaves out what it should show.
+    ``form``: the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; a judge that
+    reasons first needs its freedom, so otherwise it has it. Raises UsageError for a template that leaves out what it
+    should show.
     """
 
     def __init__(
@@ -31,6 +47,7 @@ class EngineJudge:
         temperature: float = 0.6,
         top_p: float = 0.95,
         max_tokens: int | None = None,
+        constrain: str = "auto",
         engine_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -39,7 +56,10 @@ class EngineJudge:
         self.chat = TransformersChat.load(weights.tokenizer_folder(model), tool_parser="none", keep_reasoning=False)
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
-        self.sampler = VllmSampler(model, sampling=sampling, engine_args=engine_args, seed=seed)
+        held = constrain == "on"
+        self.sampler = (_HeldToVerdicts if held else VllmSampler)(
+            model, sampling=sampling, engine_args=engine_args, seed=seed
+        )
         facts = weights.model_facts(model)
         self.identity: Mapping[str, Any] = {
             "model": facts["policy"],
@@ -49,6 +69,7 @@ class EngineJudge:
             "temperature": temperature,
             "top_p": top_p,
             "max_tokens": self.max_tokens,
+            "constrain": held,
         }
         self._numbers = itertools.count()
         self._room = 0
