@@ -31,6 +31,7 @@ _HOME: dict[str, str] = {
     "Samples": "loading",
     "train_dpo": "training",
     "train_rl": "training",
+    "train_sft": "training",
     "query": "querying",
     "demo": "demo",
 }

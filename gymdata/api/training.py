@@ -1,4 +1,4 @@
-"""``train_dpo`` and ``train_rl``: join the training stages to the trainer process and to what can be measured of a model."""
+"""``train_dpo``, ``train_rl``, ``train_sft``: join the training stages to the trainer process and to what a model is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.config.train import TrainDpoConfig, TrainRlConfig
-from gymdata.core.schema import EXPERIENCES, PAIRS
+from gymdata.config.train import TrainDpoConfig, TrainRlConfig, TrainSftConfig
+from gymdata.core.schema import EXPERIENCES, PAIRS, ROLLOUTS
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Progress
 from gymdata.store import resolve
@@ -82,6 +82,45 @@ def train_rl(
     resolved = TrainRlConfig.load(config, given, list(sets))
     return stage.train_rl(
         experiences,
+        resolved,
+        model_facts(resolved.model),
+        run_job,
+        progress or _Silent(),
+        command=list(command),
+        resume=resume,
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
+
+
+def train_sft(
+    rollouts: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    command: Sequence[str] = ("gymdata.train_sft",),
+) -> dict[str, Any]:
+    """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``.
+
+    ``settings``: keys of TrainSftConfig, of transformers' TrainingArguments and of TRL's ModelConfig; precedence as in
+    ``train_dpo``. Returns the content of ``output``/run.json. Raises RefusedError with a code when the rollouts must not be
+    trained on, and OutsideError("trainer").
+    """
+    from gymdata.adapters.trainers.launch import run_job
+    from gymdata.stages import train_sft as stage
+
+    resolve(rollouts, ROLLOUTS)  # a missing file is told at once
+    given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
+    resolved = TrainSftConfig.load(config, given, list(sets))
+    return stage.train_sft(
+        rollouts,
         resolved,
         model_facts(resolved.model),
         run_job,

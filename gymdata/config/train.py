@@ -60,3 +60,10 @@ class TrainRlConfig(TrainConfig):
     tis_cap: float = pydantic.Field(2.0, gt=0.0)
     kl_beta: float = pydantic.Field(0.0, ge=0.0)
     allow_biased_logprobs: bool = False
+
+
+class TrainSftConfig(TrainConfig):
+    """``gymdata train-sft``. ``select``: the best rollout of a group, all with a reward, or all; ``min_reward``: a floor."""
+
+    select: Literal["best", "above", "all"] = "best"
+    min_reward: float | None = pydantic.Field(None, allow_inf_nan=False)

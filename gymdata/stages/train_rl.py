@@ -56,16 +56,11 @@ def train_rl(
     source = str(experiences)
     data = training_experiences(read_table(source, EXPERIENCES, columns=EXPERIENCE_COLUMNS), config.max_length, source)
     runs = list(lineage(source))
-    _check_lengths(data.cost, len(data), model, source)
+    check_lengths(data.cost, len(data), model, source)
     check_vocabulary(data.sequences.ids, model, source)
     check_tokenizer(runs, model, source, progress)
     _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
-    cost = data.cost
-    if cost.sequences_cut or cost.nothing_trained:
-        progress.message(
-            f"{cost.sequences_cut:,} of {cost.sequences:,} sequences are cut, {len(cost.nothing_trained):,} left out "
-            f"because no trained token remains; {cost.trained_tokens_lost:,} trained tokens lost in all"
-        )
+    announce(data.cost, progress)
     expected = data.sequences.trained()
     out = config.output.resolve()
     job = {
@@ -93,15 +88,16 @@ def train_rl(
         "parents": [parent_of(source)],
         "model": vars(model),
         "counts": {"sequences": len(data), "trained_tokens": expected.count},
-        "length_limit": cost.as_json(),
+        "length_limit": data.cost.as_json(),
     }
     del data
     return run_training(out, job, begun, run_job, progress, resume=resume, overwrite=overwrite, dry_run=dry_run)
 
 
-def _check_lengths(cost: LengthCost, left: int, model: ModelFacts, source: str) -> None:
+def check_lengths(cost: LengthCost, left: int, model: ModelFacts, source: str) -> None:
+    """Raises DataError or RefusedError when nothing is left to train or the model cannot read the longest sequence."""
     if cost.sequences == 0:
-        raise DataError.empty(source, "experiences to train on")
+        raise DataError.empty(source, "sequences to train on")
     if left == 0:
         why = f"with --max-length {cost.max_length} " if cost.max_length else ""
         raise RefusedError(
@@ -114,6 +110,15 @@ def _check_lengths(cost: LengthCost, left: int, model: ModelFacts, source: str) 
         raise RefusedError(
             f"{source}: the longest sequence has {effective:,} tokens, {model.path} reads at most {limit:,}",
             hint=f"--max-length {limit} cuts longer ones and prints what that costs; --dry-run prints it without training",
+        )
+
+
+def announce(cost: LengthCost, progress: Progress) -> None:
+    """Say what a length limit costs."""
+    if cost.sequences_cut or cost.nothing_trained:
+        progress.message(
+            f"{cost.sequences_cut:,} of {cost.sequences:,} sequences are cut, {len(cost.nothing_trained):,} left out "
+            f"because no trained token remains; {cost.trained_tokens_lost:,} trained tokens lost in all"
         )
 
 

@@ -55,13 +55,13 @@ def build(job: dict[str, Any], **trainer: Any) -> BatchRLTrainer:
     if isinstance(model, str):
         model = AutoModelForCausalLM.from_pretrained(model, **(args.model_init_kwargs or {}))
     made = BatchRLTrainer(
-        data=data, witness=witness, loss=PolicyLoss(**job["loss"]), model=_with_head(model, data, peft), **trainer
+        data=data, witness=witness, loss=PolicyLoss(**job["loss"]), model=with_head(model, data, peft), **trainer
     )
     made.compare(refuse=job["on_policy"] and not job["allow_biased_logprobs"])
     return made
 
 
-def _with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
+def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
     """With one temperature in the file, log-probs come without ever holding all logits; and the LoRA wrap where asked."""
     base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     temperatures = np.unique(sampled_at(data.temperature))

@@ -26,7 +26,7 @@ from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageEr
 
 #: Trainer name → module of this package with CONFIG, TRL's arguments class, and build(job, **trainer arguments), which
 #: reads the job's data and returns the trainer with its ``witness``.
-TRAINERS = {"dpo": "dpo", "rl": "rl"}
+TRAINERS = {"dpo": "dpo", "rl": "rl", "sft": "sft"}
 _THIS = "gymdata.adapters.trainers.run"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
 _TOKENIZER_FILES = (
