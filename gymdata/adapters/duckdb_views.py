@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.core.schema import ROLLOUTS, SCHEMA_KEY, TABLES, check_version
 from gymdata.errors import DataError, UsageError
+from gymdata.store.foreign import foreign_format
 from gymdata.store.paths import Source, resolve, sealed_twin
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def _table_of(source: Source) -> str:
     if source.kind == "journal":
         return ROLLOUTS.name
     where = str(source.path)
+    if foreign_format(source) is not None:
+        return ROLLOUTS.name
     if source.kind == "parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from gymdata.store.journal import read_rows
 from gymdata.store.paths import JOURNAL, ROLLOUTS_FOLDER
 from gymdata.store.run_json import hash_file, sync_folder
 from gymdata.store.tables import row_batches, write_batches
+
+#: Tokens of a file that is written at once: about 256 MB.
+PART_TOKENS = 64_000_000
 
 
 def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
@@ -42,6 +46,28 @@ def describe(part: Path, rows: int) -> dict[str, Any]:
     }
 
 
+def write_parts(
+    rows: Iterable[tuple[Mapping[str, Any], int]], rollouts: Path, suffix: str, index: int, rows_per_file: int
+) -> Iterator[dict[str, Any]]:
+    """Write rows with their tokens into ``part-index`` and following, and tell each file's entry when it is there."""
+    source = iter(rows)
+    for first in source:
+
+        def numbered(first: tuple[Mapping[str, Any], int] = first) -> Iterator[tuple[int, Any, int]]:
+            tokens = 0
+            for number, (row, size) in enumerate(chain((first,), source), 1):
+                # About what the row's JSON would take, which bounds the rows that are turned into columns at once.
+                yield number, row, 2000 + 12 * size
+                tokens += size
+                if tokens >= PART_TOKENS or number >= rows_per_file:
+                    return
+
+        part = rollouts / f"part-{index:05d}.{suffix}"
+        batches = row_batches(numbered(), ROLLOUTS, ROLLOUTS.schema.names, str(part))
+        yield describe(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
+        index += 1
+
+
 def drop_journal(journal: Path) -> None:
     """The last step: the rows are sealed and named."""
     journal.unlink(missing_ok=True)
@@ -54,7 +80,7 @@ class Sealer:
     def __init__(self, rollouts: Path, suffix: str, name_part: Callable[[dict[str, Any]], None]) -> None:
         self.trouble: Exception | None = None
         self._rollouts = rollouts
-        self._suffix = suffix
+        self.suffix = suffix
         self._name_part = name_part
         self._waiting: queue.Queue[tuple[Path, int] | None] = queue.Queue()
         self._pending = 0
@@ -96,7 +122,7 @@ class Sealer:
             journal, rows = item
             try:
                 if self.trouble is None:
-                    self._name_part(seal_segment(journal, self._suffix))
+                    self._name_part(seal_segment(journal, self.suffix))
                     drop_journal(journal)
                     with self._lock:
                         self._pending -= rows

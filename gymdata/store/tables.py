@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from gymdata.core.schema import ROLLOUTS, Table, check_version
 from gymdata.errors import DataError, UsageError
 from gymdata.store.columns import build, reshape, spread
+from gymdata.store.foreign import foreign_format
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import Source, resolve, sealed_twin
@@ -208,7 +209,7 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
 def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterator[pa.RecordBatch]:
     where = str(source.path)
     try:
-        rows = _parsed(source)
+        rows = _rows(source, table)
         first = next(rows, None)
     except FileNotFoundError:
         # Sealed since the folder was listed: the part holds the same rows.
@@ -229,6 +230,16 @@ def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterato
 def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
+
+
+def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
+    """(line, row, bytes) of a file in our format, or in a foreign one that holds rollouts."""
+    foreign = foreign_format(source) if table.name == ROLLOUTS.name else None
+    if foreign is None:
+        yield from _parsed(source)
+        return
+    for number, row in enumerate(foreign.rows(source), 1):
+        yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
 
 
 def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:

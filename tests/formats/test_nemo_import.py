@@ -71,7 +71,7 @@ def test_bad_rows_are_told_and_hide_nothing(tmp_path: Path) -> None:
     rows = nemo_rows(n=3)
     told: list[tuple[int, str]] = []
     lines = [rows[0], "<PLACEHOLDER ROW>", rows[1], {"response": None}, rows[2]]
-    made = imported(tmp_path, lines, reject=lambda _, line, why: told.append((line, why[:4])))
+    made = imported(tmp_path, lines, reject=lambda bad: told.append((bad.line, bad.code)))
     assert len(made) == 3
     assert told == [(2, "S101"), (4, "S103")]
     with pytest.raises(DataError, match="line 2"):

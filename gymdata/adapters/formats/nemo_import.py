@@ -1,8 +1,8 @@
 """NeMo Gym rows as rows of the rollouts table, with their token evidence.
 
-What always holds: ids and log-probabilities are taken over exactly, and a call without ids gives no turn; everything of
-the source row that has no column is kept in ``extra``, token lists apart, so that the row can be written again; a row
-that cannot be imported is named, and never hides another.
+What always holds: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn; what has
+no column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them;
+a row that cannot be imported is named, and never hides another.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,32 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats import nemo_rows
-from gymdata.adapters.formats.nemo_fix import walk, written_by_model
+from gymdata.adapters.formats.nemo_fix import written_by_model
+from gymdata.adapters.formats.nemo_messages import STRICT, chat_tools, messages_of
 from gymdata.core.tokens import Call, TurnEncoder
 from gymdata.errors import DataError
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source, resolve
 
-_TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-_ROLES = {"developer": "system"}
-_KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
-#: Called with file, 1-based line, and why a row was left out.
-Reject = Callable[[Path, int, str], None]
+PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+#: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
+AS_TEXT = "nemo_gym_text"
+#: simdjson's refusals come as any of these; the slow way then names what is wrong.
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot be a rollout: its file and 1-based line, why, and how it begins."""
+
+    file: Path
+    line: int
+    code: str
+    reason: str
+    text: str
+
+
+Reject = Callable[[Rejected], None]
 
 
 def read_nemo_gym(
@@ -40,33 +56,200 @@ def read_nemo_gym(
     that the source lacks is NaN. With ``reject`` bad rows are told to it and passed over; without it they raise DataError.
     """
     sources: list[Source] = resolve(str(path))
+    yield from read_sources(sources, run_id=run_id, reject=reject)
+
+
+def read_sources(
+    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None
+) -> Iterator[dict[str, Any]]:
+    """The same for files that were found already."""
     names = "\n".join(str(s.path) for s in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
     seen: Counter[str] = Counter()
+    read = _Reader()
     for source in sources:
         for number, line in iter_lines(source):
             try:
-                value, row = nemo_rows.load(line), nemo_rows.slow(line)
+                parsed = read(line)
+                group = parsed.row.group or f"row-{seen.total()}"
+                made = _rollout(parsed, run, group, seen[group])
             except nemo_rows.BadRow as bad:
                 if reject is None:
-                    raise DataError.bad_row(source.path, number, None, bad.detail, "a NeMo Gym rollout") from bad
-                reject(source.path, number, f"{bad.code}: {bad.detail}")
+                    why = f"a row that cannot be imported ({bad.code}: {_reason(bad)})"
+                    raise DataError.bad_row(source.path, number, None, why, "a NeMo Gym rollout") from bad
+                reject(Rejected(source.path, number, bad.code, _reason(bad), line[:1000].decode("utf-8", "replace")))
                 continue
-            group = row.group or f"row-{sum(seen.values())}"
-            index = seen[group]
             seen[group] += 1
-            yield _rollout(value, row, run, group, index)
+            yield made
 
 
-def _rollout(value: dict[str, Any], row: nemo_rows.Row, run: str, group: str, index: int) -> dict[str, Any]:
+def table_rows(
+    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rows of ``read_sources`` as the store turns them into columns: times are text."""
+    for row in read_sources(sources, run_id=run_id, reject=reject):
+        row["started_at"] = row["started_at"].isoformat()
+        yield row
+
+
+def _reason(bad: nemo_rows.BadRow) -> str:
+    places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
+    wanted = f"expected {bad.more['expected']}" if bad.more.get("expected") else ""
+    got = f"got {bad.more['got']}" if bad.more.get("got") else ""
+    return "; ".join(part for part in (bad.detail, ", ".join(places), wanted, got) if part)
+
+
+@dataclass(slots=True)
+class _Parsed:
+    """A row: what checks need of it, and its Python value without the token lists that become turns."""
+
+    row: nemo_rows.Row
+    value: dict[str, Any]
+    encoder: TurnEncoder
+    #: Model call → turn.
+    turn_of: dict[int, int]
+    #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
+    places: list[list[Any]]
+
+
+class _Reader:
+    """Parses lines: by simdjson straight into buffers, and by Python's json what that refuses."""
+
+    def __init__(self) -> None:
+        try:
+            import simdjson
+        except ImportError:
+            self._parser: Any = None
+        else:
+            self._parser = simdjson.Parser()
+
+    def __call__(self, line: bytes) -> _Parsed:
+        """Raises BadRow."""
+        if self._parser is not None:
+            try:
+                return self._fast(line)
+            except (*_REFUSALS, nemo_rows.BadRow):
+                pass
+        row = nemo_rows.slow(line)
+        try:
+            return _parsed(row, nemo_rows.load(line), _same)
+        except RecursionError as error:
+            raise nemo_rows.BadRow("S101", "nested too deeply") from error
+
+    def _fast(self, line: bytes) -> _Parsed:
+        found = nemo_rows.fast_document(self._parser, line)
+        if found is None:
+            raise ValueError
+        return _parsed(*found, _plain)
+
+
+def _plain(value: Any) -> Any:
+    """A simdjson value as Python's."""
+    if hasattr(value, "as_list"):
+        return value.as_list()
+    return value.as_dict() if hasattr(value, "as_dict") else value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any]) -> _Parsed:
+    encoder, turn_of, moved = _turns(row, document["response"])
+    value = {key: plain(document[key]) for key in document if key != "response"}
+    given = document["response"]
+    response = {key: plain(given[key]) for key in given if key != "output"}
+    strip = _Strip(plain, moved)
+    response["output"] = strip.items(given["output"], [])
+    value["response"] = response
+    # Keys in the order of the source.
+    value = {key: value[key] for key in document}
+    value["response"] = {key: response[key] for key in given}
+    return _Parsed(row, value, encoder, turn_of, strip.places)
+
+
+class _Strip:
+    """Takes out of items the token lists that a turn holds, and notes where they were."""
+
+    def __init__(self, plain: Callable[[Any], Any], moved: list[str]) -> None:
+        self._plain, self._moved = plain, moved
+        self._call = 0
+        self.places: list[list[Any]] = []
+
+    def items(self, items: Any, path: list[int]) -> list[Any]:
+        made: list[Any] = []
+        for index, item in enumerate(items):
+            if not hasattr(item, "get"):
+                made.append(self.items(item, [*path, index]))
+            elif not _holds_ids(item):
+                made.append(self._plain(item))
+            else:
+                taken = self._moved[self._call]
+                self._call += 1
+                if taken:
+                    self.places.append([*path, index, taken])
+                keys = {name for name, letter in zip(TOKEN_KEYS, "pgl", strict=True) if letter in taken}
+                made.append({key: self._plain(item[key]) for key in item if key not in keys})
+        return made
+
+
+def _holds_ids(item: Any) -> bool:
+    return written_by_model(item) and (item.get(PROMPT) is not None or item.get(GENERATION) is not None)
+
+
+def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, int], list[str]]:
+    """The encoded turns; for each model call with ids the turn that it became; and for each item with token lists, in
+    order, which of them (``p``, ``g``, ``l``) its turn holds. Raises BadRow for ids beyond 32 bits."""
+    encoder = TurnEncoder()
+    turn_of: dict[int, int] = {}
+    moved: list[str] = []
+    cut = _status(response)[0] == "truncated"
+    for number, call in enumerate(row.calls):
+        if call is None:
+            continue
+        if not (call[0] and call[1]):
+            moved.append("")
+            continue
+        prompt, generation = (_int32(part, number) for part in call[:2])
+        given = np.frombuffer(call[2] or b"", np.float64)
+        log_probs = np.full(len(generation), np.nan, np.float32)
+        # Too few or too many: which belongs to which token is not known, so none is.
+        fits = len(given) == len(generation)
+        if fits:
+            with np.errstate(over="ignore"):
+                log_probs = given.astype(np.float32)
+            fits = bool((np.isfinite(log_probs) == np.isfinite(given)).all())
+        turn_of[number] = len(encoder.turns)
+        moved.append("pgl" if fits else "pg")
+        last = number == len(row.calls) - 1
+        encoder.add(Call(prompt, generation, log_probs, "length" if last and cut else "stop"))
+    return encoder, turn_of, moved
+
+
+def _int32(data: bytes, call: int) -> Any:
+    wide = np.frombuffer(data, np.int64)
+    ids = wide.astype(np.int32)
+    if not (ids == wide).all():
+        at = int(np.flatnonzero(ids != wide)[0])
+        raise nemo_rows.BadRow(
+            "S102", "token ids", turn=call, position=at, expected="a 32-bit integer", got=str(int(wide[at]))
+        )
+    return ids
+
+
+def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
+    row, value, encoder = parsed.row, parsed.value, parsed.encoder
     response = value["response"]
     params = value.get("responses_create_params")
     params = params if isinstance(params, dict) else {}
-    encoder, turn_of = _turns(row, response)
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
-    temperature = params.get("temperature")
+    temperature: Any = params.get("temperature")
     identity = json.dumps([run, group, index], ensure_ascii=False).encode()
+    kept: dict[str, Any] = {"keys": list(value), "response": response, "turns": parsed.places}
+    if "reward" in value and type(value["reward"]) is not float:
+        # 1 and 1.0 are one number and two texts.
+        kept["reward"] = value["reward"]
     return {
         "rollout_id": row.rollout_id or hashlib.blake2b(identity, digest_size=16).hexdigest(),
         "run_id": run,
@@ -81,164 +264,46 @@ def _rollout(value: dict[str, Any], row: nemo_rows.Row, run: str, group: str, in
         "finish_reason": encoder.turns[-1]["finish_reason"] if encoder.turns else None,
         "reward": row.reward,
         "rewards": [],
-        "temperature": float(temperature) if isinstance(temperature, (int, float)) else 1.0,
+        "temperature": float(temperature) if type(temperature) in (int, float) else 1.0,
         "n_turns": len(encoder.turns),
         "n_breaks": encoder.n_breaks,
         "n_context_tokens": encoder.n_context_tokens,
         "n_generated_tokens": encoder.n_generated_tokens,
-        "messages": list(_messages(params.get("input"), response["output"], turn_of)),
-        "tools": _json([_tool(t) for t in params.get("tools") or []]),
-        "task": _json({k: v for k, v in value.items() if k not in ("response", "reward")}),
-        "extra": _json({"nemo_gym": _without_tokens(value)}),
+        "messages": list(messages_of(params.get("input"), response["output"], parsed.turn_of)),
+        "tools": chat_tools(params.get("tools")),
+        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None),
+        "extra": _kept(kept, "nemo_gym"),
         "turns": encoder.turns,
         "started_at": _time(response.get("created_at")),
         "duration_s": 0.0,
     }
 
 
-def _turns(row: nemo_rows.Row, response: Mapping[str, Any]) -> tuple[TurnEncoder, dict[int, int]]:
-    """The encoded turns, and for each model call with ids the turn that it became."""
-    encoder = TurnEncoder()
-    turn_of: dict[int, int] = {}
-    cut = _status(response)[0] == "truncated"
-    for number, call in enumerate(row.calls):
-        if call is None or not (call[0] and call[1]):
-            continue
-        prompt, generation = (np.frombuffer(part, np.int64).astype(np.int32) for part in call[:2])
-        given = np.frombuffer(call[2] or b"", np.float64).astype(np.float32)
-        log_probs = np.full(len(generation), np.nan, np.float32)
-        # Too few or too many: which belongs to which token is not known, so none is.
-        if len(given) == len(generation):
-            log_probs = given
-        turn_of[number] = len(encoder.turns)
-        last = number == len(row.calls) - 1
-        encoder.add(Call(prompt, generation, log_probs, "length" if last and cut else "stop"))
-    return encoder, turn_of
+def _kept(value: dict[str, Any], name: str | None) -> str:
+    try:
+        return STRICT.encode({name: value} if name else value)
+    except ValueError:
+        return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False)}, ensure_ascii=False)
 
 
-def _status(response: Mapping[str, Any]) -> tuple[str, str | None]:
+def _status(response: Any) -> tuple[str, str | None]:
     details = response.get("incomplete_details")
     if response.get("status") == "incomplete" or details:
-        reason = details.get("reason") if isinstance(details, dict) else None
+        reason = details.get("reason") if hasattr(details, "get") else None
         return "truncated", str(reason) if reason else "incomplete"
     return "completed", None
 
 
-def _messages(given: Any, output: list[Any], turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
-    if isinstance(given, str):
-        yield {"role": "user", "content": given}
-    elif isinstance(given, list):
-        yield from _merged(given, {})
-    yield from _merged(output, turn_of)
-
-
-def _merged(items: list[Any], turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
-    """Items as messages; what one model call wrote is one message."""
-    said: dict[str, Any] | None = None
-    speaker = -1
-    for call, item in walk(items):
-        if written_by_model(item):
-            if said is not None and call != speaker:
-                yield _assistant(said)
-                said = None
-            if said is None:
-                said, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
-            _add(said, item)
-            continue
-        if said is not None:
-            yield _assistant(said)
-            said = None
-        if item.get("type") == "function_call_output":
-            yield {"role": "tool", "content": _text(item.get("output")), "tool_call_id": _name(item.get("call_id"))}
-        else:
-            role = str(item.get("role") or "other")
-            role = _ROLES.get(role, role)
-            message = {"role": role if role in _KNOWN_ROLES else "other", "content": _text(item.get("content"))}
-            yield message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
-    if said is not None:
-        yield _assistant(said)
-
-
-def _add(said: dict[str, Any], item: Mapping[str, Any]) -> None:
-    if item.get("type") == "reasoning":
-        said["reasoning"].append(_text(item.get("summary") or item.get("content")))
-    elif item.get("type") == "function_call":
-        function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
-        said["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
-    else:
-        said["content"].append(_text(item.get("content")))
-        said["calls"] += [c for c in item.get("tool_calls") or [] if isinstance(c, dict)]
-
-
-def _assistant(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "role": "assistant",
-        "content": "\n".join(said["content"]) if said["content"] else None,
-        "reasoning": "\n".join(said["reasoning"]) if said["reasoning"] else None,
-        "tool_calls": _json(said["calls"]) if said["calls"] else None,
-        "turn": said["turn"],
-    }
-
-
-def _text(content: Any) -> str:
-    """Content as text: parts are joined, what is no text is JSON."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content if p)
-    return _json(content)
-
-
-def _arguments(value: Any) -> Any:
-    """A call's arguments as an object where the text is one, else as they stand."""
-    if not isinstance(value, str):
-        return value
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return value
-    return parsed if isinstance(parsed, dict) else value
-
-
-def _name(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _tool(tool: Any) -> Any:
-    """A Responses tool in the chat shape."""
-    if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
-        return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-    return tool
-
-
-def _without_tokens(value: Any) -> Any:
-    """The row without token lists; which items had them is marked, so that they can be put back."""
-    made = dict(value)
-    made["response"] = {**value["response"], "output": _strip(value["response"]["output"])}
-    return made
-
-
-def _strip(items: list[Any]) -> list[Any]:
-    stripped: list[Any] = []
-    for item in items:
-        if isinstance(item, list):
-            stripped.append(_strip(item))
-        elif any(isinstance(item.get(key), list) for key in _TOKEN_KEYS):
-            kept = {k: v for k, v in item.items() if k not in _TOKEN_KEYS or not isinstance(v, list)}
-            stripped.append(
-                {**kept, "_token_ids": [k for k in item if isinstance(item.get(k), list) and k in _TOKEN_KEYS]}
-            )
-        else:
-            stripped.append(item)
-    return stripped
-
-
 def _time(seconds: Any) -> datetime:
-    known = isinstance(seconds, (int, float)) and 0 <= seconds < 2**34
+    known = type(seconds) in (int, float) and 0 <= seconds < 2**34
     return datetime.fromtimestamp(seconds if known else 0, UTC)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What ``task`` and ``extra`` of an imported row keep of its source; None for a row that came from elsewhere."""
+    extra = json.loads(row["extra"] or "{}")
+    kept = json.loads(extra[AS_TEXT]) if AS_TEXT in extra else extra.get("nemo_gym")
+    if not isinstance(kept, dict) or "fixed" in extra or len(kept.get("turns", ())) != len(row["turns"]):
+        return None
+    task = json.loads(row["task"] or "{}")
+    return kept, json.loads(task[AS_TEXT]) if AS_TEXT in task else task

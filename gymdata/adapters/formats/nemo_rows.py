@@ -58,13 +58,19 @@ class _Retry(Exception):  # noqa: N818
 
 def fast(parser: Any, line: bytes) -> Row | None:
     """The row by simdjson, or None when the slow way has to look at it."""
+    found = fast_document(parser, line)
+    return found[0] if found is not None else None
+
+
+def fast_document(parser: Any, line: bytes) -> tuple[Row, Any] | None:
+    """The same with simdjson's document, which lives until the parser's next line."""
     lists = _CarefulLists if _nested_lists(line) else _FastLists
     try:
         document = parser.parse(line)
         get = getattr(document, "get", None)
         if get is None:
             return None
-        return _row(document, lists)
+        return _row(document, lists), document
     except (_Retry, BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         # simdjson's refusals come as any of these, UnicodeDecodeError included; the slow way names what is wrong.
         return None

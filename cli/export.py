@@ -1,0 +1,40 @@
+"""``gymdata export``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note
+
+_Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; for trl-preference pairs.")]
+_Format = Annotated[
+    str,
+    typer.Option("--format", help="nemo-gym, trl-messages, trl-prompt-completion, trl-preference, openai or verl."),
+]
+_Output = Annotated[Path, typer.Option("-o", "--output", help="File to write: .jsonl, for verl .parquet.")]
+_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
+
+
+def export(
+    path: _Path,
+    format: _Format,
+    output: _Output,
+    overwrite: OverwriteFlag = False,
+    json: JsonFlag = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Write rollouts (or pairs) in another project's format, and say what that format loses."""
+    from gymdata.api.converting import export_rollouts
+
+    done = export_rollouts(path, output, format, overwrite=overwrite, command=sys.argv)
+    for what, n in done.lost.items():
+        note(f"{format} cannot hold: {what} ({n:,} of {done.rows + done.skipped:,} rows)")
+    if json:
+        emit_json(done.to_dict())
+    else:
+        lines = [("rows", done.rows), *((f"  lost: {what}", n) for what, n in done.lost.items())]
+        turns = [("turns delivered", done.turns - done.turns_lost)] if format == "nemo-gym" else []
+        facts("export", [*lines, *turns, ("written to", str(output))])

@@ -1,0 +1,141 @@
+"""Rollouts as NeMo Gym rows, with whole prompts on the item that ends each model call.
+
+What always holds: a row that was imported is written as it was (log-probabilities as float32), whatever of it has no
+column included; of other rollouts the messages become items, and turns that no message names are counted, never dropped
+in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gymdata.adapters.formats.nemo_import import GENERATION, LOG_PROBS, PROMPT, kept_rows
+from gymdata.adapters.formats.nemo_messages import items_of, loads, response_tools
+from gymdata.core.tokens import expand_prompts
+from gymdata.store.lines import NON_FINITE
+
+#: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
+_OWN = (
+    "run_id", "task_id", "group_id", "rollout_index", "policy", "policy_hash", "policy_version", "status", "stop_reason",
+    "rewards", "duration_s",
+)  # fmt: skip
+
+
+def nemo_gym_row(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The NeMo Gym row of a rollouts row (a dict as the store spreads it, lists or arrays in turns), and the number of its
+    turns that found no place. Raises DataError naming the turn when the turns were changed after collection."""
+    prompts = expand_prompts(row["turns"])
+    kept = kept_rows(row)
+    if kept is not None:
+        return _restored(row, prompts, *kept), 0
+    return _made(row, prompts)
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """A NeMo Gym row as a line; numbers that are not finite as Python writes them, which NeMo Gym reads."""
+    return json.dumps(row, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
+
+
+def _lists(turn: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
+    return {
+        PROMPT: prompt.tolist(),
+        GENERATION: _list(turn["generation_token_ids"]),
+        LOG_PROBS: [_shortest(value) for value in _list(turn["generation_log_probs"])],
+    }
+
+
+def _list(values: Any) -> list[Any]:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _shortest(value: Any) -> float:
+    """A float32 as the shortest number that reads back as the same float32."""
+    import numpy as np
+
+    number = (
+        float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
+        if isinstance(value, str)
+        else value
+    )
+    return float(str(np.float32(number)))
+
+
+def _restored(row: Mapping[str, Any], prompts: Any, kept: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+    response = kept["response"]
+    for turn, prompt, (*path, index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+        items = response["output"]
+        for step in path:
+            items = items[step]
+        lists = _lists(turn, prompt)
+        items[index] |= {
+            key: lists[key] for key, letter in ((PROMPT, "p"), (GENERATION, "g"), (LOG_PROBS, "l")) if letter in taken
+        }
+    whole = {**rest, "response": response}
+    reward = row["reward"]
+    if "reward" in kept["keys"] or reward is not None:
+        whole["reward"] = kept["reward"] if "reward" in kept and _same(kept["reward"], reward) else reward
+    # A score that was given since comes last.
+    names = [*kept["keys"], *(["reward"] if "reward" not in kept["keys"] else [])]
+    return {key: whole[key] for key in names if key in whole}
+
+
+def _same(raw: Any, reward: float | None) -> bool:
+    if raw is None or reward is None:
+        return raw is reward
+    if isinstance(raw, str):
+        return True
+    try:
+        return float(raw) == reward
+    except OverflowError:
+        return True
+
+
+def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
+    messages = row["messages"]
+    said = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
+    first = next(said, None)
+    if first is None:
+        first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+    output: list[dict[str, Any]] = []
+    placed: set[int] = set()
+    for turn, item in items_of(messages[first:], first):
+        if turn is not None and 0 <= turn < len(prompts) and turn not in placed:
+            placed.add(turn)
+            item |= _lists(row["turns"][turn], prompts[turn])
+        output.append(item)
+    task = loads(row["task"])
+    task = task if isinstance(task, dict) else {}
+    given = task.get("responses_create_params")
+    params = {
+        **(given if isinstance(given, dict) else {}),
+        "input": [item for _, item in items_of(messages[:first])],
+        "tools": response_tools(loads(row["tools"])),
+        "temperature": _shortest(row["temperature"]),
+    }
+    truncated = row["status"] == "truncated"
+    response = {
+        "id": f"resp_{row['rollout_id']}",
+        "created_at": _seconds(row["started_at"]),
+        "model": row["policy"],
+        "object": "response",
+        "output": output,
+        "status": "incomplete" if truncated else "completed",
+        "incomplete_details": {"reason": row["stop_reason"] or "incomplete"} if truncated else None,
+    }
+    # What an imported and then repaired row kept beside these.
+    beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
+    made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
+    made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
+    made["gymdata"] = {name: row[name] for name in _OWN}
+    return made, len(prompts) - len(placed)
+
+
+def _seconds(when: Any) -> float:
+    import datetime as dt
+
+    moment = dt.datetime.fromisoformat(when) if isinstance(when, str) else when
+    return float(moment.timestamp())

@@ -1,0 +1,200 @@
+"""Items of the Responses shape as chat messages, and chat messages as items.
+
+What always holds: what one model call wrote (reasoning, text, calls) is one assistant message, and the other way about;
+any JSON is taken, and what is no text becomes JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gymdata.adapters.formats.nemo_fix import walk, written_by_model
+
+_ROLES = {"developer": "system"}
+_KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
+
+#: Writes JSON as RFC 8259 has it; made once, for making it costs as much as using it.
+STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def messages_of(given: Any, output: list[Any], turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    """The conversation of a row. ``turn_of``: the turn that each model call of the output became."""
+    if isinstance(given, str):
+        yield {"role": "user", "content": given}
+    elif isinstance(given, list):
+        yield from _merged(given, {})
+    yield from _merged(output, turn_of)
+
+
+def _merged(items: list[Any], turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    said: dict[str, Any] | None = None
+    speaker = -1
+    for call, item in walk(items):
+        if written_by_model(item):
+            if said is not None and call != speaker:
+                yield _assistant(said)
+                said = None
+            if said is None:
+                said, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
+            _add(said, item)
+            continue
+        if said is not None:
+            yield _assistant(said)
+            said = None
+        if item.get("type") == "function_call_output":
+            yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": _name(item.get("call_id"))}
+        else:
+            role = str(item.get("role") or "other")
+            role = _ROLES.get(role, role)
+            message = {"role": role if role in _KNOWN_ROLES else "other", "content": text_of(item.get("content"))}
+            yield message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
+    if said is not None:
+        yield _assistant(said)
+
+
+def _add(said: dict[str, Any], item: Mapping[str, Any]) -> None:
+    if item.get("type") == "reasoning":
+        said["reasoning"].append(text_of(item.get("summary") or item.get("content")))
+    elif item.get("type") == "function_call":
+        function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
+        said["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
+    else:
+        said["content"].append(text_of(item.get("content")))
+        calls = item.get("tool_calls")
+        said["calls"] += [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+
+
+def _assistant(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "\n".join(said["content"]) if said["content"] else None,
+        "reasoning": "\n".join(said["reasoning"]) if said["reasoning"] else None,
+        "tool_calls": json_text(said["calls"]) if said["calls"] else None,
+        "turn": said["turn"],
+    }
+
+
+def text_of(content: Any) -> str:
+    """Content as text: parts are joined, what is no text is JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(p) for p in content if p is not None)
+    return json_text(content)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        text = part.get("text", part.get("refusal", ""))
+        return text if isinstance(text, str) else json_text(text)
+    return json_text(part)
+
+
+def _arguments(value: Any) -> Any:
+    """A call's arguments as an object where the text is one, else as they stand."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, dict) else value
+
+
+def _name(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def chat_tools(tools: Any) -> str:
+    """Responses tools in the chat shape, as JSON."""
+    listed = tools if isinstance(tools, list) else [] if tools is None else [tools]
+    return json_text([_chat_tool(t) for t in listed])
+
+
+def _chat_tool(tool: Any) -> Any:
+    if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
+        return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    return tool
+
+
+def response_tools(tools: Any) -> list[Any]:
+    """Chat tools in the Responses shape."""
+    listed = tools if isinstance(tools, list) else []
+    return [
+        {"type": "function", **t["function"]} if isinstance(t, dict) and isinstance(t.get("function"), dict) else t
+        for t in listed
+    ]
+
+
+def items_of(messages: Sequence[Mapping[str, Any]], first: int = 0) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """Items for messages (rows of the table), each with the turn that it ends, if it ends one. Ids count from ``first``."""
+    for number, message in enumerate(messages, first):
+        if message["role"] != "assistant":
+            yield None, _other_item(message)
+            continue
+        items = list(_model_items(message, number))
+        for item in items[:-1]:
+            yield None, item
+        yield message.get("turn"), items[-1]
+
+
+def _other_item(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool" and message.get("tool_call_id") is not None:
+        call = message["tool_call_id"]
+        return {"type": "function_call_output", "call_id": call, "output": message.get("content") or ""}
+    item = {"role": message["role"], "content": message.get("content") or "", "type": "message"}
+    return item | {k: message[k] for k in ("name", "tool_call_id") if message.get(k) is not None}
+
+
+def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    calls = _calls(message.get("tool_calls"))
+    if message.get("reasoning") is not None:
+        summary = [{"text": message["reasoning"], "type": "summary_text"}]
+        yield {"id": f"rs_{number}", "summary": summary, "type": "reasoning"}
+    if message.get("content") or (message.get("content") is not None and not calls) or not calls:
+        shown: list[dict[str, Any]] = [{"annotations": [], "text": message.get("content") or "", "type": "output_text"}]
+        yield {"id": f"msg_{number}", "content": shown, "role": "assistant", "status": "completed", "type": "message"}
+    for index, call in enumerate(calls):
+        inner = call.get("function")
+        function: dict[str, Any] = inner if isinstance(inner, dict) else call
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json_text(arguments if arguments is not None else {})
+        yield {
+            "arguments": text,
+            "call_id": call.get("id"),
+            "name": function.get("name"),
+            "type": "function_call",
+            "id": f"fc_{number}_{index}",
+            "status": "completed",
+        }
+
+
+def _calls(text: Any) -> list[dict[str, Any]]:
+    value = loads(text)
+    return [c for c in value if isinstance(c, dict)] if isinstance(value, list) else []
+
+
+def loads(text: Any) -> Any:
+    """A JSON column; None when it is null or no JSON."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_text(value: Any) -> str:
+    """``value`` as strict JSON: a number that is not finite becomes its name, as text."""
+    try:
+        return STRICT.encode(value)
+    except ValueError:
+        from gymdata.store.lines import encode_any
+
+        return encode_any(value).decode()
