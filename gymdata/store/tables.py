@@ -29,6 +29,7 @@ ROW_GROUP_TOKENS = 4_000_000
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 _PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
+_PAGE_BYTES = 8 << 20
 
 
 def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None) -> pa.Table:
@@ -107,7 +108,9 @@ class ParquetSink:
             path,
             schema.with_metadata(table.metadata),
             compression="zstd",
-            compression_level=1,
+            # Token ids repeat over long distances: a higher level and larger pages buy 6 % of a file. Floats gain nothing.
+            compression_level={c: 5 for c in leaves if c.endswith("_ids.list.element")},
+            data_page_size=_PAGE_BYTES,
             use_dictionary=[c for c in table.dictionary if c in leaves],
             use_byte_stream_split=[c for c in table.split if c in leaves],
             write_statistics=[c for c in leaves if "." not in c],
