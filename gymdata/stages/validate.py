@@ -100,8 +100,8 @@ def names_reward(run: Mapping[str, Any]) -> bool:
 
 
 def vocabulary(run: Mapping[str, Any]) -> int | None:
-    """The vocabulary's size as run.json tells it."""
-    for part in (run, run.get("engine"), run.get("identity"), run.get("facts"), run.get("tokenizer")):
+    """The vocabulary's size as run.json tells it: the model's where the engine knew it, else the tokenizer's."""
+    for part in (run.get("engine"), run.get("chat")):
         if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
             return int(part["vocab_size"])
     return None

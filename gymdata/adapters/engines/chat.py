@@ -134,6 +134,7 @@ class TransformersChat:
             "end_of_turn_ids": list(self.end_of_turn_ids),
             "stop_token_ids": list(self.stop_token_ids),
             "tool_parser": self._parser.name,
+            "vocab_size": self.vocab_size,
         }
 
     # --- messages to ids --------------------------------------------------------------------------------------------

@@ -262,6 +262,7 @@ class VllmSampler:
             "lora": self._lora.name if self._lora is not None else None,
             # A seeded request whose prefill is split over two steps kills the CPU engine.
             "request_seeds": not (device == "cpu" and chunked),
+            "vocab_size": int(model.get_vocab_size()),
             "engine_args": {key: _plain(value) for key, value in self.engine_args.items()},
         }
 
