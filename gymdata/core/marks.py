@@ -75,11 +75,14 @@ def normal(text: str) -> str:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        parts += [text[at:start], "\0", json.dumps(_plain(value), sort_keys=True), "\0"]
+        parts += [_collapsed(text[at:start]), json.dumps(_plain(value), sort_keys=True)]
         at = end
-    whole = re.sub(r"\s+", " ", "".join([*parts, text[at:]]))
-    # Whether a mark or an object stands on a line of its own says nothing.
-    return re.sub(r" ?(\0|<[^<> ]+>) ?", r"\1", whole).strip()
+    return "\0".join([*parts, _collapsed(text[at:])])
+
+
+def _collapsed(text: str) -> str:
+    """Whether a mark or an object stands on a line of its own says nothing, so white space beside it is left out."""
+    return re.sub(r" ?(<[^<> ]+>) ?", r"\1", re.sub(r"\s+", " ", text)).strip()
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,6 @@ import numpy as np
 from gymdata.adapters.formats.nemo_import import GENERATION, LOG_PROBS, PROMPT, kept_rows
 from gymdata.adapters.formats.nemo_messages import items_of, loads, response_tools
 from gymdata.core.tokens import expand_prompts
-from gymdata.store.lines import NON_FINITE
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
@@ -54,7 +53,6 @@ def _list(values: Any) -> list[Any]:
 
 def _shortest(value: Any) -> float:
     """A float32 as the shortest number that reads back as the same float32."""
-    import numpy as np
 
     number = (
         float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))

@@ -264,7 +264,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "finish_reason": encoder.turns[-1]["finish_reason"] if encoder.turns else None,
         "reward": row.reward,
         "rewards": [],
-        "temperature": float(temperature) if type(temperature) in (int, float) else 1.0,
+        "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
         "n_turns": len(encoder.turns),
         "n_breaks": encoder.n_breaks,
         "n_context_tokens": encoder.n_context_tokens,
