@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from gymdata.core.violations import Report, Violation
 
-#: Errors shown on a terminal before the rest is only counted; a pipe gets them all.
+#: Errors shown of each code before the rest is only counted.
 SHOWN = 50
 #: Warnings shown of each code; a group that is often of one mind would bury everything else.
 SHOWN_WARNINGS = 3
@@ -115,17 +115,12 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
 
 
 def _worth_a_line(violations: list[Violation]) -> list[Violation]:
-    """Errors (on a terminal the first of them) and the first few warnings of each code, in their order."""
-    errors, seen, shown = 0, Counter[str](), []
+    """The first errors and the first few warnings of each code, in their order."""
+    seen, shown = Counter[str](), []
     for violation in violations:
-        if violation.severity == "error":
-            errors += 1
-            if errors <= SHOWN or not sys.stdout.isatty():
-                shown.append(violation)
-        else:
-            seen[violation.code] += 1
-            if seen[violation.code] <= SHOWN_WARNINGS:
-                shown.append(violation)
+        seen[violation.code] += 1
+        if seen[violation.code] <= (SHOWN if violation.severity == "error" else SHOWN_WARNINGS):
+            shown.append(violation)
     return shown
 
 

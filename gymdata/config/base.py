@@ -47,7 +47,16 @@ class Config(pydantic.BaseModel):
         path = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             return UsageError.unknown_key(path, cls.model_fields, where)
-        return UsageError.bad_value(f"{where}: {path}", first.get("input"), first["msg"])
+        if first["type"] == "missing":
+            return UsageError(
+                f"{where}: {path} is missing", hint=f"give --{path.replace('_', '-')}, or set it in --config"
+            )
+        context = first.get("ctx") or {}
+        if first["type"] == "literal_error":
+            choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
+            return UsageError.unknown_choice(f"{where}: {path}", str(first.get("input")), choices)
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        return UsageError.bad_value(f"{where}: {path}", first.get("input"), wanted)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""Settings: file, flags and --set in their order, and errors in a user's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import pytest
+
+from gymdata.config.base import Config, read_yaml
+from gymdata.errors import UsageError
+
+
+class Settings(Config):
+    """What these tests set."""
+
+    strategy: Literal["all", "best-worst"]
+    learning_rate: float = pydantic.Field(1e-3, gt=0)
+    engine: dict[str, object] = {}
+
+
+def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
+    """Defaults, then the file, then flags that were given, then --set; 1e-6 is a number."""
+    file = tmp_path / "c.yaml"
+    file.write_text("strategy: all\nlearning_rate: 1e-6\n")
+    assert Settings.load(file).learning_rate == 1e-6
+    assert Settings.load(file, {"learning_rate": 0.5, "strategy": None}).learning_rate == 0.5
+    done = Settings.load(file, {"learning_rate": 0.5}, ["learning_rate=2e-5", "engine.max_model_len=64"])
+    assert done.learning_rate == 2e-5
+    assert done.engine == {"max_model_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, r"strategy is missing.*--strategy"),
+        ({"strategy": "al"}, r"got 'al', expected one of all, best-worst.*did you mean 'all'"),
+        ({"strategy": "all", "learning_rate": -1}, r"learning_rate: got -1, expected greater than 0"),
+        ({"strategy": "all", "learning_rat": 1}, r"unknown key 'learning_rat'.*did you mean 'learning_rate'"),
+    ],
+)
+def test_errors_name_the_key_and_what_was_expected(values: dict, said: str):
+    """A missing, unknown, misspelt or impossible setting is said in the words of the command line."""
+    with pytest.raises(UsageError) as caught:
+        Settings.load(None, values)
+    import re
+
+    assert re.search(said, str(caught.value), re.DOTALL)
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path):
+    """YAML would let the second one win in silence."""
+    file = tmp_path / "c.yaml"
+    file.write_text("a: 1\na: 2\n")
+    with pytest.raises(UsageError, match="given twice"):
+        read_yaml(file)
