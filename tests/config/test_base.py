@@ -17,7 +17,7 @@ class Settings(Config):
 
     strategy: Literal["all", "best-worst"]
     learning_rate: float = pydantic.Field(1e-3, gt=0)
-    engine: dict[str, object] = {}
+    engine: dict[str, object] = pydantic.Field(default_factory=dict)
 
 
 def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
