@@ -57,7 +57,7 @@ def validate(
         if mine:
             _merge(report, check(mine, selection, run, vocab_size, reader, 2 if processes is None else processes))
     if decode:
-        _decode(report, [s for kind, s in split if kind == "rollouts"], selection, run, tokenizer)
+        _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     report.seconds = time.perf_counter() - began
     return report
@@ -289,7 +289,7 @@ def _decode(
     run: Mapping[str, Any] | None,
     tokenizer: str | Path | None,
 ) -> None:
-    """Add T207 of native rollouts."""
+    """Add T207."""
     folder = tokenizer or ((run or {}).get("identity") or {}).get("model")
     if folder is None:
         raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
