@@ -36,7 +36,8 @@ def import_(
         note(f"{done.rejected:,} of {done.rows:,} rows rejected: {output / REJECTED} has their lines and reasons")
     if done.without_token_data:
         note(
-            f"{done.without_token_data:,} of {done.rollouts:,} rollouts have no token data, so they cannot be trained as sampled"
+            f"{done.without_token_data:,} of {done.rollouts:,} rollouts have no token data: "
+            "they cannot be trained as they were sampled"
         )
     if json:
         emit_json(done.to_dict())
