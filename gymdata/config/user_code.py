@@ -31,7 +31,9 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         raise UsageError(f"{flag} {spec}: {file}: no such file")
     module = _module(file, flag)
     if not hasattr(module, name):
-        known = [n for n, v in vars(module).items() if not n.startswith("_") and callable(v)]
+        defined = {n: v for n, v in vars(module).items() if not n.startswith("_") and callable(v)}
+        # What the file imports is not what was meant.
+        known = [n for n, v in defined.items() if getattr(v, "__module__", None) == module.__name__]
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
     return getattr(module, name), f"{file.name}:{name}@{digest}"

@@ -52,6 +52,9 @@ def test_an_unknown_reward_names_the_nearest() -> None:
         load_rewards(["numric"])
     with pytest.raises(UsageError, match="takes no argument"):
         load_rewards(["numeric:3"])
+    for spec in ("numeric=abc", "numeric=nan", "regex=a", "f.py:score=abc"):
+        with pytest.raises(UsageError, match="the weight is not a number"):
+            load_rewards([spec])
     with pytest.raises(UsageError, match="already there"):
         load_rewards(["numeric", "numeric=2"])
 
@@ -133,6 +136,20 @@ def test_conversations_are_given_as_messages(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("def f(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n")
     ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
     assert function([rollout("four", prompt=[{"role": "user", "content": "q"}])]) == [4.0]
+
+
+def test_the_type_of_a_completion_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """Each rollout's task decides: a text prompt without tools gives text, also beside others and without an answer."""
+    (tmp_path / "r.py").write_text(
+        "def f(prompts, completions, **_):\n"
+        "    return [2.0 * isinstance(p, str) + isinstance(c, str) for p, c in zip(prompts, completions)]\n"
+    )
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    chat = rollout("a", prompt=[{"role": "user", "content": "q"}])
+    tools = {**rollout("b"), "tools": [{"type": "function"}]}
+    silent = {**rollout(""), "completion": []}
+    every = [rollout("c"), chat, tools, silent]
+    assert function(every) == [value for one in every for value in function([one])] == [3.0, 0.0, 0.0, 3.0]
 
 
 def test_async_none_and_nan(tmp_path: Path) -> None:

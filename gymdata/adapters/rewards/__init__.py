@@ -17,9 +17,10 @@ and 0 otherwise. A task without what a reward needs makes the part null, which t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from gymdata.adapters.rewards.named import NAMED, named_reward
+from gymdata.adapters.rewards.named import NAMED, TAKE_ARGUMENT, named_reward
 from gymdata.adapters.rewards.user import UserReward
 from gymdata.errors import UsageError
 from gymdata.ports import RewardFunction
@@ -47,15 +48,31 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
     """``(name or file, argument or function, weight)``."""
     body, weight = spec, 1.0
     head, equals, tail = spec.rpartition("=")
-    if equals:
-        try:
-            body, weight = head, float(tail)
-        except ValueError:
-            body, weight = spec, 1.0
+    number = _finite(tail) if equals else None
+    if number is not None:
+        body, weight = head, number
     at = body.find(".py:")
     if at >= 0:
+        if "=" in body[at:]:
+            raise _no_weight(spec, body[at:].partition("=")[2])
         return body[: at + 3], body[at + 4 :], weight
     name, colon, argument = body.partition(":")
+    before, wrong, rest = name.partition("=")
+    if wrong and before in NAMED:
+        raise _no_weight(spec, rest, f"an argument follows a colon: {before}:ARG" if before in TAKE_ARGUMENT else None)
     if name not in NAMED:
         raise UsageError.unknown_choice("--reward", name, [*NAMED, "path.py:function"])
     return name, argument if colon else None, weight
+
+
+def _finite(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _no_weight(spec: str, got: str, hint: str | None = None) -> UsageError:
+    text = f"--reward {spec}: the weight is not a number: got {got!r}, expected a finite one, as in =0.5"
+    return UsageError(text, hint=hint)

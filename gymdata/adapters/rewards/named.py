@@ -18,10 +18,14 @@ Check = Callable[[str, Mapping[str, Any]], float | None]
 
 
 class NamedReward:
-    """Scores the last message's text against the task. ``quick``: microseconds, so it needs no thread."""
+    """Scores the last message's text against the task.
+
+    ``quick``: microseconds, so it needs no thread. ``needs``: what it reads, for those to whom it does not apply.
+    """
 
     def __init__(self, name: str, check: Check, *, quick: bool, source: str | None = None) -> None:
         self.name = name
+        self.needs = NEEDS[name]
         self.source = source or f"named:{name}"
         self.quick = quick
         self._check = check
@@ -187,3 +191,13 @@ NAMED: dict[str, Callable[[str | None], NamedReward]] = {
     "regex": _regex,
     "json_schema": _json_schema,
 }
+
+#: What each reads, in words.
+NEEDS = {
+    "exact_match": "the task column `answer`",
+    "numeric": "the task column `answer`, with a number in it",
+    "math_verify": "the task column `answer`",
+    "regex": "`--reward regex:PATTERN` or the task column `pattern`",
+    "json_schema": "`--reward json_schema:FILE` or the task column `schema`",
+}
+TAKE_ARGUMENT = frozenset({"regex", "json_schema"})

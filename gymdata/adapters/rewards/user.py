@@ -1,10 +1,11 @@
 """Reward functions from a user's Python file, with the signature that TRL's trainers call.
 
 ``f(prompts, completions, completion_ids, **columns) -> list[float | None]``: a column for each field of the tasks' rows.
-Prompts and completions are lists of chat messages; they are strings when every task of the batch came with a string
-``prompt`` and was answered by one message without tools. None, or NaN as TRL has it, means that the function does not
-apply. The function may be ``async``. How rollouts are batched depends on what finished when, so it must score each on
-its own.
+A rollout's prompt and completion are strings when its task has a string ``prompt`` and there are no tools (so that the
+answer is one message); otherwise both are lists of chat messages. That depends on the task and the environment alone,
+never on what else is in the batch, so it is the same while collecting and while scoring again. None, or NaN as TRL has
+it, means that the function does not apply. The function may be ``async``. How rollouts are batched depends on what
+finished when, so it must score each on its own.
 """
 
 from __future__ import annotations
@@ -67,18 +68,18 @@ class UserReward:
     def _arguments(self, rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows = [r["task"] for r in rollouts]
         columns = {key: [row.get(key) for row in rows] for key in {k: None for row in rows for k in row}}
-        plain = all(isinstance(r["task"].get("prompt"), str) and _one_answer(r) for r in rollouts)
         arguments = {
             **{key: values for key, values in columns.items() if key not in _RESERVED and key.isidentifier()},
-            "prompts": [r["task"]["prompt"] if plain else r["prompt"] for r in rollouts],
-            "completions": [r["text"] if plain else r["completion"] for r in rollouts],
+            "prompts": [r["task"]["prompt"] if _plain(r) else r["prompt"] for r in rollouts],
+            "completions": [r["text"] if _plain(r) else r["completion"] for r in rollouts],
             "completion_ids": [r["completion_ids"] for r in rollouts],
         }
         return arguments if self._open else {k: v for k, v in arguments.items() if k in self._takes}
 
 
-def _one_answer(rollout: Mapping[str, Any]) -> bool:
-    return len(rollout["completion"]) == 1 and not rollout["tools"]
+def _plain(rollout: Mapping[str, Any]) -> bool:
+    # Without tools there is one answer, or none when the time ran out; only foreign conversations have more.
+    return isinstance(rollout["task"].get("prompt"), str) and not rollout["tools"] and len(rollout["completion"]) <= 1
 
 
 async def _awaited(value: Any) -> Any:
