@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, note
 
 
 def train_dpo(
@@ -39,7 +39,12 @@ def train_dpo(
 
     Every setting of TRL's DPOConfig and ModelConfig is a key of --config and --set, as --set learning_rate=1e-5.
     """
+    from gymdata.api.pairing import pairs_of_run
     from gymdata.api.training import train_dpo as run
+
+    found = pairs_of_run(pairs)
+    if found is not None:
+        note(f"pairs: {', '.join(map(str, found))}")
 
     flags = {
         "ref": ref,

@@ -126,6 +126,24 @@ def build_pairs(
     return report
 
 
+def pairs_of_run(path: str | Path) -> list[Path] | None:
+    """The pairs files that a run folder leads to, in one stage folder below it; None for any other path.
+
+    Raises UsageError when several stage folders hold pairs, DataError when nothing is there.
+    """
+    given = Path(path)
+    files = [source.path for source in resolve(path, PAIRS)]
+    if not given.is_dir() or any(file.parent == given for file in files):
+        return None
+    folders = sorted({file.parent for file in files})
+    if not folders:
+        raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
+    if len(folders) > 1:
+        names = ", ".join(map(str, folders))
+        raise UsageError(f"{path}: {len(folders)} folders of it hold pairs: {names}", hint="give one of them")
+    return files
+
+
 def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
     """What the comparisons of these rollouts say, rollouts numbered by row."""
     number = {rollout: n for n, rollout in enumerate(rollouts["rollout_id"].to_pylist())}

@@ -60,8 +60,9 @@ def scores_of(
     names = flat.field("name")
     known = sorted(set(pc.unique(names).to_pylist()))
     if name not in known:
-        have = [*known, *(n for source in sources for n in _rescorings(source))]
-        raise UsageError.unknown_choice("--reward", name, have or ["(no named rewards in these rollouts)"])
+        have = dict.fromkeys([*known, *(n for source in sources for n in _rescorings(source))])
+        there = f"there are: {', '.join(have)}" if have else "there are no named rewards: `gymdata score` makes them"
+        raise UsageError(f"--reward: got {name!r}, which is no score of these rollouts", hint=there)
     owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
     is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
     values_of = np.full(len(parts), np.nan)
