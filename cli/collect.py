@@ -10,6 +10,13 @@ from typing import Annotated
 import typer
 from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts
 
+REWARD_HELP = (
+    "NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]; repeatable. exact_match, numeric, math_verify: the task column "
+    "answer. regex: regex:PATTERN, or the column pattern. json_schema: json_schema:FILE, or the column schema. A "
+    "function gets prompts, completions (text for tasks with a text prompt and no tools, else messages), "
+    "completion_ids and the columns."
+)
+
 
 def collect(
     tasks: Annotated[
@@ -29,7 +36,10 @@ def collect(
             help="Replace a chat template that rewrites earlier turns by its known form that does not (default).",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Run folder; resumed when it is there.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Run folder, resumed when it is there (default: runs/TASKS-TIME)."),
+    ] = None,
     limit: Annotated[int | None, typer.Option("-n", "--limit", help="Only the first N tasks.")] = None,
     num_rollouts: Annotated[
         int | None, typer.Option("-r", "--num-rollouts", help="Rollouts a task (default 1).")
@@ -55,8 +65,7 @@ def collect(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]; repeatable. Names: "
-            "exact_match, numeric, math_verify, regex, json_schema.",
+            help=REWARD_HELP,
         ),
     ] = None,
     run_id: Annotated[str | None, typer.Option(help="Instead of a drawn one.")] = None,
@@ -85,7 +94,11 @@ def collect(
 
     resolved = CollectConfig.load(config, overrides, set_)
     if dry_run:
-        emit_json(collecting.plan(resolved))
+        planned = collecting.plan(resolved)
+        if as_json:
+            emit_json(planned)
+        else:
+            facts("Dry run: nothing was started or written", collecting.plan_table(planned))
         return 0
     with Watch("collect") as watch:
         summary = collecting.collect(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from gymdata_cli.collect import REWARD_HELP
 from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid
+
+#: Flips shown as text; --json has them all.
+_SHOWN = 20
 
 
 def score(
     path: Annotated[str | None, typer.Argument(help="Run folder, file or glob of rollouts.")] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]; repeatable."),
+        typer.Option(metavar="SPEC", help=REWARD_HELP),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of these scores (default: the rewards' names).")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: RUN/scores-NAME.")] = None,
@@ -43,6 +47,7 @@ def score(
     flipped = summary.flips["flipped"]
     if flipped:
         columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
-        grid(columns, [[row[c] for c in columns] for row in flipped], title=f"Flipped (first {len(flipped)})")
+        first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
+        grid(columns, [[row[c] for c in columns] for row in flipped[:_SHOWN]], title=f"Flipped ({first})")
     facts("Scores", summary.table())
     return summary.exit_code

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from gymdata.api import checking
 from gymdata.api.interrupting import Dropped, ctrl_c, droppable, run_async
 from gymdata.config.collect import CollectConfig
 from gymdata.config.user_code import in_thread
+from gymdata.core.schema import ROLLOUTS
 from gymdata.errors import UsageError
 from gymdata.ports import Chat, Environment, Progress, Sampler
 from gymdata.stages.collect import Collector, Limits, Setting, Stop
@@ -33,9 +34,9 @@ from gymdata.stages.collect.owed import Ledger, Survey
 from gymdata.stages.collect.summary import COLUMNS as SUMMARY_COLUMNS
 from gymdata.stages.collect.summary import CollectSummary, facts_of
 from gymdata.stages.score import RewardDesk, Weighted
-from gymdata.store import Run, find_run_json, hash_file, read_run_json
+from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 
-__all__ = ["CollectSummary", "Parts", "collect", "plan"]
+__all__ = ["CollectSummary", "Parts", "collect", "plan", "plan_table"]
 
 
 @dataclass(slots=True)
@@ -96,19 +97,39 @@ def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]
     count, _ = _scan(tasks)
     parts = load_parts(config)
     folder = config.output or default_output(config)
-    existing = 0
-    if not config.overwrite and (folder / "run.json").exists():
-        existing = sum(f["rows"] for f in read_run_json(folder).get("files", []))
+    there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
     return {
         "path": str(folder),
         "tasks": count,
         "skipped_rows": tasks.skipped,
         "rollouts_wanted": count * config.num_rollouts,
-        "rollouts_sealed": existing,
+        "rollouts_there": 0 if config.overwrite else there,
+        "rollouts_removed": there if config.overwrite else 0,
         "identity": identity_of(config, parts, config.seed),
         "notes": parts.notes,
         "config": config.model_dump(mode="json"),
     }
+
+
+def plan_table(planned: dict[str, Any]) -> list[tuple[str, object]]:
+    """Names and values of a plan for people."""
+    config, identity = planned["config"], planned["identity"]
+    rewards = [f"{r['name']} × {r['weight']:g}" for r in identity["rewards"]]
+    rows: list[tuple[str, object]] = [
+        ("tasks", planned["tasks"]),
+        ("rollouts wanted", planned["rollouts_wanted"]),
+        ("  there already", planned["rollouts_there"]),
+        ("model", config["model"]),
+        ("engine", config["endpoint"] or "vLLM in process"),
+        ("environment", config["env"]),
+        ("rewards", ", ".join(rewards) or None),
+        ("path", planned["path"]),
+    ]
+    if planned["skipped_rows"]:
+        rows.insert(1, ("bad task rows skipped", planned["skipped_rows"]))
+    if planned["rollouts_removed"]:
+        rows.append(("removed by --overwrite", f"{planned['rollouts_removed']:,} rollouts that are there"))
+    return rows + [("note", text) for text in planned["notes"]]
 
 
 def load_parts(config: CollectConfig) -> Parts:
@@ -202,7 +223,13 @@ def _collect(
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()
         survey = _ledger(run, key, config).survey(tasks, run.folder)
+    elif progress is not None:
+        spent = f", {survey.exhausted:,} are out of attempts (see --max-attempts)" if survey.exhausted else ""
+        progress.message(f"nothing owed{spent}: no engine is started")
     rows = facts_of(_existing(run, SUMMARY_COLUMNS))
+    for reward in parts.rewards:
+        if reward.function.name in rows["parts"]:
+            rows["parts"][reward.function.name].needs = getattr(reward.function, "needs", None)
     summary = CollectSummary(
         path=str(run.folder),
         run_id=run.run_id,
@@ -210,7 +237,6 @@ def _collect(
         **rows,
         new_rollouts=done.rollouts,
         failures=done.failed,
-        reward_faults=done.reward_faults,
         owed=survey.owed,
         exhausted=survey.exhausted,
         skipped_rows=tasks.skipped,
@@ -219,7 +245,8 @@ def _collect(
         interrupted=done.interrupted,
         gave_up=config.give_up,
     )
-    run.note(counts={**rows, "owed": survey.owed, "exhausted": survey.exhausted, "skipped_rows": tasks.skipped})
+    known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
+    run.note(counts={**known, "owed": survey.owed, "exhausted": survey.exhausted, "skipped_rows": tasks.skipped})
     return summary
 
 
@@ -229,7 +256,6 @@ class _Done:
 
     rollouts: int = 0
     failed: int = 0
-    reward_faults: int = 0
     tokens: int = 0
     seconds: float = 0.0
     interrupted: bool = False
@@ -249,6 +275,8 @@ async def _play(
     stop = Stop()
     with ctrl_c(stop, progress) as interrupted:
         try:
+            if progress is not None:
+                progress.message(_starting(config, str(parts.model["policy"])))
             facts = dict(await parts.sampler.start())
             run.note(engine=facts)
             most = facts.get("max_model_len")
@@ -270,7 +298,6 @@ async def _play(
             return _Done(
                 collector.done,
                 collector.failed,
-                collector.reward_faults,
                 collector.tokens,
                 time.monotonic() - began,
                 interrupted.is_set(),
@@ -278,6 +305,12 @@ async def _play(
         finally:
             await parts.environment.close()
             await parts.sampler.close()
+
+
+def _starting(config: CollectConfig, policy: str) -> str:
+    if config.endpoint is not None:
+        return f"connecting to {config.endpoint} …"
+    return f"starting vLLM with {config.model or policy} …"
 
 
 def _ledger(run: Run, key: RunKey, config: CollectConfig) -> Ledger:

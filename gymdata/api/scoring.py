@@ -22,8 +22,17 @@ from gymdata.core.schema import ROLLOUTS, SCORES
 from gymdata.core.stats import mean_ci
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.ports import Progress
-from gymdata.stages.score import Flips, RewardDesk, Weighted, old_score, saved_view, score_rows
-from gymdata.store import find_run_json, hash_file, read_run_json, read_table, scan_batches, write_run_json, write_table
+from gymdata.stages.score import Flips, PartTally, RewardDesk, Weighted, old_score, saved_view, score_rows, tallies
+from gymdata.store import (
+    find_run_json,
+    hash_file,
+    read_run_json,
+    read_table,
+    resolve,
+    scan_batches,
+    write_run_json,
+    write_table,
+)
 
 _BATCH = 256
 _COLUMNS = (
@@ -42,7 +51,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ScoreSummary:
-    """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks."""
+    """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
+
+    ``parts``: what became of each reward function, with the first error of those that failed.
+    """
 
     path: str
     name: str
@@ -51,6 +63,7 @@ class ScoreSummary:
     failed: int
     mean: float | None
     ci95: list[float] | None
+    parts: dict[str, PartTally]
     flips: dict[str, Any]
 
     @property
@@ -67,6 +80,7 @@ class ScoreSummary:
             ("rollouts", self.rollouts),
             ("scored", self.scored),
             ("failed", self.failed),
+            *(line for part in self.parts.values() for line in part.lines()),
             (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
             ("changed", f"{flips['changed']:,} of {flips['compared']:,} compared"),
             ("flipped up / down", f"{flips['up']:,} / {flips['down']:,}"),
@@ -81,16 +95,17 @@ def score(
     """Score the rollouts of ``path`` again with ``reward``; writes RUN/scores-NAME/scores.parquet, or ``output``.
 
     Scores that are there already stay, before the new ones, unless ``overwrite``. Raises UsageError for an unknown reward
-    or a path that is not a run and has no ``output``, DataError for a path without rollouts.
+    or a path that is not a run and has no ``output``, DataError for a path that is not there or has no rollouts.
     """
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ScoreConfig.load(None, {**base, **settings})
+    resolve(config.path, ROLLOUTS)  # a missing path is told at once
     rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward)]
     name = config.name or "+".join(reward.function.name for reward in rewards)
     source = find_run_json(config.path)
     target = _target(config, source, name)
-    work = _score_all(config, rewards, name, progress)
-    rows, values, tasks, flips = run_async(work)
+    parts = tallies(rewards)
+    rows, values, tasks, flips = run_async(_score_all(config, rewards, name, parts, progress))
     if not values:
         raise DataError.empty(config.path, "rollouts to score")
     new = pa.Table.from_pylist(rows, schema=SCORES.schema)
@@ -107,14 +122,15 @@ def score(
         failed=len({row["rollout_id"] for row in rows if row["status"] == "failed"}),
         mean=None if mean != mean else mean,
         ci95=None if low != low else [low, high],
-        flips={k: v for k, v in asdict(flips).items() if k != "keep"},
+        parts=parts,
+        flips=asdict(flips),
     )
     _describe(target, config, rewards, source, summary, command)
     return summary
 
 
 async def _score_all(
-    config: ScoreConfig, rewards: list[Weighted], name: str, progress: Progress | None
+    config: ScoreConfig, rewards: list[Weighted], name: str, parts: dict[str, PartTally], progress: Progress | None
 ) -> tuple[list[dict[str, Any]], list[float | None], list[str], Flips]:
     desk = RewardDesk(rewards, in_thread, config.reward_timeout)
     rows: list[dict[str, Any]] = []
@@ -125,6 +141,8 @@ async def _score_all(
     for batch in _batches(config.path, rewards):
         scored = await asyncio.gather(*(desk.score(saved_view(row)) for row in batch))
         for row, result in zip(batch, scored, strict=True):
+            for part in result.parts:
+                parts[part.name].add(part.value, result.faults.get(part.name))
             made, value = score_rows(row, result, rewards, name)
             rows += made
             values.append(value)

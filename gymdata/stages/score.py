@@ -191,11 +191,48 @@ def score_rows(
 
 
 @dataclass(slots=True)
+class PartTally:
+    """What became of one reward function: rollouts with a value, those it does not apply to, and those it failed on."""
+
+    name: str
+    needs: str | None = None
+    scored: int = 0
+    does_not_apply: int = 0
+    failed: int = 0
+    first_error: str | None = None
+
+    def add(self, value: float | None, fault: str | None) -> None:
+        """Count one rollout's part; ``fault``: why it failed."""
+        if fault is not None:
+            self.failed += 1
+            self.first_error = self.first_error or fault.removeprefix("environment: ")
+        elif value is None:
+            self.does_not_apply += 1
+        else:
+            self.scored += 1
+
+    def lines(self) -> list[tuple[str, object]]:
+        """Names and values for people; nothing where every rollout has a value."""
+        rows: list[tuple[str, object]] = []
+        if self.failed:
+            rows.append((f"{self.name} failed", f"{self.failed:,}; first: {self.first_error}"))
+        if self.does_not_apply:
+            needs = f"; it needs {self.needs}" if self.needs else ""
+            rows.append((f"{self.name} does not apply", f"{self.does_not_apply:,}{needs}"))
+        return rows
+
+
+def tallies(rewards: Sequence[Weighted]) -> dict[str, PartTally]:
+    """An empty tally for each function, by name."""
+    names = [(reward.function.name, getattr(reward.function, "needs", None)) for reward in rewards]
+    return {name: PartTally(name, needs) for name, needs in names}
+
+
+@dataclass(slots=True)
 class Flips:
-    """How new scores differ from old ones. A flip is a change of side of ``threshold``; ``worst`` keeps the first few."""
+    """How new scores differ from old ones. A flip is a change of side of ``threshold``; ``flipped`` lists every one."""
 
     threshold: float = 0.5
-    keep: int = 20
     compared: int = 0
     changed: int = 0
     up: int = 0
@@ -217,16 +254,8 @@ class Flips:
             return
         self.up += now
         self.down += was
-        if len(self.flipped) < self.keep:
-            self.flipped.append(
-                {
-                    "rollout_id": row["rollout_id"],
-                    "task_id": row["task_id"],
-                    "rollout_index": row["rollout_index"],
-                    "old": old,
-                    "new": new,
-                }
-            )
+        named = {key: row[key] for key in ("rollout_id", "task_id", "rollout_index")}
+        self.flipped.append({**named, "old": old, "new": new})
 
 
 def old_score(row: Mapping[str, Any], name: str) -> float | None:

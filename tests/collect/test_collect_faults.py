@@ -120,6 +120,41 @@ def test_doing_it_twice_starts_no_engine(tasks: Tasks, tmp_path: Path) -> None:
     assert read_run_json(tmp_path / "run")["identity"]["seed"] == seed
 
 
+def test_a_reward_that_raises_is_said_and_stays_a_fault(tasks: Tasks, tmp_path: Path) -> None:
+    """Exit code 1, a row with count, first message and what to do, and the same when the command is run again."""
+    (tmp_path / "my.py").write_text("def boom(**_):\n    raise ValueError('bang')\n")
+    for new in (3, 0):
+        made = parts(rewards=[f"{tmp_path / 'my.py'}:boom", "regex", "numeric"])
+        summary = collect(tasks=str(tasks(3)), output=tmp_path / "run", parts=made)
+        said = {name: str(value) for name, value in summary.table()}
+        assert (summary.new_rollouts, summary.reward_faults, summary.exit_code) == (new, 3, 1)
+        assert said["reward faults"].startswith("3; first: boom raised ValueError: bang")
+        assert "gymdata score" in said["  what to do"]
+        assert said["regex does not apply"].startswith("3; it needs `--reward regex:PATTERN`")
+        assert (summary.parts["numeric"].scored, summary.parts["boom"].failed) == (3, 3)
+
+
+class Said:
+    """A ports.Progress that keeps the messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def update(self, **counts: float) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_whoever_waits_is_told_why(tasks: Tasks, tmp_path: Path) -> None:
+    """Before the engine starts it is named; when nothing is owed that is said and no engine is started."""
+    first, again = Said(), Said()
+    collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=parts(), progress=first)
+    collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=parts(), progress=again)
+    assert first.messages == ["starting vLLM with fake …"]
+    assert again.messages == ["nothing owed: no engine is started"]
+
+
 def test_more_tasks_and_rollouts_may_be_asked_for(tasks: Tasks, tmp_path: Path) -> None:
     """-r, -n and new tasks grow a run; only what is missing is sampled."""
     collect(tasks=str(tasks(3)), output=tmp_path / "run", limit=2, parts=parts())
@@ -217,6 +252,8 @@ def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None
     sampler = FakeSampler(before=hang)
     summary = collect(tasks=str(tasks(20)), output=tmp_path / "run", concurrency=1, parts=parts(sampler))
     assert (summary.exit_code, summary.rollouts, summary.owed) == (130, 2, 18)
+    said = dict(summary.table())
+    assert (said["owed (run again)"], said["interrupted"]) == (18, "18 rollouts are owed; the same command goes on")
     assert sampler.closed == 1
     assert not (tmp_path / "run" / "failures.jsonl").exists()
 

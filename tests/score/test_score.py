@@ -16,7 +16,7 @@ from gymdata.config.user_code import in_thread
 from gymdata.core.schema import SCORES
 from gymdata.errors import UsageError
 from gymdata.ports import RewardPart
-from gymdata.stages.score import RewardDesk, Weighted, score_batch, total
+from gymdata.stages.score import Flips, RewardDesk, Weighted, score_batch, total
 from gymdata.store import read_run_json, read_table
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
@@ -83,6 +83,27 @@ def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: 
     assert len(failed) == summary.failed == 2
     assert all(r["value"] is None and "ZeroDivisionError" in r["detail"] for r in failed)
     assert summary.exit_code == 1
+    said = dict(summary.table())["picky failed"]
+    assert str(said).startswith("2; first: picky raised ZeroDivisionError")
+
+
+def test_a_reward_that_applies_to_nothing_says_what_it_needs(run: Path) -> None:
+    """regex without a pattern has no values, is no failure, and names the argument and the column that it reads."""
+    summary = score(path=str(run), reward=["regex"])
+    part = summary.parts["regex"]
+    assert (part.does_not_apply, part.scored, part.failed, summary.exit_code) == (16, 0, 0, 0)
+    said = str(dict(summary.table())["regex does not apply"])
+    assert said.startswith("16;")
+    assert "regex:PATTERN" in said
+    assert "`pattern`" in said
+
+
+def test_every_flip_is_listed() -> None:
+    """The list of flips has no end."""
+    flips = Flips()
+    for n in range(500):
+        flips.add({"rollout_id": f"{n}", "task_id": "t", "rollout_index": n}, 0.0, 1.0)
+    assert len(flips.flipped) == flips.up == 500
 
 
 def test_scores_of_a_file_need_a_place(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,11 +12,14 @@ import pyarrow.compute as pc
 
 from gymdata.core.stats import mean_ci
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
+from gymdata.stages.score import PartTally
 
 COLUMNS = (
     "group_id",
     "status",
     "reward",
+    "rewards",
+    "extra",
     "n_turns",
     "n_breaks",
     "n_context_tokens",
@@ -25,9 +29,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class CollectSummary:
-    """The whole run (``rollouts`` … ``breaks``) and what this call did (``new_rollouts`` … ``seconds``).
+    """The whole run (``rollouts`` … ``reward_faults``) and what this call did (``new_rollouts`` … ``seconds``).
 
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
+    ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
     ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
@@ -44,9 +49,10 @@ class CollectSummary:
     tokens_context: int
     reward: dict[str, Any]
     breaks: int
+    parts: dict[str, PartTally]
+    reward_faults: int
     new_rollouts: int
     failures: int
-    reward_faults: int
     owed: int
     exhausted: int
     skipped_rows: int
@@ -82,14 +88,27 @@ class CollectSummary:
         ]
         optional = [
             ("failed attempts", self.failures),
-            ("could not be scored", self.reward_faults),
-            ("owed", self.owed),
+            ("owed (run again)", self.owed),
             ("out of attempts", self.exhausted),
             ("bad task rows skipped", self.skipped_rows),
         ]
+        rows += self._scoring()
         rows += [(name, count) for name, count in optional if count]
+        if self.interrupted:
+            then = f"{self.owed:,} rollouts are owed; the same command goes on" if self.owed else "nothing is owed"
+            rows.append(("interrupted", then))
         speed = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else ""
         return [*rows, ("time", f"{self.seconds:.1f} s{speed}"), ("path", self.path)]
+
+    def _scoring(self) -> list[tuple[str, object]]:
+        rows = [line for part in self.parts.values() for line in part.lines()]
+        if not self.reward_faults:
+            return rows
+        first = next((part.first_error for part in self.parts.values() if part.failed), None)
+        if sum(part.failed > 0 for part in self.parts.values()) == 1:
+            rows = [line for line in rows if not line[0].endswith(" failed")]
+        hint = f"mend the function, then run `gymdata score {self.path} --reward …`"
+        return [("reward faults", f"{self.reward_faults:,}; first: {first}"), ("  what to do", hint), *rows]
 
 
 def facts_of(rows: pa.Table) -> dict[str, Any]:
@@ -114,12 +133,33 @@ def facts_of(rows: pa.Table) -> dict[str, Any]:
         "tokens_generated": _sum(rows["n_generated_tokens"]),
         "tokens_context": _sum(rows["n_context_tokens"]),
         "breaks": _sum(rows["n_breaks"]),
+        **_parts_of(rows),
         "reward": {
             "n": scored.num_rows,
             "mean": None if math.isnan(mean) else mean,
             "ci95": None if math.isnan(low) else [low, high],
         },
     }
+
+
+def _parts_of(rows: pa.Table) -> dict[str, Any]:
+    """``parts`` and ``reward_faults`` of a run. Faults lie in ``extra``, so that they are known after a resume too."""
+    parts: dict[str, PartTally] = {}
+    lists = rows["rewards"].combine_chunks()
+    flat = lists.flatten()
+    counts = pa.table({"name": flat.field("name"), "value": flat.field("value")}).group_by("name").aggregate(
+        [("value", "count"), ([], "count_all")]
+    )  # fmt: skip
+    for name, scored, n in zip(*(counts[c].to_pylist() for c in ("name", "value_count", "count_all")), strict=True):
+        parts[name] = PartTally(name, scored=scored, does_not_apply=n - scored)
+    # Only rollouts with a fault are looked into, one by one.
+    faulty = rows["extra"].filter(pc.fill_null(pc.match_substring(rows["extra"], '"reward_faults"'), False))
+    for text in faulty.to_pylist():
+        for name, message in json.loads(text).get("reward_faults", {}).items():
+            part = parts.setdefault(name, PartTally(name, does_not_apply=1))
+            part.does_not_apply -= 1
+            part.add(None, message)
+    return {"parts": parts, "reward_faults": len(faulty)}
 
 
 def _sum(column: Any) -> int:
