@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from gymdata_cli.main import main
 
+from gymdata.api import collecting
+from gymdata.store import read_table
+from tests.collect.fake_parts import parts
+
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 
 
@@ -95,6 +99,20 @@ def test_names_of_an_environments_file_are_its_own(
     said = capsys.readouterr().err
     assert "Sums" in said
     assert "Counter" not in said
+
+
+def test_a_dry_run_tells_what_overwrite_would_remove(
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--overwrite --dry-run counts the rollouts that are there, and leaves them there."""
+    run = tmp_path / "run"
+    collecting.collect(tasks=tasks, output=run, parts=parts())
+    argv = ["collect", tasks, "-m", POLICY, "-o", str(run), "--dry-run", "--overwrite"]
+    assert main(argv) == 0
+    assert "2 rollouts that are there" in capsys.readouterr().out
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rollouts_removed"] == 2
+    assert read_table(run).num_rows == 2
 
 
 def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gymdata.adapters.rewards import load_rewards
 from gymdata.api.collecting import collect
+from gymdata.api.pairing import build_pairs
 from gymdata.api.scoring import score
 from gymdata.config.user_code import in_thread
 from gymdata.core.schema import SCORES
@@ -158,3 +159,11 @@ def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
     slow, quick = asyncio.run(run())
     assert slow.faults == {"h": "no answer within 0.2 s"}
     assert (slow.parts[0].value, quick.parts[0].value) == (None, 1.0)
+
+
+def test_a_score_that_is_not_there_lists_each_choice_once(run: Path) -> None:
+    """A part that was scored again too is one choice."""
+    score(path=str(run), reward=["exact_match"])
+    with pytest.raises(UsageError, match="'nope', which is no score") as caught:
+        build_pairs(run, reward="nope", write=False)
+    assert str(caught.value.hint) == "there are: exact_match"
