@@ -151,7 +151,10 @@ class StoreError(GymdataError):
 
 
 class OutsideError(GymdataError):
-    """An outside system failed. ``system`` is one of engine, environment, judge, trainer."""
+    """An outside system failed. ``system`` is one of engine, environment, judge, trainer.
+
+    The message may quote anything; lone surrogates in it, which no file can hold, become question marks.
+    """
 
     exit_code = EXIT_OUTSIDE
 
@@ -165,7 +168,7 @@ class OutsideError(GymdataError):
         retry_after_s: float | None = None,
         fatal: bool = False,
     ) -> None:
-        super().__init__(f"{system}: {message}", hint=hint)
+        super().__init__(f"{system}: {message}".encode("utf-8", "replace").decode(), hint=hint)
         self.system = system
         self.retryable = retryable
         self.retry_after_s = retry_after_s

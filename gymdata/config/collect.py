@@ -42,7 +42,7 @@ class CollectConfig(Config):
     num_rollouts: int = pydantic.Field(1, ge=1)
     concurrency: int | None = pydantic.Field(None, ge=1)
 
-    temperature: float = pydantic.Field(1.0, ge=0.0)
+    temperature: float = pydantic.Field(1.0, ge=0.0, allow_inf_nan=False)
     top_p: float = pydantic.Field(1.0, gt=0.0, le=1.0)
     top_k: int = pydantic.Field(0, ge=-1)
     min_p: float = pydantic.Field(0.0, ge=0.0, le=1.0)

@@ -365,6 +365,8 @@ def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Tab
         raise DataError.wrong_table(where, name, expected.name)
     known = TABLES.get(name)
     raw: Any = (metadata or {}).get(VERSION_KEY, b"1")
+    if not raw.isdigit():
+        raise DataError(f"{where}: {VERSION_KEY.decode()} in its metadata: got {raw!r}, expected a whole number")
     if known is not None and int(raw) > known.version:
         raise DataError.newer_schema(where, name, int(raw), known.version)
     return name

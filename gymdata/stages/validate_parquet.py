@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -92,12 +93,63 @@ def _batches(file: pq.ParquetFile, path: Path) -> Iterator[Evidence | Violation]
     try:
         for batch in _read_ahead(file, path, columns):
             try:
-                yield from_arrow(_typed(batch), row)
+                yield from _evidence(_typed(batch), row)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
                 yield Violation("S102", row, detail=f"rows {row} to {row + len(batch) - 1}: {_short(error)}")
             row += len(batch)
     except (pa.ArrowException, OSError) as error:
         yield Violation("S101", row, detail=f"the file cannot be read from row {row} on: {_short(error)}")
+
+
+def _evidence(batch: pa.RecordBatch, first_row: int) -> Iterator[Evidence | Violation]:
+    """The rows of ``batch`` that can be checked, and an S102 for each that has a null where a check needs a value."""
+    bad: dict[int, Violation] = {}
+    for at, turn, name, position in _nulls(batch):
+        if at not in bad:
+            found = batch.column("rollout_id")[at].as_py() if "rollout_id" in batch.schema.names else None
+            bad[at] = Violation(
+                "S102", first_row + at, found, turn, position, expected="a value", got="null", detail=name
+            )
+    if not bad:
+        yield from_arrow(batch, first_row)
+        return
+    yield from (bad[at] for at in sorted(bad))
+    kept = np.setdiff1d(np.arange(len(batch)), np.fromiter(bad, np.int64, len(bad)))
+    evidence = from_arrow(batch.take(pa.array(kept)), first_row)
+    evidence.rows = first_row + kept
+    yield evidence
+
+
+def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | None]]:
+    """(row of the batch, turn, field, position) of nulls that no array of numbers can hold.
+
+    A whole list that is null is left to T205 and L301, and a null log-probability to L302.
+    """
+    if "rollout_id" in batch.schema.names:
+        for at in np.flatnonzero(batch.column("rollout_id").is_null()):
+            yield int(at), None, "rollout_id", None
+    turns = batch.column("turns")
+    offsets = turns.offsets.to_numpy()
+    struct = turns.values.slice(offsets[0], offsets[-1] - offsets[0])
+
+    def owner(k: int) -> tuple[int, int]:
+        at = int(np.searchsorted(offsets, k + offsets[0], side="right")) - 1
+        return at, int(k + offsets[0] - offsets[at])
+
+    def where_null(values: pa.Array) -> Any:
+        return np.flatnonzero(values.is_null()) if values.null_count else ()
+
+    for k in where_null(struct):
+        yield *owner(k), "a turn", None
+    for name in ("parent", "prefix_length", "digest"):
+        for k in where_null(struct.field(name)):
+            yield *owner(k), name, None
+    for name in ("prompt_delta_ids", "generation_token_ids"):
+        lists = struct.field(name)
+        bounds = lists.offsets.to_numpy()
+        for i in where_null(lists.values.slice(bounds[0], bounds[-1] - bounds[0])):
+            k = int(np.searchsorted(bounds, i + bounds[0], side="right")) - 1
+            yield *owner(k), name, int(i + bounds[0] - bounds[k])
 
 
 def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -6,8 +6,9 @@ missing); one bad row never hides another; non-finite numbers are read in every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,20 @@ _LISTS = {
     "generation_token_ids": np.int32,
     "generation_log_probs": np.float32,
 }
+
+
+#: What the columns outside the token evidence hold, as in schema.ROLLOUTS, which would need pyarrow; ? may be null.
+COLUMNS = {
+    "run_id": "text", "task_id": "text", "rollout_index": "int32", "policy": "text", "policy_hash": "text",
+    "policy_version": "int32", "status": "text", "stop_reason": "text?", "finish_reason": "text?", "reward": "number?",
+    "rewards": "parts", "temperature": "number", "n_turns": "int32", "n_breaks": "int32", "n_context_tokens": "int64",
+    "n_generated_tokens": "int64", "tools": "text", "task": "text", "extra": "text", "started_at": "time",
+    "duration_s": "number",
+}  # fmt: skip
+MESSAGE = {
+    "role": "text", "content": "text?", "reasoning": "text?", "tool_calls": "text?", "tool_call_id": "text?",
+    "name": "text?", "turn": "int32?", "extra": "text?",
+}  # fmt: skip
 
 
 class _BadRow(Exception):  # noqa: N818
@@ -99,10 +114,72 @@ def _read(number: int, line: bytes) -> _Row:
     name = value.get("rollout_id")
     known = name if isinstance(name, str) else None
     try:
-        return _Row(number, value, _turns(value), _messages_of(value))
+        row = _Row(number, value, _turns(value), _messages_of(value))
+        _check_types(value, COLUMNS, "")
+        for index, message in enumerate(row.messages):
+            _check_types(message, MESSAGE, f"messages[{index}].")
+        return row
     except _BadRow as bad:
         bad.more.setdefault("rollout_id", known)
         raise
+
+
+def _check_types(value: Mapping[str, Any], types: Mapping[str, str], where: str) -> None:
+    """Raise S102 for a value of another type than its column's. A column that is absent is not looked at."""
+    for name, wanted in types.items():
+        if name in value and not _FITS[wanted.removesuffix("?")](value[name]):
+            if value[name] is None and wanted.endswith("?"):
+                continue
+            raise _BadRow("S102", where + name, expected=_EXPECTED[wanted.removesuffix("?")], got=_kind(value[name]))
+
+
+def _is_text(value: Any) -> bool:
+    if type(value) is not str:
+        return False
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or type(value) is int or (type(value) is str and value in NON_FINITE)
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return type(value) is str and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _are_parts(value: Any) -> bool:
+    """Named rewards: an object, or a list of names and values as Parquet has them."""
+    if isinstance(value, list):
+        if not all(isinstance(part, dict) and _is_text(part.get("name")) for part in value):
+            return False
+        return all(part.get("value") is None or _is_number(part["value"]) for part in value)
+    return isinstance(value, dict) and all(part is None or _is_number(part) for part in value.values())
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "text": _is_text,
+    "int32": lambda value: type(value) is int and -(2**31) <= value < 2**31,
+    "int64": lambda value: type(value) is int and -(2**63) <= value < 2**63,
+    "number": _is_number,
+    "time": _is_time,
+    "parts": _are_parts,
+}
+_EXPECTED = {
+    "text": "text",
+    "int32": "a 32-bit integer",
+    "int64": "a 64-bit integer",
+    "number": "a number",
+    "time": "an ISO 8601 time with offset",
+    "parts": "an object of numbers",
+}
 
 
 def _turns(value: Mapping[str, Any]) -> list[dict[str, Any]]:

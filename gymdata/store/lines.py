@@ -43,11 +43,14 @@ def encode_any(value: Any) -> bytes:
 
 
 def decode(line: bytes) -> Any:
-    """The value that a line spells. Raises ValueError when it is not JSON."""
+    """The value that a line spells. Raises ValueError when it is not JSON, or nested deeper than can be read."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
-        return json.loads(line.decode("utf-8"))
+        try:
+            return json.loads(line.decode("utf-8"))
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:

@@ -134,6 +134,15 @@ def test_a_reward_that_raises_is_said_and_stays_a_fault(tasks: Tasks, tmp_path: 
         assert (summary.parts["numeric"].scored, summary.parts["boom"].failed) == (3, 3)
 
 
+def test_an_error_that_quotes_half_a_character_is_written(tasks: Tasks, tmp_path: Path) -> None:
+    """A model cut off inside a character gives a lone surrogate; what a reward says of it must not end the run."""
+    (tmp_path / "my.py").write_text("def boom(**_):\n    raise ValueError('got \\ud83d')\n")
+    made = parts(rewards=[f"{tmp_path / 'my.py'}:boom"])
+    summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=made)
+    assert (summary.rollouts, summary.reward_faults) == (2, 2)
+    assert "boom raised ValueError: got ?" in str(dict(summary.table())["reward faults"])
+
+
 class Said:
     """A ports.Progress that keeps the messages."""
 

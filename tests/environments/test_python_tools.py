@@ -15,6 +15,7 @@ from gymdata.errors import OutsideError, UsageError
 from gymdata.ports import StepResult, Task
 
 SOURCE = '''
+import asyncio
 import threading
 
 class Box:
@@ -43,6 +44,14 @@ class Box:
     def leave(self) -> str:
         """Exit."""
         raise SystemExit(3)
+
+    def late(self) -> str:
+        """Wait for another system in vain."""
+        raise TimeoutError("no route")
+
+    async def dropped(self) -> str:
+        """Call what cancels."""
+        raise asyncio.CancelledError("gone")
 
     def hang(self) -> str:
         """Never answer."""
@@ -76,6 +85,12 @@ TOOLS = [add]
 
 def undocumented(a):
     return a
+
+class Odd(Box):
+    """Its reward is what the task says."""
+
+    def get_reward(self):
+        return self.task["reward"]
 
 class Sulks:
     def reset(self, **task):
@@ -142,6 +157,8 @@ def test_no_call_ends_the_episode_with_the_environments_reward(file: Path) -> No
     [
         ("fail", {}, "no such thing"),
         ("leave", {}, "SystemExit: 3"),
+        ("late", {}, "TimeoutError: no route"),
+        ("dropped", {}, "CancelledError: gone"),
         ("nothing", {}, "there is no tool 'nothing'"),
         ("reset", {}, "there is no tool 'reset'"),
         ("echo", {}, "missing a required argument: 'text'"),
@@ -154,6 +171,14 @@ def test_what_the_policy_does_wrong_is_told_to_it(file: Path, name: str, argumen
     """Unknown tools, bad arguments and tools that raise give a tool message with the error, not a failure."""
     (message,) = step(file, calls((name, arguments))).messages
     assert said in json.loads(message["content"])["error"]
+
+
+def test_a_reward_that_is_no_number_is_the_environments_failure(file: Path) -> None:
+    """Whatever get_reward gives, nothing else breaks; NaN is no reward, as of a reward function."""
+    done = {"role": "assistant", "content": "done"}
+    with pytest.raises(OutsideError, match=r"environment: get_reward gave \{\}, expected a number or None"):
+        step(file, done, name="Odd", reward={})
+    assert step(file, done, name="Odd", reward=float("nan")).reward is None
 
 
 def test_a_tool_that_hangs_is_the_environments_failure(file: Path) -> None:
@@ -207,8 +232,8 @@ def test_schemas_come_from_signatures_and_docstrings(file: Path) -> None:
     """Names, types and descriptions are those of the function; reset and get_reward are no tools."""
     environment: Any = load_environment(f"{file}:Box")
     names = [s["function"]["name"] for s in environment.schemas]
-    assert names == ["broken", "data", "echo", "fail", "flood", "hang", "later", "leave"]
-    echo = environment.schemas[2]["function"]
+    assert names == ["broken", "data", "dropped", "echo", "fail", "flood", "hang", "late", "later", "leave"]
+    echo = environment.schemas[names.index("echo")]["function"]
     assert echo["description"] == "Say it."
     assert echo["parameters"]["properties"] == {"text": {"type": "string", "description": "what to say"}}
 

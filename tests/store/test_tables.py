@@ -260,6 +260,14 @@ def test_a_flipped_byte_in_a_page_is_noticed(tmp_path: Path, rollouts: pa.Table)
             read()
 
 
+def test_a_line_nested_too_deeply_is_a_bad_row(tmp_path: Path):
+    """Refused with its line, as any other line that cannot be read."""
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"rollout_id":' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(DataError, match=r"x\.jsonl, line 1: got a line that is not JSON \(nested too deeply\)"):
+        read_table(file)
+
+
 def test_versions_and_tables_are_checked(tmp_path: Path, rollouts: pa.Table):
     """A newer version and another table are refused by name."""
     file = tmp_path / "x.parquet"
@@ -267,6 +275,9 @@ def test_versions_and_tables_are_checked(tmp_path: Path, rollouts: pa.Table):
     for read in (lambda: read_table(file), lambda: list(scan_batches(file))):
         with pytest.raises(DataError, match="rollouts version 2 is newer"):
             read()
+    pq.write_table(rollouts.replace_schema_metadata(ROLLOUTS.metadata | {VERSION_KEY: b"new"}), file)
+    with pytest.raises(DataError, match=r"gymdata\.version in its metadata: got b'new', expected a whole number"):
+        read_table(file)
     write_table(rollouts, file, ROLLOUTS)
     with pytest.raises(DataError, match="holds the table 'rollouts', expected 'pairs'"):
         read_table(file, PAIRS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from gymdata.api.validation import validate
 from gymdata.core import tokens
+from gymdata.core.schema import MESSAGE, ROLLOUTS
+from gymdata.stages import validate_rows
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import Plant, native_rows, plant, write_lines, write_native
 
@@ -255,6 +258,90 @@ def test_bad_lines_are_named_and_hide_nothing(tmp_path: Path) -> None:
     assert report.rollouts == 2
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("reward", "1"), ("reward", True), ("rewards", [1]), ("rewards", {"a": "b"}), ("n_turns", "7"), ("status", 5),
+        ("n_generated_tokens", 10**30), ("rollout_index", 2**31), ("started_at", "yesterday"), ("started_at", None),
+        ("task", "a\ud800"), ("temperature", None),
+    ],
+)  # fmt: skip
+def test_a_column_of_another_type_is_found_and_hides_no_other_row(tmp_path: Path, field: str, value: Any) -> None:
+    """What no reader would load is S102, and a wrong count in the next row is still seen."""
+    lines = write_native(tmp_path, native_rows(n=4), "jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    rows[1][field] = value
+    rows[2]["n_context_tokens"] += 1
+    report = validate(write_lines(tmp_path / "odd.jsonl", rows), select=["S"])
+    assert sorted((v.row, v.code, (v.detail or "").split()[0]) for v in report.violations)[0] == (1, "S102", field)
+    assert {v.row for v in report.violations} == {1, 2}
+
+
+@pytest.mark.parametrize(("field", "value"), [("role", None), ("role", 5), ("content", [{"text": "a"}]), ("turn", "1")])
+def test_a_message_of_another_type_is_found(tmp_path: Path, field: str, value: Any) -> None:
+    """A message that no reader would load is S102 and named."""
+    row = json.loads(write_native(tmp_path, native_rows(n=1), "jsonl").read_text())
+    row["messages"][1][field] = value
+    report = validate(write_lines(tmp_path / "odd.jsonl", [row]), select=["S"])
+    assert [(v.code, v.detail) for v in report.violations] == [("S102", f"messages[1].{field}")]
+
+
+def test_the_types_checked_in_json_lines_are_those_of_the_table() -> None:
+    """Validation of JSON lines does without pyarrow, so it has the types a second time."""
+    names = {
+        "string": "text", "int32": "int32", "int64": "int64", "double": "number", "float": "number",
+        "timestamp[us, tz=UTC]": "time",
+    }  # fmt: skip
+
+    def spelled(fields: Any) -> dict[str, str]:
+        return {f.name: names.get(str(f.type), "parts") + "?" * f.nullable for f in fields}
+
+    apart = {"rollout_id", "group_id", "messages", "turns"}
+    assert spelled(f for f in ROLLOUTS.schema if f.name not in apart) == validate_rows.COLUMNS
+    assert spelled(MESSAGE) == validate_rows.MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (("rollout_id",), (1, None, None)),
+        (("turns", 2), (1, 2, None)),
+        (("turns", 2, "parent"), (1, 2, None)),
+        (("turns", 2, "prefix_length"), (1, 2, None)),
+        (("turns", 2, "digest"), (1, 2, None)),
+        (("turns", 2, "prompt_delta_ids", 1), (1, 2, 1)),
+        (("turns", 3, "generation_token_ids", 0), (1, 3, 0)),
+    ],
+)
+def test_a_null_in_parquet_is_found_at_its_place(tmp_path: Path, path: tuple[Any, ...], place: Any) -> None:
+    """A file of another writer, in which anything may be null: one finding, and the other rows are as they were."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(write_native(tmp_path, native_rows(n=4), "parquet"))
+    rows = table.to_pylist()
+    *above, last = path
+    target: Any = rows[1]
+    for key in above:
+        target = target[key]
+    target[last] = None
+    rows[3]["turns"][0]["generation_token_ids"][0] += 1
+    loose = pa.schema([pa.field(f.name, _loose(f.type)) for f in table.schema], metadata=table.schema.metadata)
+    pq.write_table(pa.Table.from_pylist(rows, schema=loose), tmp_path / "loose.parquet")
+    report = validate(tmp_path / "loose.parquet", select=["S", "T"])
+    found = [(v.code, v.row, v.turn, v.position) for v in report.violations]
+    assert found == [("S102", *place), ("T209", 3, 0, None)]
+
+
+def _loose(kind: Any) -> Any:
+    """The type with every field nullable."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _loose(f.type)) for f in kind])
+    return pa.list_(_loose(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
 def test_a_cut_or_foreign_parquet_is_a_finding(tmp_path: Path) -> None:
     """A truncated file is S101, missing columns are S103, a newer table S104; never an exception."""
     import pyarrow as pa
@@ -270,6 +357,9 @@ def test_a_cut_or_foreign_parquet_is_a_finding(tmp_path: Path) -> None:
     newer = table.replace_schema_metadata({b"gymdata.schema": b"rollouts", b"gymdata.version": b"99"})
     pq.write_table(newer, tmp_path / "newer.parquet")
     assert validate(tmp_path / "newer.parquet").by_code == {"S104": 1}
+    odd = table.replace_schema_metadata({b"gymdata.schema": b"rollouts", b"gymdata.version": b"new"})
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    assert validate(tmp_path / "odd.parquet").by_code == {"S102": 1}
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     assert set(validate(tmp_path / "other.parquet").by_code) == {"S103"}
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,10 +83,19 @@ class PythonTools:
         return instance, reset(**task.row) if reset is not None else None
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        """One tool call; async tools run in the loop. Raises TimeoutError, or what the tool raises."""
-        if inspect.iscoroutinefunction(tool):
-            return await asyncio.wait_for(tool(**arguments), self._timeout_s)
-        return await asyncio.wait_for(in_thread(lambda: tool(**arguments)), self._timeout_s)
+        """One tool call; async tools run in the loop. Raises TimeoutError when it hangs, or what the tool raises."""
+        answer = tool(**arguments) if inspect.iscoroutinefunction(tool) else in_thread(lambda: tool(**arguments))
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                return await answer
+        except (TimeoutError, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if limit.expired() or (
+                isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+            ):
+                raise
+            # The tool's own, of a request that it made: as any other error that it raises.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     async def _guarded(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The environment's own code: whatever it raises is its fault."""
@@ -136,7 +146,11 @@ class ToolEpisode:
         if self._instance is None or not hasattr(self._instance, "get_reward"):
             return None
         value = await self._environment._guarded("get_reward", self._instance.get_reward)
-        return None if value is None else float(value)
+        try:
+            number = math.nan if value is None else float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise OutsideError("environment", f"get_reward gave {value!r}, expected a number or None") from error
+        return None if math.isnan(number) else number
 
     async def _answer(self, call: Mapping[str, Any]) -> Message:
         function = call.get("function") or {}
