@@ -157,6 +157,7 @@ def training_pairs(pairs: pa.Table, max_length: int | None = None, where: str = 
             code="P601",
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
         )
+    _check_numbers(pairs, ids, where)
     kept, cost = _cut(whole, ids, max_length)
     sides = np.stack([2 * kept.rows, 2 * kept.rows + 1], axis=1).ravel()
     chosen, rejected = (pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES)
@@ -272,6 +273,18 @@ def _ragged(table: pa.Table, name: str, kind: type) -> tuple[np.ndarray, np.ndar
     lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks]
     flat = np.concatenate(values) if values else np.zeros(0)
     return flat.astype(kind, copy=False), np.concatenate(lengths).astype(np.int64) if lengths else np.zeros(0, np.int64)
+
+
+def _check_numbers(pairs: pa.Table, ids: list[str], where: str) -> None:
+    """A margin or weight that is not finite, or a weight below 0, would spoil every step that it is part of."""
+    for name, least in (("margin", -np.inf), ("weight", 0.0)):
+        values = _numbers(pairs, name)
+        odd = np.flatnonzero(~np.isfinite(values) | (values < least))
+        if len(odd):
+            expected = "a finite number" + (" of at least 0" if least == 0.0 else "")
+            raise DataError(
+                f"{where}, row {odd[0]}, pair {ids[odd[0]]}: {name}: got {values[odd[0]]}, expected {expected}"
+            )
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:

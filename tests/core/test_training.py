@@ -83,6 +83,9 @@ def test_cutting_and_taking_keep_content() -> None:
         ({"chosen_mask": [1, 1]}, DataError, "chosen_mask has 2 entries"),
         ({"chosen_logprobs": [0.0]}, DataError, "chosen_logprobs has 1"),
         ({"chosen_mask": [1, 2, 1]}, DataError, "holds 2"),
+        ({"weight": float("nan")}, DataError, "weight: got nan"),
+        ({"weight": -1.0}, DataError, "weight: got -1.0"),
+        ({"margin": float("inf")}, DataError, "margin: got inf"),
     ],
 )
 def test_rows_that_must_not_be_trained(row: dict[str, Any], error: type[Exception], says: str) -> None:

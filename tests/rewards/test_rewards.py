@@ -159,7 +159,9 @@ def test_async_none_and_nan(tmp_path: Path) -> None:
     assert function([rollout("a"), rollout("b"), rollout("c")]) == [None, None, 1.0]
 
 
-@pytest.mark.parametrize("body", ["return [1, 2]", "return 'x'", "raise KeyError('k')", "return [object()]"])
+@pytest.mark.parametrize(
+    "body", ["return [1, 2]", "return 'x'", "raise KeyError('k')", "return [object()]", "return [10**400]", "exit(3)"]
+)
 def test_a_function_that_fails_is_the_environments_fault(tmp_path: Path, body: str) -> None:
     """Raising, a wrong count and a value that is no number are OutsideErrors that name the function."""
     (tmp_path / "r.py").write_text(f"def f(completions, **_):\n    {body}\n")

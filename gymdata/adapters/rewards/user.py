@@ -50,7 +50,7 @@ class UserReward:
             if inspect.isawaitable(values):
                 values = asyncio.run(_awaited(values))
             values = list(values)
-        except Exception as error:  # user code may raise anything
+        except (Exception, SystemExit) as error:  # user code may raise anything
             raise OutsideError("environment", f"{self.name} raised {type(error).__name__}: {error}") from error
         if len(values) != len(rollouts):
             raise OutsideError("environment", f"{self.name} gave {len(values)} values for {len(rollouts)} rollouts")
@@ -61,7 +61,7 @@ class UserReward:
             return None
         try:
             number = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise OutsideError("environment", f"{self.name} gave {value!r}, expected a number or None") from error
         return None if math.isnan(number) else number
 
