@@ -7,6 +7,7 @@ segment is read from its sealed part when there is one, else from its journal, n
 from __future__ import annotations
 
 import glob as globbing
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,27 @@ def segments(folder: Path) -> list[Source]:
     return [chosen[k] for k in sorted(chosen)]
 
 
+def _sealed_as_told(folder: Path) -> list[Source]:
+    """``segments``, after making sure that every sealed part which run.json names is there.
+
+    A part may be there before run.json names it, but never the other way round: reading on would lose rows in silence.
+    What is inside is for validate to judge.
+    """
+    try:
+        files = json.loads((folder / RUN_JSON).read_bytes()).get("files") or []
+    except (ValueError, AttributeError) as error:
+        hint = "restore it from a copy, or give the files of rollouts/ by a glob"
+        raise DataError.unreadable(folder / RUN_JSON, "it is not a JSON object", hint) from error
+    for told in files:
+        part = folder / str(told["path"])
+        if not part.is_file():
+            raise DataError(
+                f"{part}: is not there, but run.json names it with {told['rows']:,} rows",
+                hint="bring it back from a copy; a glob over rollouts/ reads what is left",
+            )
+    return segments(folder)
+
+
 def sealed_twin(journal: Path) -> Source | None:
     """The sealed part that replaced a journal while a reader was on its way to it."""
     match = JOURNAL.fullmatch(journal.name)
@@ -132,11 +154,11 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
 
 def _resolve_folder(path: Path, table: str) -> list[Source]:
     if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
-        return segments(path.parent)
+        return _sealed_as_told(path.parent)
     if not (path / RUN_JSON).is_file():
         raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
     if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
-        return segments(path)
+        return _sealed_as_told(path)
     own = _tables_in(path, table)
     if own or table == ROLLOUTS_FOLDER:
         return own

@@ -109,3 +109,12 @@ assert not {"pyarrow", "polars"} & sys.modules.keys()
     file = write_table(read_table(run), tmp_path / "x.jsonl", ROLLOUTS)
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("5\n", "")
+
+
+def test_a_sealed_part_that_is_gone_is_never_read_over(tmp_path: Path):
+    """A part that run.json names and the folder lacks stops every reader, naming the file and its rows."""
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "run.json").write_text('{"files": [{"path": "rollouts/part-00000.parquet", "rows": 7, "bytes": 1}]}')
+    with pytest.raises(DataError, match=r"part-00000.parquet: is not there.*7 rows"):
+        resolve(run, ROLLOUTS)
