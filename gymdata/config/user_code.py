@@ -57,7 +57,8 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         fault: BaseException | None = None
         try:
             result = function(*arguments)
-        except (SystemExit, StopIteration) as error:  # neither can be carried by a future
+        except (SystemExit, KeyboardInterrupt, StopIteration) as error:
+            # A future cannot carry the last, and the loop takes the others for the end of the command.
             fault = RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
             fault = error
