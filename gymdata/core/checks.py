@@ -254,7 +254,9 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
     for i in np.flatnonzero(follows & (m.role == ASSISTANT) & (before == ASSISTANT)):
         yield place(i, "M402", turn=int(m.turn[i]) if m.turn[i] >= 0 else None)
     speaks = np.bincount(owner[m.role == ASSISTANT], minlength=e.n)
-    for r in np.flatnonzero(speaks == 0):
+    # A limit can cut a rollout before its first token; that it said nothing is T212 then, and no fault.
+    cut_short = (np.diff(e.turn_offsets) > 0) & (np.diff(e.gen_offsets[e.turn_offsets]) == 0)
+    for r in np.flatnonzero((speaks == 0) & ~cut_short):
         yield at.rollout(int(r), "M404")
     for i in _unanswered(m, owner):
         yield place(i, "M403")

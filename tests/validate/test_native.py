@@ -184,6 +184,14 @@ def test_an_empty_generation_is_information(tmp_path: Path) -> None:
     assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T212", 0, "info")]
 
 
+def test_a_rollout_cut_before_its_first_token_is_no_fault(tmp_path: Path) -> None:
+    """A limit that struck before anything was sampled leaves no assistant message, and that is T212 alone."""
+    row = rollout("t", 0, 1.0, [([1, 2], [])])
+    row["messages"] = [m for m in row["messages"] if m["role"] != "assistant"]
+    report = validate(write_native(tmp_path, [row], "parquet"), select=["T", "M"])
+    assert [v.code for v in report.violations] == ["T212"]
+
+
 def test_duplicates_and_groups_are_seen_across_files(tmp_path: Path) -> None:
     """D701, D702 and R503 hold over all files of a glob."""
     same = [([1, 2], [3, 4])]
