@@ -40,6 +40,8 @@ class Lock:
         """Give the run free. The file stays: removing it would let two writers lock different files."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
+            # Unlocking frees every copy of this descriptor, also one that a child forked just now has not yet closed.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             self.forget()
 
     def forget(self) -> None:
