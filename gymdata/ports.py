@@ -84,7 +84,7 @@ class Chat(Protocol):
         self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[int]:
         """Ids from just after the end-of-turn token of the last assistant message in ``messages`` through ``new`` and
-        the generation prompt (ALGORITHMS: bridge). Raises RefusedError when the template rewrites the past."""
+        the generation prompt. Raises RefusedError when the template rewrites the past."""
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
