@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        # The last resort: a defect of ours becomes one line, and -v shows it whole.
         if verbose:
             raise
         sys.stderr.write(

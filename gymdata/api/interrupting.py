@@ -61,6 +61,7 @@ def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
     ours: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
+            # Event loops without signal support (Windows) keep Python's own Ctrl-C.
             with contextlib.suppress(NotImplementedError):
                 loop.add_signal_handler(number, on_signal)
                 ours.append(number)

@@ -187,7 +187,7 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, list):
         parts = [p.get("text") if isinstance(p, dict) else p for p in value]
         if all(isinstance(p, str) for p in parts):
-            return "".join(parts)  # type: ignore[arg-type]
+            return "".join(parts)  # type: ignore[arg-type]  # all() above does not narrow for mypy
     raise _FieldError(where, _short(value), "text, or a list of text parts")
 
 
@@ -275,7 +275,7 @@ def _open(file: Path) -> Iterator[IO[bytes]]:
     with file.open("rb") as raw:
         if file.name.endswith(".gz"):
             with gzip.open(raw) as stream:
-                yield stream  # type: ignore[misc]
+                yield stream  # type: ignore[misc]  # GzipFile reads like IO[bytes] but is not typed as one
         elif file.name.endswith(".zst"):
             import zstandard
 
