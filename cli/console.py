@@ -116,13 +116,13 @@ class Watch:
     def __enter__(self) -> Watch:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+                TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[of]}"),
                 TextColumn("{task.fields[facts]}"), TimeRemainingColumn(compact=True), console=Console(stderr=True),
             )  # fmt: skip
-            self._task = self._bar.add_task(self._what, total=None, facts="")
+            self._task = self._bar.add_task(self._what, total=None, of="", facts="")
             self._bar.start()
         return self
 
@@ -138,8 +138,8 @@ class Watch:
             self._began = time.monotonic()
         self._counts.update(counts)
         if self._bar is not None and self._task is not None:
-            total = self._counts.get("total")
-            self._bar.update(self._task, completed=self._counts.get("done", 0), total=total, facts=self._facts())
+            done, total = self._counts.get("done", 0), self._counts.get("total")
+            self._bar.update(self._task, completed=done, total=total, of=self._of(), facts=self._facts())
         elif time.monotonic() - self._said >= self._every_s:
             self._say()
 
@@ -151,9 +151,11 @@ class Watch:
 
     def _say(self) -> None:
         self._said = time.monotonic()
+        note(f"{self._what} {self._of()}  {self._facts()}")
+
+    def _of(self) -> str:
         done, total = self._counts.get("done", 0), self._counts.get("total")
-        of = f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
-        note(f"{self._what} {of}  {self._facts()}")
+        return f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
 
     def _facts(self) -> str:
         # The first batch comes at once and is no rate.

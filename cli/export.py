@@ -32,7 +32,7 @@ def export(
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
     verbose: _Verbose = False,
-) -> None:
+) -> int:
     """Write rollouts (or pairs) in another project's format, and say what that format loses."""
     from gymdata.api.converting import export_rollouts
 
@@ -47,3 +47,5 @@ def export(
             lines.insert(1, ("left out", done.skipped))
         turns = [("turns delivered", done.turns - done.turns_lost)] if format == "nemo-gym" else []
         facts("export", [*lines, *turns, ("written to", str(output))])
+    # Nothing that this format can hold: a script must not go on with an empty file.
+    return 0 if done.rows else 1

@@ -26,6 +26,7 @@ _Balance = Annotated[float | None, typer.Option("--length-balance", help="Larges
 _Split = Annotated[float | None, typer.Option("--split", help="Share of the tasks whose pairs are held out.")]
 _Breaks = Annotated[str | None, typer.Option("--breaks", help="Rollouts with breaks: refuse (default) or drop.")]
 _Truncated = Annotated[str | None, typer.Option("--truncated", help="Pairs with one: keep (default) or drop.")]
+_Agents = Annotated[str | None, typer.Option("--target-agents", help="Train the turns of these agents only: a,b.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 
 
@@ -45,6 +46,7 @@ def pairs(
     seed: SeedFlag = None,
     breaks: _Breaks = None,
     truncated: _Truncated = None,
+    target_agents: _Agents = None,
     config: ConfigFile = None,
     sets: SetFlag = [],  # noqa: B006
     overwrite: OverwriteFlag = False,
@@ -57,7 +59,7 @@ def pairs(
 
     names = ("reward", "strategy", "min_margin", "max_pairs_per_task", "length_balance", "split", "seed", "breaks")
     given = locals()
-    flags = {name: given[name] for name in (*names, "judge", "order", "fork", "truncated")}
+    flags = {name: given[name] for name in (*names, "judge", "order", "fork", "truncated", "target_agents")}
     flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)

@@ -99,6 +99,17 @@ class DataError(GymdataError):
         )
 
     @classmethod
+    def altered(cls, code: str, where: str, what: str) -> DataError:
+        """Turns that are not as they were collected (T209, T210). Their rows are faults of the data, not of the command."""
+        error = cls(
+            f"{code}: {where}: {what}",
+            hint="the data was changed after collection: `gymdata validate` lists every such turn, and "
+            "`gymdata validate --fix drop -o OUT` leaves their rollouts out",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def wrong_table(cls, path: Path | str, got: str, expected: str) -> DataError:
         return cls(f"{path}: holds the table {got!r}, expected {expected!r}")
 

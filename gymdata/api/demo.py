@@ -200,7 +200,7 @@ def _clear(folder: Path, overwrite: bool) -> None:
         shutil.rmtree(folder)
         folder.mkdir(parents=True)
     elif not ours:
-        raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another -o")
+        raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another output folder")
 
 
 def _require_rise(figures: Mapping[str, Any], how: str, folder: Path) -> None:

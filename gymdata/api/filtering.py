@@ -209,7 +209,9 @@ def _refuse_to_replace(targets: dict[str, Path], config: FilterConfig, overwrite
     for target in targets.values():
         own = _describes(target)
         if own.is_dir() and (own / "run.json").is_file() and read_run_json(own / "run.json").get("stage") != "filter":
-            raise StoreError(f"{own}: is a run of its own, not a folder of filtered rollouts", hint="give another -o")
+            raise StoreError(
+                f"{own}: is a run of its own, not a folder of filtered rollouts", hint="give another output folder"
+            )
         refuse_other_settings(target, config, "rollouts that were", overwrite)
 
 

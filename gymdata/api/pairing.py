@@ -31,6 +31,7 @@ from gymdata.config.pairs import PairsConfig
 from gymdata.core import chains, genrm, pairs
 from gymdata.core.forks import at_fork
 from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
+from gymdata.core.training_sft import require_agents
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in
 from gymdata.store import hash_file, read_table, resolve, scan_batches, write_run_json, write_table
@@ -111,7 +112,8 @@ def build_pairs(
             code="R501",
             hint="score them with `gymdata score RUN --reward …`",
         )
-    rollouts = _with_tokens(sources, rollouts, pairs.contenders(rollouts, config.strategy, config.min_margin))
+    contenders = pairs.contenders(rollouts, config.strategy, config.min_margin)
+    rollouts = _with_tokens(sources, rollouts, contenders, config.target_agents)
     left_out["branches"] = _count_branches(rollouts, config.breaks)
     direct = _direct(judged_in, rollouts) if judged_in else None
     selection = pairs.select_pairs(
@@ -187,16 +189,24 @@ def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[pa.Table, dict[str
     return rollouts.filter(pc.invert(broken)) if count else rollouts, {"breaks": count}
 
 
-def _with_tokens(sources: Sequence[str | Path], rollouts: pa.Table, needed: np.ndarray) -> pa.Table:
-    """``rollouts`` with token columns, messages and content keys; null where no pair can need them."""
+def _with_tokens(
+    sources: Sequence[str | Path], rollouts: pa.Table, needed: np.ndarray, agents: Sequence[str] = ()
+) -> pa.Table:
+    """``rollouts`` with token columns, messages and content keys; null where no pair can need them.
+
+    With ``agents`` the generated tokens are counted anew: those of others are context.
+    """
     wanted = rollouts.filter(pa.array(needed))
     ids = wanted["rollout_id"].combine_chunks()
     parts = []
+    if agents:
+        turns = (batch.column("turns") for s in sources for batch in scan_batches(s, ROLLOUTS, ("turns",), _BATCH_ROWS))
+        require_agents(turns, agents, ", ".join(map(str, sources)))
     for source in sources if len(ids) else ():
         for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "turns"), _BATCH_ROWS):
             part = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=ids))
             if part.num_rows:
-                parts.append(_flat(part))
+                parts.append(_flat(part, agents))
     schema = pa.schema([*chains.CHAINS, *_MORE])
     flat = pa.concat_tables(parts) if parts else schema.empty_table()
     _refuse_without_tokens(flat)
@@ -204,6 +214,12 @@ def _with_tokens(sources: Sequence[str | Path], rollouts: pa.Table, needed: np.n
     for name in flat.column_names:
         if name != "rollout_id":
             rollouts = rollouts.append_column(name, flat[name].take(place))
+    if agents:
+        masks = rollouts["completion_mask"].combine_chunks().fill_null([])
+        running = np.concatenate(([0], np.cumsum(masks.flatten().to_numpy(), dtype=np.int64)))
+        trained = pa.array(np.diff(running[masks.offsets.to_numpy() - masks.offsets[0].as_py()]))
+        place_of = rollouts.schema.get_field_index("n_generated_tokens")
+        rollouts = rollouts.set_column(place_of, "n_generated_tokens", trained)
     return rollouts.append_column("truncated", pc.equal(rollouts["status"], "truncated"))
 
 
@@ -216,8 +232,8 @@ _MORE = [
 ]
 
 
-def _flat(batch: pa.RecordBatch) -> pa.Table:
-    flat = chains.chain_columns(batch.column("turns"), batch.column("rollout_id"))
+def _flat(batch: pa.RecordBatch, agents: Sequence[str]) -> pa.Table:
+    flat = chains.chain_columns(batch.column("turns"), batch.column("rollout_id"), agents)
     prompt, completion = chains.split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
     more = (batch.column("rollout_id"), prompt, completion, pa.array(chains.text_keys(completion)))
     for column_field, column in zip(_MORE, more, strict=True):

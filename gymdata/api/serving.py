@@ -113,7 +113,7 @@ def _refuse_workers(config: ServeConfig) -> None:
 def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: str | None) -> str:
     known = read_run_json(folder) if (folder / "run.json").is_file() else {}
     if known and known.get("stage") != "serve-genrm":
-        raise UsageError(f"{folder}: is not a folder of serve-genrm", hint="give another -o")
+        raise UsageError(f"{folder}: is not a folder of serve-genrm", hint="give another output folder")
     run_id = str(known.get("run_id") or secrets.token_hex(8))
     facts: dict[str, Any] = {
         "stage": "serve-genrm",

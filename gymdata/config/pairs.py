@@ -7,6 +7,7 @@ from typing import Literal
 import pydantic
 
 from gymdata.config.base import Config
+from gymdata.config.names import Names
 
 
 class PairsConfig(Config):
@@ -22,6 +23,8 @@ class PairsConfig(Config):
     ``length_balance``: the largest share of pairs, among those of unequal length, whose chosen side is the longer one.
     ``split``: the share of tasks whose pairs go to a held-out file.
     ``breaks``: rollouts with breaks or branches stop the command (``refuse``) or are left out (``drop``).
+    ``target_agents``: only the turns of these agents are trained, those of others are context; pairs in which one side has
+    no such turn are left out.
     ``truncated``: pairs with a truncated rollout are made (``keep``) or left out (``drop``).
     """
 
@@ -38,3 +41,4 @@ class PairsConfig(Config):
     seed: int = 0
     breaks: Literal["refuse", "drop"] = "refuse"
     truncated: Literal["keep", "drop"] = "keep"
+    target_agents: Names = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,20 +38,21 @@ CHAINS = pa.schema(
 _Offsets = npt.NDArray[np.int64]
 
 
-def chain_columns(turns: pa.ListArray, rollout_ids: pa.Array) -> pa.Table:
+def chain_columns(turns: pa.ListArray, rollout_ids: pa.Array, agents: Collection[str] = ()) -> pa.Table:
     """One row of ``CHAINS`` a rollout, in order. ``turns`` is the rollouts column of that name (one chunk).
 
-    Raises DataError (T209) naming rollout and turn when a digest does not match.
+    ``agents``: generations of others are context (empty: nobody's are). Raises DataError (T209) naming rollout and turn
+    when a digest does not match.
     """
     flat = FlatTurns(turns)
     simple = flat.is_one_chain()
     if bool(simple.all()):
         check_digests(flat, rollout_ids)
-        return _stitch(flat)
+        return _stitch(flat, agents)
     fast, slow = np.flatnonzero(simple), np.flatnonzero(~simple)
-    parts = [_odd_rollouts(turns.take(pa.array(slow)), rollout_ids.take(pa.array(slow)))]
+    parts = [_odd_rollouts(turns.take(pa.array(slow)), rollout_ids.take(pa.array(slow)), agents)]
     if len(fast):
-        parts.insert(0, chain_columns(turns.take(pa.array(fast)), rollout_ids.take(pa.array(fast))))
+        parts.insert(0, chain_columns(turns.take(pa.array(fast)), rollout_ids.take(pa.array(fast)), agents))
     order = np.argsort(np.concatenate((fast, slow)), kind="stable")
     return pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
 
@@ -124,11 +125,8 @@ def check_digests(flat: FlatTurns, rollout_ids: pa.Array) -> None:
         got = digest_of(log_probs[g0:g1], digest_of(generation[g0:g1], digest_of(delta[d0:d1], got)))
         if got - ((got >> 63) << 64) != digest:
             rollout = int(flat.rollout[at])
-            raise DataError(
-                f"T209: rollout {rollout_ids[rollout].as_py()}, turn {at - int(flat.starts[rollout])}: "
-                "its content does not match its digest",
-                hint="the file was changed after collection; `gymdata validate` lists every such turn",
-            )
+            where = f"rollout {rollout_ids[rollout].as_py()}, turn {at - int(flat.starts[rollout])}"
+            raise DataError.altered("T209", where, "its content does not match its digest")
         above = digest
 
 
@@ -137,7 +135,7 @@ def _bytes(values: np.ndarray) -> memoryview:
     return np.ascontiguousarray(values).view(np.uint8).data if len(values) else memoryview(b"")
 
 
-def _stitch(flat: FlatTurns) -> pa.Table:
+def _stitch(flat: FlatTurns, agents: Collection[str]) -> pa.Table:
     """All rollouts are one chain each, so delta and generation of every turn simply follow each other."""
     first, n = flat.starts[:-1], len(flat.starts) - 1
     deltas, generations = np.diff(flat.delta_starts), np.diff(flat.generation_starts)
@@ -151,11 +149,16 @@ def _stitch(flat: FlatTurns) -> pa.Table:
     ids, logprobs = np.empty(len(sampled), np.int32), np.zeros(len(sampled), np.float32)
     ids[~sampled], ids[sampled] = flat.delta[~of_prompt], flat.generation
     logprobs[sampled] = flat.log_probs
+    trained = sampled
+    if agents:
+        theirs = pc.is_in(flat.agent, value_set=pa.array(sorted(agents), pa.string())).to_numpy(zero_copy_only=False)
+        trained = np.repeat(np.stack((np.zeros_like(theirs), theirs), axis=1).ravel(), parts)
+        logprobs[~trained] = 0.0
     ends = np.concatenate(([0], np.cumsum(np.diff(flat.before[flat.starts]) - prompts))).astype(np.int32)
     columns = [
         pa.ListArray.from_arrays(np.concatenate(([0], np.cumsum(prompts))).astype(np.int32), flat.delta[of_prompt]),
         pa.ListArray.from_arrays(ends, ids),
-        pa.ListArray.from_arrays(ends, sampled.view(np.int8)),
+        pa.ListArray.from_arrays(ends, trained.view(np.int8)),
         pa.ListArray.from_arrays(ends, logprobs),
         pa.array(np.ones(n, np.int32)),
         _keys(flat.delta, flat.delta_starts[first], flat.delta_starts[first] + prompts),
@@ -185,17 +188,14 @@ def _generation_key(generation: np.ndarray, lengths: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(generation, dtype=np.int32).data, seed)
 
 
-def _odd_rollouts(turns: pa.ListArray, rollout_ids: pa.Array) -> pa.Table:
+def _odd_rollouts(turns: pa.ListArray, rollout_ids: pa.Array, agents: Collection[str]) -> pa.Table:
     """Rollouts with retries, branches, breaks or without turns: rare, so one at a time."""
-    rows = [_odd_row(t.as_py(), r.as_py()) for t, r in zip(turns, rollout_ids, strict=True)]
+    rows = [_odd_row(t.as_py(), r.as_py(), agents) for t, r in zip(turns, rollout_ids, strict=True)]
     return pa.Table.from_pylist(rows, schema=CHAINS)
 
 
-def _odd_row(turns: Sequence[dict[str, Any]], rollout_id: str) -> dict[str, Any]:
-    try:
-        tokens.expand_prompts(turns)
-    except DataError as error:
-        raise DataError(f"rollout {rollout_id}: {error.message}", hint=error.hint) from error
+def _odd_row(turns: Sequence[dict[str, Any]], rollout_id: str, agents: Collection[str]) -> dict[str, Any]:
+    tokens.prompts_of({"rollout_id": rollout_id, "turns": turns})
     found = tokens.sequences(turns, abandoned="drop")
     row: dict[str, Any] = dict.fromkeys(CHAINS.names)
     empty: dict[str, Any] = {name: [] for name in CHAINS.names[:4]}
@@ -204,11 +204,15 @@ def _odd_row(turns: Sequence[dict[str, Any]], rollout_id: str) -> dict[str, Any]
     one = found[0]
     cut = int(one.turn_starts[0])
     lengths = np.array([len(turns[turn]["generation_token_ids"]) for turn in one.turns])
+    mask, logprobs = one.loss_mask.copy(), one.logprobs.copy()
+    for turn, start, length in zip(one.turns, one.turn_starts, lengths, strict=True):
+        if agents and turns[turn]["agent"] not in agents:
+            mask[start : start + length], logprobs[start : start + length] = 0, 0.0
     return row | {
         "prompt_ids": one.input_ids[:cut],
         "completion_ids": one.input_ids[cut:],
-        "completion_mask": one.loss_mask[cut:],
-        "completion_logprobs": one.logprobs[cut:],
+        "completion_mask": mask[cut:],
+        "completion_logprobs": logprobs[cut:],
         "n_sequences": 1,
         "prompt_key": xxhash.xxh3_64_intdigest(np.ascontiguousarray(one.input_ids[:cut]).data),
         "generation_key": _generation_key(one.input_ids[one.loss_mask == 1], lengths),

@@ -145,10 +145,7 @@ def _first_bad_digest(
 
 def _fault(code: str, what: str, turn: int, offsets: _Ints, ids: pa.ChunkedArray) -> DataError:
     row = int(np.searchsorted(offsets, turn, side="right")) - 1
-    return DataError(
-        f"{code}: rollout {ids[row].as_py()}, turn {turn - int(offsets[row])}: {what}",
-        hint="the data was changed after collection; `gymdata validate` lists every such turn",
-    )
+    return DataError.altered(code, f"rollout {ids[row].as_py()}, turn {turn - int(offsets[row])}", what)
 
 
 def _ragged(lists: pa.ListArray) -> tuple[_Ints, Any]:

@@ -146,20 +146,17 @@ def expand_prompts(turns: Sequence[Turn], *, check_digests: bool = True) -> list
     for index, turn in enumerate(turns):
         parent, shared = int(turn["parent"]), int(turn["prefix_length"])
         if not (_NO_PARENT <= parent < index):
-            raise DataError(f"T210: turn {index}: got parent {parent}, expected an earlier turn or -1")
+            raise DataError.altered("T210", f"turn {index}", f"got parent {parent}, expected an earlier turn or -1")
         before = wholes[parent] if parent >= 0 else np.empty(0, np.int32)
         if not 0 <= shared <= len(before):
-            raise DataError(f"T210: turn {index}: got prefix_length {shared}, expected 0 to {len(before)}")
+            raise DataError.altered("T210", f"turn {index}", f"got prefix_length {shared}, expected 0 to {len(before)}")
         delta = np.ascontiguousarray(turn["prompt_delta_ids"], dtype=np.int32)
         generation = np.ascontiguousarray(turn["generation_token_ids"], dtype=np.int32)
         if check_digests:
             log_probs = np.ascontiguousarray(turn["generation_log_probs"], dtype=np.float32)
             above = int(turns[parent]["digest"]) if parent >= 0 else 0
             if turn_digest(above, shared, delta, generation, log_probs) != int(turn["digest"]):
-                raise DataError(
-                    f"T209: turn {index}: its content does not match its digest",
-                    hint="the file was changed after collection; `gymdata validate` lists every such turn",
-                )
+                raise DataError.altered("T209", f"turn {index}", "its content does not match its digest")
         prompts.append(np.concatenate((before[:shared], delta)))
         wholes.append(np.concatenate((prompts[-1], generation)))
     return prompts
@@ -170,7 +167,9 @@ def prompts_of(row: Mapping[str, Any]) -> list[Ids]:
     try:
         return expand_prompts(row["turns"])
     except DataError as error:
-        raise DataError(f"rollout {row['rollout_id']}: {error.message}", hint=error.hint) from error
+        error.message = f"rollout {row['rollout_id']}: {error.message}"
+        error.args = (error.message,)
+        raise
 
 
 def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[Kind]:

@@ -19,7 +19,7 @@ from gymdata.errors import GymdataError, StoreError
 from gymdata.ports import Progress
 from gymdata.stages.train_checks import ModelFacts, check
 from gymdata.store import find_run_json, hash_file, read_run_json, read_table, write_run_json
-from gymdata.store.lock import Lock
+from gymdata.store.lock import Lock, refuse_held
 from gymdata.store.run_json import differences, plain
 
 SUCCESS = "SUCCESS"
@@ -114,12 +114,15 @@ def run_training(
     job_file = out / JOB / "job.json"
     if dry_run:
         return _rehearse(out, job, begun, run_job, progress)
+    refuse_held(out)
     if (out / SUCCESS).is_file() and not overwrite:
         if resume:
             _same_job(out, job)
             progress.message(f"{out}: this training is done, nothing to do")
             return read_run_json(out)
-        raise StoreError(f"{out}: holds a finished training", hint="give another -o, or --overwrite to start again")
+        raise StoreError(
+            f"{out}: holds a finished training", hint="give another output folder, or --overwrite to start again"
+        )
     if job_file.is_file() and not (resume or overwrite):
         raise StoreError(
             f"{out}: holds a training that did not finish",
@@ -127,7 +130,9 @@ def run_training(
         )
     if out.is_dir() and any(out.iterdir()) and not job_file.is_file():
         inside = ", ".join(sorted(p.name for p in out.iterdir())[:6])
-        raise StoreError(f"{out}: is not empty and not a training (it holds {inside})", hint="give another -o")
+        raise StoreError(
+            f"{out}: is not empty and not a training (it holds {inside})", hint="give another output folder"
+        )
     if resume and job_file.is_file():
         _same_job(out, job)
     out.mkdir(parents=True, exist_ok=True)
@@ -143,6 +148,8 @@ def run_training(
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
+            if isinstance(error, KeyboardInterrupt) and any((out / "checkpoints").glob("checkpoint-*")):
+                progress.message(f"{out}: stopped; the same command with --resume goes on from the last checkpoint")
             raise
         result = json.loads((out / JOB / "result.json").read_text())
         facts = {**begun, "status": "completed", **result, **_announced(told)}

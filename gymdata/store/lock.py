@@ -61,6 +61,19 @@ class Lock:
         _held.discard(self)
 
 
+def refuse_held(folder: Path) -> None:
+    """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
+    path = folder / LOCK
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError.locked(folder, _describe(path)) from error
+        finally:
+            os.close(fd)
+
+
 @contextlib.contextmanager
 def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
     """Only this process writes ``target`` meanwhile. Its folder is made where it is missing, and taken away again when

@@ -248,3 +248,12 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
             said = capsys.readouterr()
             assert json.loads(said.out)["output"] == str(out)
             assert ("token ids" in said.err) == (name not in ("nemo-gym", "nat-trajectories", "atif"))
+
+
+def test_an_export_without_a_row_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """When the format can hold none of the rollouts, the command says why and ends with 1, as `filter` does."""
+    silent = write_run(tmp_path / "run", [rollout("a", 0, 1.0, [], messages=[{"role": "user", "content": "q"}])])
+    assert main(["export", str(silent), "--format", "openai", "-o", str(tmp_path / "a.jsonl")]) == 1
+    said = capsys.readouterr()
+    assert "rollouts without an assistant message (1 of 1 rows)" in said.err
+    assert "left out" in said.out

@@ -141,7 +141,7 @@ class _Warmed:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.identity = inner.identity
-        self.default_concurrency = SEQS
+        self.default_concurrency = inner.default_concurrency
         self.overhead_s = 0.0
         self.tokens = 0
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gymdata.api.crediting import build_experiences
+from gymdata.api.pairing import build_pairs
 from gymdata.config.train import TrainSftConfig
 from gymdata.core.schema import EXPERIENCES
 from gymdata.core.tokens import Call, TurnEncoder
@@ -103,6 +104,29 @@ def test_experiences_carry_the_choice(tmp_path: Path) -> None:
         )
     with pytest.raises(RefusedError, match="critic"):
         build_experiences(run, tmp_path / "none.parquet", target_agents="critic")
+
+
+def test_pairs_carry_the_choice(tmp_path: Path) -> None:
+    """`pairs --target-agents` trains their tokens only, with log-probs 0.0 elsewhere; a side without any makes no pair."""
+    played = [
+        by_agents("a", 0, 1.0, two_turns(5, 40), ["planner", "solver"]),
+        by_agents("a", 1, 0.0, two_turns(5, 41), ["planner", "solver"]),
+        by_agents("b", 0, 1.0, two_turns(6, 41), ["solver", "solver"]),
+        by_agents("b", 1, 0.0, two_turns(6, 42), ["planner", "planner"]),
+    ]
+    run = write_run(tmp_path / "run", played)
+    everyone = build_pairs(run, write=False).table.to_pylist()
+    report = build_pairs(run, write=False, target_agents="solver")
+    (pair,) = report.table.to_pylist()
+    (whole,) = (row for row in everyone if row["task_id"] == "a")
+    assert len(everyone) == 2
+    assert report.counts.dropped["nothing_generated"] == 1
+    for side, own in (("chosen", [40, 2]), ("rejected", [41, 2])):
+        assert pair[f"{side}_ids"] == whole[f"{side}_ids"]
+        assert [i for i, m in zip(pair[f"{side}_ids"], pair[f"{side}_mask"], strict=True) if m] == own
+        assert all((p == 0.0) == (m == 0) for p, m in zip(pair[f"{side}_logprobs"], pair[f"{side}_mask"], strict=True))
+    with pytest.raises(RefusedError, match="critic"):
+        build_pairs(run, write=False, target_agents="critic")
 
 
 def test_agents_are_given_as_words() -> None:

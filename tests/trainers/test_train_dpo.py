@@ -85,6 +85,46 @@ def test_two_processes_prove_the_same_tokens(policy: Path, told_pairs: Path, tmp
     assert json.loads(one.stdout)["trained_tokens"]["batches"] == proof["batches"]
 
 
+def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
+    """The command in a process group of its own, once its training has saved a checkpoint."""
+    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], stderr=subprocess.PIPE, start_new_session=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+    )  # fmt: skip
+    while process.poll() is None and not list(out.glob("checkpoints/checkpoint-*/gymdata_proof.json")):
+        pass
+    return process
+
+
+def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """While it runs, the same command is told who writes there. SIGINT to the command alone reaches its trainer, which
+    saves; the command ends with 130 and names --resume."""
+    out = tmp_path / "stopped"
+    words = [
+        "train-dpo",
+        told_pairs,
+        "-m",
+        policy,
+        "-o",
+        out,
+        "--set",
+        "num_train_epochs=9999",
+        "--set",
+        "save_steps=5",
+    ]
+    process = begun(words, out)
+    second = gymdata(*words)
+    assert (second.returncode, f"another process writes to this run (pid {process.pid}" in second.stderr) == (2, True)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "the same command with --resume goes on from the last checkpoint" in said
+    assert read_run_json(out)["failure"] == "interrupted"
+    assert not (out / "SUCCESS").exists()
+    assert "--resume" in gymdata(*words).stderr
+
+
 @pytest.mark.full
 def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
     """SIGKILL of the command after a checkpoint: its process ends too, and --resume finishes with whole epochs proven and
@@ -92,17 +132,9 @@ def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Pat
     out = tmp_path / "killed"
     same = ["--set", "num_train_epochs=60", "--set", "save_steps=5"]
     words = ["train-dpo", told_pairs, "-m", policy, "-o", out, *same]
-    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, words)], stderr=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-    )  # fmt: skip
-    marker = "checkpoints/checkpoint-*/gymdata_proof.json"
-    while process.poll() is None and not list(out.glob(marker)):
-        pass
+    process = begun(words, out)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert list(out.glob(marker))
+    process.communicate()
     done = gymdata(*words, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)

@@ -76,8 +76,9 @@ class EngineJudge:
 
     @property
     def default_concurrency(self) -> int:
-        """As many as the engine runs side by side."""
-        return self.sampler.default_concurrency
+        """Twice what the engine runs side by side: verdicts are short, so many seats fall free at each step, and the
+        engine should find the next question there."""
+        return 2 * self.sampler.default_concurrency
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine."""

@@ -41,8 +41,10 @@ def load(place: Place, head: str, **options: Any) -> Any:
         raise UsageError.missing_extra(error.name or "transformers", "train") from error
     if place.dtype not in DTYPES:
         raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
-    # Its bar is not ours, and models here load in seconds.
+    # Its bar is not ours, and models here load in seconds; what its report of weights would say, ``lacking`` says.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    loud = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     device = _device(place.device)
     dtype: Any = getattr(torch, place.dtype, "auto")
     if place.dtype == "auto" and device.type == "cpu":
@@ -57,6 +59,8 @@ def load(place: Place, head: str, **options: Any) -> Any:
             model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
     except (OSError, ValueError) as error:
         raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
+    finally:
+        transformers.utils.logging.set_verbosity(loud)
     lacking = [] if place.adapter else sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
     if lacking:
         raise DataError(f"{place.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")

@@ -12,11 +12,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gymdata.adapters.children import OWN_GROUP, interruptions_passed_to
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError
 from gymdata.ports import Progress
 
@@ -58,14 +58,15 @@ def start(
             stdout=noise if stdout is None else stdout,
             stderr=noise,
             env={**os.environ, **(environment or {})},
+            **OWN_GROUP,
         )
 
 
 def wait(process: subprocess.Popen[bytes], log: Path, progress: Progress, timeout_s: float | None = None) -> int:
-    """The exit code, once it has ended; ``progress`` hears the log's last line meanwhile. Ctrl-C is left to the child,
-    which gets it too. Raises subprocess.TimeoutExpired."""
+    """The exit code, once it has ended; ``progress`` hears the log's last line meanwhile. Ctrl-C is passed on
+    to the child. Raises subprocess.TimeoutExpired."""
     left = timeout_s
-    with _sigint_left_to_child():
+    with interruptions_passed_to(process):
         while True:
             try:
                 return process.wait(_POLL_S)
@@ -123,18 +124,3 @@ def last_lines(log: Path, n: int = _TAIL_LINES) -> list[str]:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
     return [line for line in re.split(r"[\r\n]+", text) if line.strip()][-n:]
-
-
-@contextmanager
-def _sigint_left_to_child() -> Iterator[None]:
-    """Ctrl-C reaches the whole process group; the child drains or saves, and we wait for it. Not SIG_IGN, which children
-    would inherit."""
-    try:
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-    except ValueError:  # not the main thread: signals are the caller's business
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

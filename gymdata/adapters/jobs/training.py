@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from gymdata.adapters.children import send
 from gymdata.adapters.jobs.collecting import settings_file
 from gymdata.adapters.jobs.processes import gymdata_words, hear, last_lines, start, wait
 from gymdata.config.finetune import CommandAdapter, TrlAdapter
@@ -103,11 +105,11 @@ class ProcessJobs:
     def cancel(self, ref: str) -> None:
         process, facts = self._running.get(ref), _read(Path(ref))
         if process is not None and process.poll() is None:
-            process.terminate()
+            send(process, signal.SIGTERM)
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
-                process.kill()
+                send(process, signal.SIGKILL)
                 process.wait()
         if facts is not None and facts["state"] == "running":
             _write(Path(ref), {**facts, "state": "canceled", "message": "canceled"})

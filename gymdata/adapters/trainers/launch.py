@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gymdata import errors
+from gymdata.adapters.children import OWN_GROUP, interruptions_passed_to, send
 from gymdata.ports import Progress
 
 #: The process is offline and says nothing to anybody but its parent.
@@ -50,24 +50,24 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     told: dict[str, Any] = {}
     environment = _DEFAULTS | os.environ | _ENVIRONMENT
     command = [sys.executable, "-m", "gymdata.adapters.trainers.run", str(job_file)]
-    with log.open("ab") as noise, _sigint_left_to_child():
+    with log.open("ab") as noise:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=noise, stdin=subprocess.DEVNULL, env=environment
+            command, stdout=subprocess.PIPE, stderr=noise, stdin=subprocess.DEVNULL, env=environment, **OWN_GROUP
         )
         try:
-            assert process.stdout is not None
-            for raw in process.stdout:
-                line = raw.decode(errors="replace")
-                if line.startswith(_EVENT):
-                    _hear(json.loads(line[len(_EVENT) :]), told, progress)
-                else:
-                    noise.write(raw)
-                    noise.flush()
-            code = process.wait()
+            with interruptions_passed_to(process):
+                assert process.stdout is not None
+                for raw in process.stdout:
+                    line = raw.decode(errors="replace")
+                    if line.startswith(_EVENT):
+                        _hear(json.loads(line[len(_EVENT) :]), told, progress)
+                    else:
+                        noise.write(raw)
+                        noise.flush()
+                code = process.wait()
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+            send(process, signal.SIGTERM)
+            process.wait()
     if "error" in told:
         raise _error(told["error"])
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
@@ -108,23 +108,6 @@ def _error(message: Mapping[str, Any]) -> errors.GymdataError:
     if isinstance(error, errors.OutsideError):
         error.system, error.retryable, error.retry_after_s, error.fatal = "trainer", False, None, False
     return error
-
-
-@contextmanager
-def _sigint_left_to_child() -> Iterator[None]:
-    """Ctrl-C reaches the whole process group: the child saves a checkpoint and stops, and we wait for it.
-
-    Not SIG_IGN, which the child would inherit.
-    """
-    try:
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-    except ValueError:  # not the main thread: signals are the caller's business
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _ending(code: int) -> str:
