@@ -72,7 +72,8 @@ class Table:
 
     ``dictionary`` and ``split`` are Parquet column paths. A path in both would silently get the dictionary and no
     BYTE_STREAM_SPLIT, so they never overlap. Ids are in neither: plain + zstd beats both on real token ids.
-    ``optional`` columns may be absent from a file; all others must be there.
+    ``optional`` columns may be absent from a file; all others must be there. ``id_level``: zstd level of token ids; 5 buys 6 %
+    of a file at four times the writing, which is for what is kept, not for what can be made of it again.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Table:
     dictionary: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     optional: frozenset[str] = field(default_factory=frozenset)
+    id_level: int = 1
 
     @cached_property
     def metadata(self) -> dict[bytes, bytes]:
@@ -151,6 +153,7 @@ ROLLOUTS = Table(
         _TURNS + "agent",
     ),
     split=(_TURNS + "generation_log_probs" + _LEAF, _TURNS + "top_log_probs.list.element.list.element.log_prob"),
+    id_level=5,
 )
 
 SCORES = Table(

@@ -1,8 +1,8 @@
 """Returns and generalised advantage estimates: recursions from a row's end to its start that step over masked tokens.
 
 What always holds: "the next token" means the next valid one of the row; beyond the last one reward and value are 0 (or the
-bootstrap value where one is given). With numba (the ``train`` extra) a compiled loop runs; without it, numpy over blocks
-of rows; both give the same numbers.
+bootstrap value where one is given). With numba (the ``train`` extra) a compiled loop runs; without it, numpy
+over blocks; both give the same numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from gymdata.errors import DataError, UsageError
 #: Floats that the numpy form works on at a time: a block stays in the cache.
 _BLOCK = 1 << 20
 _MAX_ROWS = 256
+#: Of a padded array: rows and columns that it turns round at a time.
+_ROWS, _COLUMNS = 1024, 32
 
 
 def gae(
@@ -36,7 +38,7 @@ def gae(
     width = r.shape[-1] if r.ndim else 0
     if not r.size:
         return advantages, returns
-    run = _gae_blocks if (compiled := kernels()) is None else compiled.gae
+    run = _gae_columns if (compiled := kernels()) is None else compiled.gae
     r, v, valid = (np.ascontiguousarray(a).reshape(-1, width) for a in (r, v, valid))
     run(r, v, valid, float(gamma), float(lam), advantages.reshape(-1, width), returns.reshape(-1, width))
     return advantages, returns
@@ -56,10 +58,7 @@ def cumulative_returns(rewards: npt.ArrayLike, mask: npt.ArrayLike, gamma: float
     if compiled is not None:
         compiled.returns(rows, np.ascontiguousarray(m), float(gamma), out)
     else:
-        for part in _row_blocks(*rows.shape):
-            offsets = _offsets(m[part])
-            out[part] = 0
-            out[part][m[part]] = _sums(rows[part][m[part]].astype(np.float64), offsets, gamma)
+        _returns_columns(rows, m, float(gamma), out)
     return result
 
 
@@ -117,32 +116,72 @@ def kernels() -> Any:
     return compiled
 
 
-def _gae_blocks(r: Array, v: Array, m: Array, gamma: float, lam: float, advantages: Array, returns: Array) -> None:
-    for part in _row_blocks(*r.shape):
-        valid = m[part]
-        held = v[part][valid].astype(np.float64)
-        offsets = _offsets(valid)
-        following = np.zeros(len(held), np.float64)
-        following[:-1] = held[1:]
-        following[offsets[1:][np.diff(offsets) > 0] - 1] = 0.0
-        following *= gamma
-        following += r[part][valid]
-        following -= held
-        found = _sums(following, offsets, gamma * lam)
-        advantages[part] = 0
-        returns[part] = 0
-        advantages[part][valid] = found
-        found += held
-        returns[part][valid] = found
+def _gae_columns(r: Array, v: Array, m: Array, gamma: float, lam: float, advantages: Array, returns: Array) -> None:
+    for rows in _row_blocks(len(r)):
+        after, advantage = np.zeros(len(r[rows]), np.int64), np.zeros(len(r[rows]))
+        for part in _column_blocks(r.shape[1]):
+            keep = _keep(m[rows, part])
+            value, delta = _turned(v[rows, part], keep), _turned(r[rows, part], keep)
+            valid = np.ascontiguousarray(keep.T)
+            masked, following = ~valid, np.empty_like(valid)
+            for t in range(len(valid) - 1, -1, -1):
+                following[t] = after
+                after = (after & masked[t]) | value.view(np.int64)[t]
+            delta += gamma * following.view(np.float64)
+            delta -= value
+            delta.view(np.int64)[...] &= valid
+            advantage = _carry(delta, _steps_over(valid, gamma * lam), advantage)
+            advantages[rows, part] = _turned(delta, valid)
+            delta += value
+            returns[rows, part] = _turned(delta, valid)
 
 
-def _row_blocks(rows: int, width: int) -> list[slice]:
-    count = max(1, min(_MAX_ROWS, _BLOCK // max(width, 1)))
-    return [slice(start, start + count) for start in range(0, rows, count)]
+def _returns_columns(r: Array, m: Array, gamma: float, out: Array) -> None:
+    for rows in _row_blocks(len(r)):
+        total = np.zeros(len(r[rows]))
+        for part in _column_blocks(r.shape[1]):
+            keep = _keep(m[rows, part])
+            valid = np.ascontiguousarray(keep.T)
+            table = _turned(r[rows, part], keep)
+            total = _carry(table, _steps_over(valid, gamma), total)
+            out[rows, part] = _turned(table, valid)
 
 
-def _offsets(valid: Array) -> npt.NDArray[np.int64]:
-    return np.concatenate(([0], np.cumsum(valid.sum(axis=1)))).astype(np.int64)
+def _keep(mask: Array) -> npt.NDArray[np.int64]:
+    """All bits where a number is valid, none where it is not: ``bits & keep`` wipes also what times 0 is no 0."""
+    return np.negative(mask.astype(np.int64))
+
+
+def _turned(values: Array, keep: npt.NDArray[np.int64]) -> Array:
+    """``values`` with rows and columns changed, so that a position of all rows lies together: float64, 0 where masked."""
+    whole = values.astype(np.float64, order="C")
+    bits = whole.view(np.int64)
+    np.bitwise_and(bits, keep, out=bits)
+    return np.ascontiguousarray(whole.T)
+
+
+def _steps_over(valid: npt.NDArray[np.int64], step: float) -> Array:
+    """``step`` where valid and 1.0 where not, where a sum passes through unchanged."""
+    one, other = np.float64(1.0).view(np.int64), np.float64(step).view(np.int64)
+    return ((valid & (one ^ other)) ^ one).view(np.float64)
+
+
+def _carry(table: Array, steps: Array, total: Array) -> Array:
+    """x_t = b_t + s_t · x_{t+1} in place, position by position from the last; ``total`` is x after the last one. Returns
+    the first one's."""
+    held = np.empty(len(total))
+    for t in range(len(table) - 1, -1, -1):
+        total = np.add(table[t], np.multiply(total, steps[t], out=held), out=table[t])
+    return total.copy()
+
+
+def _row_blocks(rows: int) -> list[slice]:
+    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
+
+
+def _column_blocks(width: int) -> list[slice]:
+    """From the last to the first."""
+    return [slice(max(0, stop - _COLUMNS), stop) for stop in range(width, 0, -_COLUMNS)]
 
 
 def _sums(flat: Array, offsets: npt.NDArray[np.int64], step: float | npt.ArrayLike) -> Array:
