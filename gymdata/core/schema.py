@@ -72,8 +72,8 @@ class Table:
 
     ``dictionary`` and ``split`` are Parquet column paths. A path in both would silently get the dictionary and no
     BYTE_STREAM_SPLIT, so they never overlap. Ids are in neither: plain + zstd beats both on real token ids.
-    ``optional`` columns may be absent from a file; all others must be there. ``id_level``: zstd level of token ids; 5 buys 6 %
-    of a file at four times the writing, which is for what is kept, not for what can be made of it again.
+    ``optional`` columns may be absent from a file; all others must be there. ``id_level``: zstd level of token ids; 5 buys
+    6 % of a file at four times the writing, which is for what is kept, not for what can be made of it again.
     """
 
     name: str
