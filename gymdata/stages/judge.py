@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -80,9 +81,15 @@ class Reading:
     retry_unparsed: bool = False
 
     def read(self, text: str) -> Verdict | None:
-        if self.strict:
-            return genrm.parse_strict(text)
-        return genrm.parse_published(text, self.default_score, self.default_ranking)
+        return _read(self, text)
+
+
+@lru_cache(maxsize=1024)
+def _read(reading: Reading, text: str) -> Verdict | None:
+    """Each answer is read when it comes and when it is counted, and judges say few different things."""
+    if reading.strict:
+        return genrm.parse_strict(text)
+    return genrm.parse_published(text, reading.default_score, reading.default_ranking)
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class EngineJudge:
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
         held = constrain == "on"
         self.sampler = (_HeldToVerdicts if held else VllmSampler)(
-            model, sampling=sampling, engine_args=engine_args, seed=seed
+            model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
         )
         facts = weights.model_facts(model)
         self.identity: Mapping[str, Any] = {
