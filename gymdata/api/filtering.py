@@ -28,7 +28,7 @@ from gymdata.core.schema import ROLLOUTS
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.ports import Progress
 from gymdata.store import hash_file, read_run_json, resolve, scan_batches, write_run_json
-from gymdata.store.paths import output_file
+from gymdata.store.paths import beside, output_file
 from gymdata.store.tables import write_batches
 
 #: Rollouts whose tokens are in memory at a time.
@@ -78,7 +78,7 @@ def filter_rollouts(
     for source in sources:
         resolve(source, ROLLOUTS)
     targets = _targets(sources, output, config) if write else {}
-    _refuse_to_replace(targets, config, overwrite)
+    _refuse_to_replace(targets, sources, config, overwrite)
     plan = _Plan(config)
     columns = load_columns(sources, plan.named)
     funnel = _run(plan, columns, sources)
@@ -145,9 +145,15 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
         values = columns.values[plan.balance].to_pylist()
-        shown = [None if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
-        funnel.balance(plan.balance, shown, config.seed)
+        funnel.balance(plan.balance, [None if v is None else _category(v) for v in values], config.seed)
     return funnel
+
+
+def _category(value: Any) -> str:
+    """A value's name, different for different values; 3.0 is 3, for the numbers of a task are floats here."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    return str(value)
 
 
 def _check_group(expression: conditions.Expression, columns: RolloutColumns) -> None:
@@ -205,7 +211,9 @@ def _targets(sources: Sequence[str | Path], output: str | Path | None, config: F
     return targets
 
 
-def _refuse_to_replace(targets: dict[str, Path], config: FilterConfig, overwrite: bool) -> None:
+def _refuse_to_replace(
+    targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, overwrite: bool
+) -> None:
     for target in targets.values():
         own = _describes(target)
         if own.is_dir() and (own / "run.json").is_file() and read_run_json(own / "run.json").get("stage") != "filter":
@@ -213,6 +221,8 @@ def _refuse_to_replace(targets: dict[str, Path], config: FilterConfig, overwrite
                 f"{own}: is a run of its own, not a folder of filtered rollouts", hint="give another output folder"
             )
         refuse_other_settings(target, config, "rollouts that were", overwrite)
+    for other in _of_another_mode(targets, sources) if targets else ():
+        refuse_other_settings(other, config, "rollouts that were", overwrite)
 
 
 def _describes(target: Path) -> Path:
@@ -264,8 +274,33 @@ def _write(
         "identity": _common_identity(sources),
         "counts": {key: value for key, value in report.as_json().items() if key != "files"},
     }
+    for stale in _of_another_mode(targets, sources):
+        # Whoever reads the folder, or its test side, would take the earlier choice for this one.
+        stale.unlink(missing_ok=True)
+        if _describes(stale) == stale:
+            beside(stale).unlink(missing_ok=True)
     for place in {_describes(target) for target in targets.values()}:
         write_run_json(place, facts | {"files": entries})
+
+
+def _of_another_mode(targets: dict[str, Path], sources: Sequence[str | Path]) -> list[Path]:
+    """What an earlier filter wrote to the same ``-o`` with a split, when there is none now, and the other way about.
+
+    Only files that its run.json names: those of somebody else, and those that are filtered now, are left alone.
+    """
+    first = next(iter(targets.values()))
+    place = _describes(first)
+    described = beside(first) if place == first else place / "run.json"
+    facts = read_run_json(described) if described.is_file() else {}
+    if facts.get("stage") != "filter":
+        return []
+    wrote = {str(entry.get("path")) for entry in facts.get("files") or []}
+    # Beside a file only its test side: the name of a test side may have been given as -o of its own.
+    folder = ("rollouts.parquet", "train.parquet", "test.parquet")
+    names = wrote & ({f"{first.stem}.test{first.suffix}"} if place == first else {*folder})
+    kept = {path.resolve() for path in targets.values()}
+    kept |= {found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)}
+    return [path for name in sorted(names) if (path := first.with_name(name)).resolve() not in kept]
 
 
 def _chosen(sources: Sequence[str | Path], ids: pa.Array) -> Iterator[pa.RecordBatch]:

@@ -190,3 +190,45 @@ def test_the_command_prints_the_account(run: Path, tmp_path: Path, capsys: pytes
     assert main(words) == 2
     assert "-o is missing" in capsys.readouterr().err
     assert main(["filter", str(run), "--where", "reward > 5", "--dry-run"]) == 1
+
+
+@pytest.mark.parametrize("out", ["o", "o.parquet"])
+def test_an_output_holds_one_choice(run: Path, tmp_path: Path, out: str) -> None:
+    """What an earlier filter wrote with a split is gone when it is replaced without one, and the other way about."""
+    split = {"split_by": "task", "test_share": 0.34}
+    place = tmp_path / "f" / out
+    for settings in ({"where": "reward >= 0"}, split, {"where": "reward == 1"}, split):
+        report = gymdata.filter_rollouts(run, place, overwrite=True, **settings)
+        there = {p.name for p in (tmp_path / "f").rglob("*.parquet")}
+        assert there == {p.name for p in report.files.values()}
+        assert len(list((tmp_path / "f").rglob("*run.json"))) == (1 if out == "o" else len(there))
+    with pytest.raises(StoreError, match="other settings"):
+        gymdata.filter_rollouts(run, place, where="reward == 1")
+
+
+def test_only_what_a_filter_wrote_is_removed(run: Path, tmp_path: Path) -> None:
+    """Files of others in the folder, and the file that is filtered into its own folder, stay."""
+    out = tmp_path / "o"
+    out.mkdir()
+    (out / "train.parquet").write_text("mine")
+    gymdata.filter_rollouts(run, out, where="reward >= 0")
+    assert (out / "train.parquet").read_text() == "mine"
+    own = tmp_path / "p"
+    gymdata.filter_rollouts(run, own, where="reward >= 0")
+    gymdata.filter_rollouts(own / "rollouts.parquet", own, split_by="task", test_share=0.34)
+    assert {p.name for p in own.glob("*.parquet")} == {"rollouts.parquet", "train.parquet", "test.parquet"}
+
+
+def test_long_numbers_are_balanced_apart(tmp_path: Path) -> None:
+    """Numbers of seven digits and more, and fractions that differ late, are categories of their own."""
+    rows = [
+        rollout(f"t{i}", 0, 1.0, two_turns(5, 10 + i))
+        | {"task": json.dumps({"task_id": f"t{i}", "bucket": 1234560 + (i % 3 == 2), "x": 0.1234567 + (i % 3) * 1e-8})}
+        for i in range(9)
+    ]
+    folder = write_run(tmp_path / "run", rows)
+    report = gymdata.filter_rollouts(folder, write=False, balance="task.bucket")
+    assert report.rollouts_out == 6
+    assert [note for step in report.steps for note in step.notes] == ["1234560: 6 before", "1234561: 3 before"]
+    assert gymdata.filter_rollouts(folder, write=False, balance="task.x").steps[0].rows_out == 9
+    assert "3 values" in gymdata.filter_rollouts(folder, write=False, balance="task.x").steps[0].detail
