@@ -6,9 +6,9 @@ given", never "set to nothing"; a configuration does not change once it is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import pydantic
 
@@ -19,6 +19,16 @@ class Config(pydantic.BaseModel):
     """Base of every command's settings."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """pydantic takes ``true`` for 1, where it is a slip."""
+        if _has_truth(value):
+            kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+            if kinds & {int, float} and not kinds & {bool, Any, object}:
+                raise ValueError("a number")
+        return value
 
     @classmethod
     def load(
@@ -68,6 +78,17 @@ class Config(pydantic.BaseModel):
         return UsageError.bad_value(f"{where}: {path}", first.get("input"), wanted)
 
 
+def _has_truth(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    inner = get_args(annotation)
+    return set().union(*map(_kinds, inner)) if inner else {annotation} if isinstance(annotation, Hashable) else set()
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     """A YAML mapping. Numbers such as ``1e-6`` are numbers, as people expect, and duplicate keys are errors."""
     import yaml
@@ -76,9 +97,15 @@ def read_yaml(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text",
+            hint="save it as UTF-8, or give another file",
+        ) from error
     try:
         data = yaml.load(text, Loader=_loader())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A date that is none is a ValueError of PyYAML's.
         raise UsageError(f"{file}: is not YAML: {error}") from error
     if data is None:
         return {}
@@ -93,7 +120,7 @@ def parse_value(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader=_loader())
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

@@ -18,6 +18,8 @@ class Settings(Config):
     strategy: Literal["all", "best-worst"]
     learning_rate: float = pydantic.Field(1e-3, gt=0)
     engine: dict[str, object] = pydantic.Field(default_factory=dict)
+    seeds: int | list[int] | None = None
+    switch: bool | int = 0
 
 
 def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
@@ -54,4 +56,23 @@ def test_a_key_given_twice_is_refused(tmp_path: Path):
     file = tmp_path / "c.yaml"
     file.write_text("a: 1\na: 2\n")
     with pytest.raises(UsageError, match="given twice"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize("given", ["learning_rate=true", "seeds=false", "seeds=[1, true]"])
+def test_numbers_are_no_truths(given: str) -> None:
+    """A boolean where a number is expected is refused, and taken where it is one of the types."""
+    with pytest.raises(UsageError, match="expected a number"):
+        Settings.load(overrides={"strategy": "all"}, sets=[given])
+    taken = Settings.load(overrides={"strategy": "all", "switch": True, "engine": {"eager": True}})
+    assert taken.switch is True
+    assert taken.engine == {"eager": True}
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: \x00", b"a: 2026-13-45"])
+def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(tmp_path: Path, content: bytes) -> None:
+    """Bytes that are not UTF-8, control characters and dates that are none are errors that name the file."""
+    file = tmp_path / "c.yaml"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"c\.yaml.*YAML"):
         read_yaml(file)
