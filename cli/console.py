@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
+    from rich.table import Table
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags beat it.")]
@@ -25,6 +27,10 @@ OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start again, r
 SeedFlag = Annotated[int | None, typer.Option("--seed", help="Makes everything that is drawn repeatable.")]
 
 _UNWRAPPED = 1_000
+#: What was counted in less time than this is no rate: much of it came at once.
+_RATE_AFTER_S = 2.0
+#: The narrowest that a value may be beside its name.
+_NARROWEST = 20
 
 
 def emit_json(value: Any) -> None:
@@ -56,25 +62,69 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     grid.add_column(overflow="fold")
     for name, value in rows:
         grid.add_row(name, show(value))
-    _console().print(grid)
+    _print(grid)
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """A table with a header; numbers are aligned to the right."""
+    _print(_table(columns, [list(row) for row in rows], title))
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
+    """Whether ``grid`` would show these rows on the terminal without folding a column."""
+    console = _console()
+    endless = console.options.update(max_width=1_000_000)
+    return console.measure(_table(columns, rows), options=endless).maximum <= console.width
+
+
+def room_beside(columns: Sequence[str]) -> int:
+    """How many characters ``records`` has for a value."""
+    return max(_console().width - max(map(len, columns), default=0) - 2, _NARROWEST)
+
+
+def records(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
+    """Each row as lines of ``column  value``, for rows wider than the terminal. Returns whether a value is cut."""
+    from rich.text import Text
+
+    console, room, label = _console(), room_beside(columns), max(map(len, columns), default=0)
+    cut = False
+    for number, row in enumerate(rows, 1):
+        console.print(f"row {number:,}", style="bold", highlight=False)
+        for name, value in zip(columns, row, strict=True):
+            # A value's own line ends and tabs would break the two columns.
+            whole = show(value).replace("\\[", "[")
+            text = Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in whole))
+            text.truncate(room, overflow="ellipsis")
+            cut = cut or "…" in text.plain
+            console.print(Text.assemble((f"{name:<{label}}  ", "dim"), text), soft_wrap=True, highlight=False)
+    return cut
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
     from rich import box
     from rich.table import Table
 
-    rows = [list(row) for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(show(value) for value in row))
-    _console().print(table)
+    return table
 
 
-def _console() -> Any:
+def _print(table: Table) -> None:
+    console = _console()
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    # The padding of cells is of use to nobody who reads a file or a pipe.
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
+
+
+def _console() -> Console:
     """Tables are as wide as a terminal; elsewhere nothing is wrapped, so that a path in a file or a pipe stays whole."""
     from rich.console import Console
 
@@ -109,6 +159,7 @@ class Watch:
         self._what = what
         self._every_s = every_s
         self._counts: dict[str, float] = {}
+        self._first: dict[str, float] = {}
         self._began = self._said = time.monotonic()
         self._bar: Bar | None = None
         self._task: TaskID | None = None
@@ -128,14 +179,16 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
+            # A bar that never counted anything would stay as if it were stuck.
+            self._bar.live.transient = not self._counts
             self._bar.stop()
         elif self._counts:
             self._say()
 
     def update(self, **counts: float) -> None:
         if not self._counts:
-            # Start-up (loading an engine) is not part of the rate.
-            self._began = time.monotonic()
+            # Start-up (loading an engine), and what came with its end, is not part of the rate.
+            self._began, self._first = time.monotonic(), counts
         self._counts.update(counts)
         if self._bar is not None and self._task is not None:
             done, total = self._counts.get("done", 0), self._counts.get("total")
@@ -151,18 +204,24 @@ class Watch:
 
     def _say(self) -> None:
         self._said = time.monotonic()
-        note(f"{self._what} {self._of()}  {self._facts()}")
+        note(f"{self._what} {self._of()}  {self._facts()}".rstrip())
+
+    def _since(self, name: str) -> float:
+        """What was counted since the clock runs."""
+        return self._counts.get(name, 0) - self._first.get(name, 0)
 
     def _of(self) -> str:
         done, total = self._counts.get("done", 0), self._counts.get("total")
         return f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
 
     def _facts(self) -> str:
-        # The first batch comes at once and is no rate.
-        passed = max(time.monotonic() - self._began, 1.0)
-        parts = [f"{60 * self._counts.get('fresh', self._counts.get('done', 0)) / passed:,.0f}/min"]
-        if "tokens" in self._counts:
-            parts.append(f"{self._counts['tokens'] / passed:,.0f} tok/s")
+        passed = time.monotonic() - self._began
+        parts = []
+        if passed >= _RATE_AFTER_S:
+            if done := self._since("fresh" if "fresh" in self._counts else "done"):
+                parts.append(f"{60 * done / passed:,.0f}/min")
+            if tokens := self._since("tokens"):
+                parts.append(f"{tokens / passed:,.0f} tok/s")
         if self._counts.get("reward") is not None and "reward" in self._counts:
             parts.append(f"reward {self._counts['reward']:.3f}")
         if self._counts.get("failures"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import JsonFlag, emit_json, grid, note, show
+from gymdata_cli.console import JsonFlag, emit_json, fits, grid, note, records, room_beside, show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,17 +53,28 @@ def query(
 def _show(reader: pa.RecordBatchReader) -> None:
     from gymdata.api.querying import too_wide
 
+    names, terminal = reader.schema.names, sys.stdout.isatty()
+    width = room_beside(names)
     rows: list[list[object]] = []
+    # The same rows for one value a line, which may have more room than a cell.
+    longer: list[list[object]] = []
     total = 0
     for batch in reader:
         total += batch.num_rows
         if room := _SHOWN - len(rows):
             columns = [column.to_pylist() for column in batch.slice(0, room).columns]
-            rows += [[too_wide(v) or v for v in row] for row in zip(*columns, strict=True)]
-    if sys.stdout.isatty():
-        grid(reader.schema.names, rows)
-    else:
-        _aligned(reader.schema.names, rows)
+            whole = list(zip(*columns, strict=True))
+            rows += [[too_wide(v) or v for v in row] for row in whole]
+            if terminal:
+                longer += [[too_wide(v, width) or v for v in row] for row in whole]
+    if not terminal:
+        _aligned(names, rows)
+    elif fits(names, rows):
+        grid(names, rows)
+    elif not rows:
+        note(f"no rows of {', '.join(names)}")
+    elif records(names, longer):
+        note("values that end with … are cut: --json, --csv and -o hold them whole")
     if total > len(rows):
         note(f"{total - len(rows):,} more rows: add a LIMIT, or use --csv, --json or -o")
 

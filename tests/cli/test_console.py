@@ -1,0 +1,112 @@
+"""Tables and progress as a terminal, a pipe and a reader of logs get them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from gymdata_cli import console
+from gymdata_cli.console import Watch, facts, grid
+from gymdata_cli.main import main
+
+from tests.rollout_files import rollout, two_turns, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(3)])
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """stdout and stderr are a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    # Each phase of a test has streams of its own, of one kind.
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the progress takes for the time."""
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.usefixtures("terminal")
+def test_rows_wider_than_the_terminal_stand_one_value_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every column is there with its value, no line is longer than the terminal, and what was cut is told."""
+    assert main(["query", "select * from rollouts order by rollout_index limit 2", str(run)]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [line for line in lines if line.startswith("row ")] == ["row 1", "row 2"]
+    assert [line.split() for line in lines if line.startswith("rollout_id")] == [
+        ["rollout_id", "t-0"],
+        ["rollout_id", "t-1"],
+    ]
+    (first, _) = [line for line in lines if line.startswith("turns")]
+    assert first.endswith("… (2 items)")
+    assert max(map(len, lines)) <= 80
+    assert len(lines) > 2 * 20
+    assert "--json" in said.err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_rows_that_fit_stay_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Few columns are shown side by side, without a note."""
+    assert main(["query", "select rollout_id, reward from rollouts", str(run)]) == 0
+    said = capsys.readouterr()
+    assert "row 1" not in said.out
+    assert "━" in said.out or "─" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.usefixtures("terminal")
+def test_no_rows_of_many_columns_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a row the columns are named in one line rather than folded into a table."""
+    assert main(["query", "select * from rollouts limit 0", str(run)]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("no rows of rollout_id, run_id")
+
+
+def test_what_came_at_once_is_no_rate(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    """Counts that all come with the first update have no rate and no tokens a second."""
+    with Watch("judge") as watch:
+        clock[0] += 40
+        watch.update(done=240, total=240, tokens=9_000)
+        clock[0] += 1
+        watch.update(done=240, total=240, tokens=9_000)
+    assert capsys.readouterr().err.splitlines()[-1] == "judge 240/240"
+
+
+def test_a_rate_counts_from_the_first_update(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    """After two seconds the rate is that of what came since the clock began."""
+    with Watch("score") as watch:
+        watch.update(done=100, total=240, tokens=0)
+        clock[0] += 4
+        watch.update(done=140, total=240, tokens=800)
+    assert capsys.readouterr().err.splitlines()[-1] == "score 140/240  600/min  200 tok/s"
+
+
+def test_piped_tables_have_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    """No line of a table ends with blanks where nobody looks."""
+    facts("title", [("name", 1), ("longer name", "text")])
+    grid(["a", "b"], [[1, "x"], [2, "longer"]], "another")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert any("longer name" in line for line in lines)
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize("counts", [{}, {"done": 1, "total": 2}])
+def test_a_bar_without_a_count_is_removed(counts: dict[str, float]) -> None:
+    """What never counted leaves nothing on the screen; what did stays."""
+    watch = Watch("filter")
+    with watch:
+        if counts:
+            watch.update(**counts)
+    assert watch._bar is not None
+    assert watch._bar.live.transient is not bool(counts)
