@@ -11,32 +11,29 @@ import typer
 
 from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
 
-#: Command → (module of this package, function), in the order of the path from tasks to a checkpoint.
+#: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
+#: the order of the path from tasks to a checkpoint.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "check": ("check", "check", "Probe a chat template, or a server, before anything is sampled."),
-    "collect": ("collect", "collect", "Sample rollouts of tasks with a policy, token ids and log-probabilities kept."),
-    "validate": ("validate", "validate", "Check rollouts or pairs, token for token, and name every fault."),
-    "audit": ("audit", "audit", "Prove saved log-probabilities against a model, and say why they differ."),
+    "check": ("check", "check", "Probe a chat template, or a server, before sampling."),
+    "collect": ("collect", "collect", "Sample rollouts with a policy; token ids and log-probs kept."),
+    "validate": ("validate", "validate", "Check rollouts or pairs by token, and name every fault."),
+    "audit": ("audit", "audit", "Prove saved log-probs against a model, and name causes."),
     "score": ("score", "score", "Score saved rollouts again without sampling."),
-    "judge": ("judge", "judge", "Compare rollouts pairwise with a judge, and turn it into rewards."),
+    "judge": ("judge", "judge", "Compare rollouts pairwise with a judge, for rewards."),
     "pairs": ("pairs", "pairs", "Build preference pairs from scored rollouts."),
-    "experience": ("experience", "experience", "Turn scored rollouts into sequences with an advantage a token."),
+    "experience": ("experience", "experience", "Turn scored rollouts into sequences with advantages."),
     "filter": ("filter", "filter_", "Keep the rollouts that pass conditions; counts, and why."),
     "train-sft": ("train", "train_sft", "Train on the exact tokens of the best rollouts."),
     "train-dpo": ("train", "train_dpo", "Train with DPO on the exact tokens of saved pairs."),
-    "train-kto": ("train", "train_kto", "Train with KTO on the exact tokens of good and bad rollouts."),
-    "train-reward": ("train", "train_reward", "Train a reward model on saved pairs and measure it on held-out tasks."),
-    "train-rl": (
-        "train",
-        "train_rl",
-        "Train with batch RL on saved experiences, ratios to the sampler checked first.",
-    ),
-    "finetune": ("finetune", "finetune", "Run epochs of collect, curriculum, train and validate from one file."),
-    "import": ("import_", "import_", "Bring other projects' rollouts or pairs in; bad rows are named, none is lost."),
-    "export": ("export", "export", "Write rollouts in another project's format, and say what it loses."),
-    "query": ("query", "query", "Run DuckDB SQL over rollouts, turns, messages, pairs and failures."),
+    "train-kto": ("train", "train_kto", "Train with KTO on the tokens of good and bad rollouts."),
+    "train-reward": ("train", "train_reward", "Train a reward model on saved pairs, and measure it."),
+    "train-rl": ("train", "train_rl", "Train with batch RL on saved experiences, ratios checked."),
+    "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
+    "import": ("import_", "import_", "Bring other projects' rollouts or pairs in."),
+    "export": ("export", "export", "Write rollouts in another project's format."),
+    "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
-    "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks, and measure the rise."),
+    "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
 }
 
 
@@ -105,8 +102,11 @@ def main(argv: list[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        # Without arguments the help was shown and there is nothing to add.
-        if text := error.format_message():
+        text = error.format_message()
+        if not argv:
+            # Nothing was asked: the message is the help itself.
+            sys.stderr.write(f"{text}\n")
+        elif text:
             known = f" {command}" if command in COMMANDS else ""
             sys.stderr.write(f"error: {text}\n  → gymdata{known} --help\n")
         return EXIT_USAGE

@@ -25,6 +25,26 @@ def test_every_command_has_help_with_its_options(command: str, capsys: pytest.Ca
     assert "Stands for" not in out
 
 
+def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]):
+    """Bare `gymdata` exits 2 with the help on stderr, which is no error message."""
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Usage: gymdata")
+    assert "serve-genrm" in said
+    assert "error:" not in said
+    assert "→" not in said
+
+
+def test_no_command_is_described_by_half_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The list of commands fits 80 columns with every summary whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [name for name, (_, _, summary) in COMMANDS.items() if f"{name} {summary}" not in shown] == []
+
+
 def test_an_unknown_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]):
     """A flag that does not exist exits 2 and says where to look."""
     assert main(["query", "--zork"]) == 2
