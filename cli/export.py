@@ -37,9 +37,10 @@ def export(
     from gymdata.api.converting import export_rollouts
 
     done = export_rollouts(path, output, format, overwrite=overwrite, command=sys.argv)
-    for what, n in done.lost.items():
-        note(f"{format} cannot hold: {what} ({n:,} of {done.rows + done.skipped:,} rows)")
     if json:
+        # The table tells people what is lost; a script that reads stdout may log this.
+        for what, n in done.lost.items():
+            note(f"{format} cannot hold: {what} ({n:,} of {done.rows + done.skipped:,} rows)")
         emit_json(done.to_dict())
     else:
         lines = [("rows", done.rows), *((f"  lost: {what}", n) for what, n in done.lost.items())]
