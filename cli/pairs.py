@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts, note
 
 if TYPE_CHECKING:
     from gymdata.api.pairing import PairsReport
@@ -28,6 +28,8 @@ _Breaks = Annotated[str | None, typer.Option("--breaks", help="Rollouts with bre
 _Truncated = Annotated[str | None, typer.Option("--truncated", help="Pairs with one: keep (default) or drop.")]
 _Agents = Annotated[str | None, typer.Option("--target-agents", help="Train the turns of these agents only: a,b.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
+#: Sides of a split as they are called.
+_SIDES = {"heldout": "held-out"}
 
 
 def pairs(
@@ -63,6 +65,8 @@ def pairs(
     flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)
+    for line in report.notes:
+        note(f"warning: {line}")
     if json:
         emit_json(report.as_json())
     else:
@@ -85,7 +89,7 @@ def _show(report: PairsReport) -> None:
             ("candidates", counts.candidates),
             *((f"  dropped: {reason}", n) for reason, n in lost.items()),
             ("pairs", counts.pairs),
-            *((f"{side} pairs" if report.heldout is not None else "written to", _at(report, side))
+            *((f"{_SIDES.get(side, side)} pairs" if report.heldout is not None else "written to", _at(report, side))
               for side in report.files),
         ],
     )  # fmt: skip
