@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note, show
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.live import Live
     from rich.table import Table
 
@@ -42,6 +43,8 @@ _Result = Annotated[
 _Output = Annotated[Path | None, typer.Option("--output", help="Instead of finetuning.output_dir.")]
 _RunId = Annotated[str | None, typer.Option("--run-id", help="Instead of a drawn one.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")]
+#: Columns of the live table that a narrow terminal does without, the first to go first.
+_SPARED = ("share", "groups", "KL", "tokens", "95 %", "used", "loss")
 
 
 def finetune(
@@ -136,21 +139,28 @@ class Board:
         self._live: Live | None = None
 
     def __enter__(self) -> Board:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(self._table(), console=Console(stderr=True), auto_refresh=False)
-            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._doing = ""
             self._refresh()
+            # What ended in its first epoch has nothing to show but the error that follows.
+            self._live.transient = not self._rows
             self._live.stop()
 
+    def _start(self) -> None:
+        """The table comes with the first stage: what is wrong with the configuration is told without one."""
+        if self._live is None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True)
+            self._live = Live(self._table(console), console=console, auto_refresh=False)
+            self._live.start()
+
     def stage(self, epoch: int, name: str) -> None:
+        self._start()
         self._doing = f"epoch {epoch}: {name}"
         self._refresh()
 
@@ -167,6 +177,7 @@ class Board:
             note(text)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
+        self._start()
         self._rows.append(row)
         if self._live is None:
             note(line(row))
@@ -174,22 +185,70 @@ class Board:
 
     def _refresh(self) -> None:
         if self._live is not None:
-            self._live.update(self._table(), refresh=True)
+            self._live.update(self._table(self._live.console), refresh=True)
 
-    def _table(self) -> Table:
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=self._doing or None, caption_justify="left")
-        for name in ("epoch", "reward", "95 %", "groups", "trained on", "share", "tokens", "loss", "KL", "held-out"):
-            table.add_column(name, justify="right")
-        for row in self._rows:
-            table.add_row(*(value for _, value in cells(row)))
+    def _table(self, console: Console) -> Table:
+        """As many columns as the terminal has room for."""
+        endless = console.options.update(max_width=1_000_000)
+        for spared in range(len(_SPARED) + 1):
+            table = _of_columns([name for name in _COLUMNS if name not in _SPARED[:spared]], self._rows)
+            if console.measure(table, options=endless).maximum <= console.width:
+                break
+        table.caption = self._doing or None
         return table
 
 
+def _of_columns(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_COLUMNS[name](row) for name in names))
+    return table
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _thousands(value: int | None) -> str:
+    """84,123 as 84.1k: a live table is looked at, the exact number is in metrics.jsonl."""
+    if value is None or value < 10_000:
+        return "–" if value is None else f"{value:,}"
+    return f"{value / 1e3:,.1f}k" if value < 1e6 else f"{value / 1e6:,.1f}M"
+
+
+def _bounds(ci95: Sequence[float] | None) -> str:
+    return f"{ci95[0]:.2f}–{ci95[1]:.2f}" if ci95 else "–"
+
+
+def _held_out(found: Mapping[str, Any] | None) -> str:
+    if not found or found["rate"] is None:
+        return "–"
+    interval = f" ({100 * found['ci95'][0]:.0f}–{100 * found['ci95'][1]:.0f})" if found["ci95"] else ""
+    return f"{100 * found['rate']:.1f} %{interval}"
+
+
+#: The live table's columns, shorter than those of a log's line.
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "epoch": lambda row: str(row["epoch"]),
+    "reward": lambda row: _short(row["reward_mean"]),
+    "95 %": lambda row: _bounds(row["reward_ci95"]),
+    "groups": lambda row: show(row["groups"]),
+    "used": lambda row: "skipped" if row.get("skipped") else show(row["groups_selected"]),
+    "share": lambda row: _short(row["curriculum"].get("current_percentile")),
+    "tokens": lambda row: _thousands(row.get("trained_tokens")),
+    "loss": lambda row: _short(row.get("training_loss")),
+    "KL": lambda row: _short(row.get("kl_to_start")),
+    "held-out": lambda row: _held_out(row.get("validation")),
+}
+
+
 def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is shown of an epoch."""
+    """What a log's line tells of an epoch."""
     bounds, held_out = row["reward_ci95"], row.get("validation")
     return [
         ("epoch", str(row["epoch"])),
