@@ -30,6 +30,7 @@ _TELLTALE = {
     "experiences": "loss_mask",
     "violations": "severity",
     "scores": "value",
+    "audit": "ref_logprobs",
     "rollouts": "turns",
 }
 _ALWAYS = ("rollouts", "turns", "messages", "failures")

@@ -21,14 +21,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SUFFIXES = (".parquet", ".csv", ".jsonl")
+#: What writes the tables that not every run has.
+_WRITERS = {
+    "scores": "gymdata score",
+    "comparisons": "gymdata judge",
+    "pairs": "gymdata pairs",
+    "experiences": "gymdata experience",
+    "audit": "gymdata audit --write-as ref_logprobs",
+}
 
 
 def query(sql: str, *paths: str | Path) -> pa.Table:
     """The result of one SELECT over the files under ``paths``, as an Arrow table.
 
     Views: rollouts (with a column ``reward_NAME`` for each named reward), turns (with ``prompt_token_ids``), messages,
-    failures, and pairs, scores, comparisons, experiences, violations where there are such files. ``paths``: run folders,
-    stage folders, Parquet or JSON lines files, globs. Raises UsageError for SQL that is wrong or does more than read.
+    failures, and pairs, scores, comparisons, experiences, violations, audit where there are such files. ``paths``: run
+    folders, stage folders, Parquet or JSON lines files, globs. Raises UsageError for SQL that is wrong or does more than
+    read.
     """
     with run_query(sql, *paths) as reader:
         return reader.read_all()
@@ -132,6 +141,8 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
     listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in known.items())
     lead = f"did you mean {near[0]!r}? " if near else ""
+    if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
+        lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
     return UsageError(f"SQL: {message}", hint=f"{lead}there is to query:\n{listing}")
 
 

@@ -8,14 +8,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymdata_cli.main import main
 
 import gymdata
+from gymdata.core.schema import AUDIT
 from gymdata.core.tokens import expand_prompts
 from gymdata.errors import DataError, UsageError
-from gymdata.store import Run
+from gymdata.store import Run, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: A break, a branch off an earlier turn, and a retry: prompts that only the right parent rebuilds.
@@ -71,6 +73,22 @@ def test_stage_tables_are_views(run: Path) -> None:
         assert gymdata.query("SELECT count(*) AS n FROM pairs", path)["n"].to_pylist() == [3]
     joined = "SELECT count(*) AS n FROM pairs JOIN rollouts ON chosen_rollout_id = rollout_id WHERE reward = 1"
     assert gymdata.query(joined, run)["n"].to_pylist() == [3]
+
+
+def test_what_an_audit_wrote_is_a_view(run: Path) -> None:
+    """audit.parquet is there with the run, its folder and alone, and without it the error says what writes one."""
+    with pytest.raises(UsageError, match="gymdata audit --write-as ref_logprobs"):
+        gymdata.query("SELECT * FROM audit", run)
+    rows = [{"rollout_id": "t0-0", "ref_logprobs": [-1.0, -2.0], "entropy": [0.5, 0.5]}]
+    file = run / "audit-policy" / "audit.parquet"
+    write_table(pa.Table.from_pylist(rows, schema=AUDIT.arrow), file, AUDIT)
+    write_run_json(file.parent, {"stage": "audit"})
+    plain = run.parent / "plain.parquet"
+    pq.write_table(pq.read_table(file).replace_schema_metadata(), plain)
+    for path in (run, file.parent, file, plain):
+        assert gymdata.query("SELECT * FROM audit", path).to_pylist() == rows
+    joined = "SELECT list_sum(ref_logprobs) AS s FROM audit JOIN rollouts USING (rollout_id)"
+    assert gymdata.query(joined, run).to_pylist() == [{"s": -3.0}]
 
 
 def test_files_globs_and_several_runs(tmp_path: Path) -> None:
