@@ -91,6 +91,7 @@ def draw_curve(folder: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or "heldout/accuracy" in row]
     panels = [
@@ -106,6 +107,7 @@ def draw_curve(folder: Path) -> None:
                 [x for x, _ in points], [y for _, y in points], label=name, marker="." if len(points) < 30 else ""
             )
         axis.set_xlabel("step")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.tight_layout()
