@@ -64,6 +64,8 @@ def audit(
     refuse_duplicates(rollouts)
     facts, loaded = load_policy(named, config.dtype, config.device, config.batch_tokens)
     identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
+    if output is None:
+        target = _beside_another(target, facts["policy_hash"])
     _refuse_other(target, identity, overwrite)
     report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
     report.first = what_files_say(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
@@ -103,6 +105,14 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, model: str
     if config.write_as is not None:
         raise UsageError("-o is needed: an audit of something other than one run folder has no place of its own")
     return None
+
+
+def _beside_another(target: Path | None, policy_hash: str) -> Path | None:
+    """Another folder where the folder of that name is of another model that is called the same, as checkpoints often are."""
+    if target is None or not (target / "run.json").is_file():
+        return target
+    was = (read_run_json(target).get("identity") or {}).get("policy_hash")
+    return target if was == policy_hash else target.with_name(f"{target.name}-{policy_hash[:8]}")
 
 
 def _refuse_other(target: Path | None, identity: dict[str, Any], overwrite: bool) -> None:

@@ -36,6 +36,7 @@ from gymdata.ports import Progress
 from gymdata.stages.experience import Crediting, ExperiencesReport, tokens_of
 from gymdata.store import hash_file, read_run_json, read_table, resolve, write_run_json
 from gymdata.store.paths import output_file
+from gymdata.store.run_json import changed_since
 from gymdata.store.tables import write_batches
 
 _SCALARS = (
@@ -63,8 +64,7 @@ def build_experiences(
     """
     config = config or ExperienceConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)
-    for source in sources:
-        resolve(source, ROLLOUTS)
+    notes = [line for source in sources for line in changed_since(source, [s.path for s in resolve(source, ROLLOUTS)])]
     target = _target(sources, output, config)
     refuse_other_settings(target, config, "experiences that were", overwrite)
     rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
@@ -80,7 +80,7 @@ def build_experiences(
         score,
         None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources),
     )
-    report = ExperiencesReport(target, config.estimator, score)
+    report = ExperiencesReport(target, config.estimator, score, notes=notes)
     models = _models(config)
     shaped = work.shape(report)
     if models:

@@ -36,6 +36,7 @@ from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in
 from gymdata.store import hash_file, read_table, resolve, scan_batches, write_run_json, write_table
 from gymdata.store.paths import output_file
+from gymdata.store.run_json import changed_since
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "rollout_index", "policy_hash", "policy_version", "status", "reward",
@@ -60,6 +61,8 @@ class PairsReport:
     left_out: dict[str, int]
     score: str
     files: dict[str, Path] = field(default_factory=dict)
+    #: What a reader of the pairs must know.
+    notes: list[str] = field(default_factory=list)
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
 
@@ -70,7 +73,7 @@ class PairsReport:
         )
         files = {side: str(path) for side, path in self.files.items()}
         more = {"comparisons": self.comparisons} if self.comparisons else {}
-        whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files}
+        whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files, "notes": self.notes}
         return asdict(self.counts) | whole | more
 
 
@@ -93,8 +96,7 @@ def build_pairs(
     """
     config = config or PairsConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)
-    for source in sources:
-        resolve(source, ROLLOUTS)
+    notes = [line for source in sources for line in changed_since(source, [s.path for s in resolve(source, ROLLOUTS)])]
     target = _target(sources, output, config) if write else None
     if target is not None:
         refuse_other_settings(target, config, "pairs that were", overwrite)
@@ -130,7 +132,7 @@ def build_pairs(
     table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
     table = at_fork(table) if config.fork else table
     train, heldout = _sides(table, config)
-    report = PairsReport(train, heldout, selection.counts, left_out, score_name)
+    report = PairsReport(train, heldout, selection.counts, left_out, score_name, notes=notes)
     if direct is not None:
         report.comparisons.update(_account(direct, rollouts))
     if target is not None:
@@ -220,6 +222,9 @@ def _with_tokens(
         trained = pa.array(np.diff(running[masks.offsets.to_numpy() - masks.offsets[0].as_py()]))
         place_of = rollouts.schema.get_field_index("n_generated_tokens")
         rollouts = rollouts.set_column(place_of, "n_generated_tokens", trained)
+        # Sides that differ only after the last token that is trained teach nothing.
+        key_of = rollouts.schema.get_field_index("generation_key")
+        rollouts = rollouts.set_column(key_of, "generation_key", chains.trained_keys(rollouts))
     return rollouts.append_column("truncated", pc.equal(rollouts["status"], "truncated"))
 
 

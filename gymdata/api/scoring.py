@@ -153,6 +153,8 @@ async def _score_all(
     tasks: list[str] = []
     flips = Flips(config.threshold)
     compare = rewards[0].function.name if len(rewards) == 1 and sources.recipe is None else name
+    # What a model says is on no scale of another reward's.
+    same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
     for batch in _batches(config.path, rewards):
         views = [saved_view(row) for row in batch]
         scored = await asyncio.gather(*(desk.score(view) for view in views))
@@ -165,7 +167,7 @@ async def _score_all(
             rows += made
             values.append(value)
             tasks.append(row["task_id"])
-            flips.add(row, old_score(row, compare), value)
+            flips.add(row, old_score(row, compare, or_total=same_scale), value)
         if progress is not None:
             progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
     return rows, values, tasks, flips

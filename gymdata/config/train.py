@@ -147,8 +147,8 @@ class RolloutsConfig(TrainConfig):
 class TrainSftConfig(RolloutsConfig):
     """``gymdata train-sft``. ``select``: the best rollout of a group, all with a reward, or all; ``min_reward``: a floor.
 
-    ``packing``: several sequences stand in one row of ``pack_length`` tokens (default: of the longest), each seeing itself
-    only; a batch size then counts rows.
+    ``packing``: several sequences stand in one row of ``pack_length`` tokens (default: ``max_length``, else 1024, or the
+    longest where that is more), each seeing itself only; a batch size then counts rows.
     """
 
     algorithm = "sft"
@@ -165,7 +165,9 @@ class TrainSftConfig(RolloutsConfig):
         None, allow_inf_nan=False, description="Only rollouts with at least this reward."
     )
     packing: bool = pydantic.Field(False, description="Put several sequences into one row, each seeing itself only.")
-    pack_length: int | None = pydantic.Field(None, ge=2)
+    pack_length: int | None = pydantic.Field(
+        None, ge=2, description="Tokens of such a row (default: --max-length, else 1024)."
+    )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.targets())

@@ -229,6 +229,20 @@ def generated_keys(turns: pa.ListArray) -> npt.NDArray[np.uint64]:
     )
 
 
+def trained_keys(rows: pa.Table) -> pa.Array:
+    """A 64-bit hash of each completion up to its last trained token (columns of ``CHAINS``), and of which are trained."""
+    ids, mask = (rows[name].combine_chunks().fill_null([]) for name in ("completion_ids", "completion_mask"))
+    offsets = (ids.offsets.to_numpy() - ids.offsets[0].as_py()).tolist()
+    flat, trained = ids.flatten().to_numpy(), mask.flatten().to_numpy()
+    keys = []
+    for begin, end in itertools.pairwise(offsets):
+        found = np.flatnonzero(trained[begin:end])
+        stop = begin + int(found[-1]) + 1 if len(found) else begin
+        marks = xxhash.xxh3_64_intdigest(np.ascontiguousarray(trained[begin:stop]).data)
+        keys.append(xxhash.xxh3_64_intdigest(np.ascontiguousarray(flat[begin:stop]).data, marks))
+    return pa.array(keys, pa.uint64())
+
+
 def split_messages(messages: pa.ListArray, n_turns: np.ndarray) -> tuple[pa.ListArray, pa.ListArray]:
     """Each rollout's messages before the model's first one, and from there on.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 from fastapi import FastAPI
@@ -27,11 +27,21 @@ _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503}
 Id = str | int | None
 
 
+def _has_output(response: dict[str, Any]) -> dict[str, Any]:
+    # Without it every response would be an empty answer, and every comparison a tie.
+    if not isinstance(response.get("output"), list):
+        raise ValueError(f"a response has a list 'output' of items, got the keys {', '.join(map(repr, response))}")
+    return response
+
+
+ResponseObject = Annotated[dict[str, Any], pydantic.AfterValidator(_has_output)]
+
+
 class CompareRequest(pydantic.BaseModel):
     """A conversation and all responses to it, in the Responses API's shape."""
 
     conversation_history: list[dict[str, Any]] | str
-    response_objs: list[dict[str, Any]]
+    response_objs: list[ResponseObject]
     principle: str | None = None
 
 
@@ -48,7 +58,7 @@ class VerifyRequest(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="allow")
     responses_create_params: CreateParams
-    response: dict[str, Any]
+    response: ResponseObject
     principle: str | None = None
     group_id: Id = None
     prompt_id: Id = None

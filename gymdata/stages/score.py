@@ -272,13 +272,13 @@ class Flips:
         self.flipped.append({**named, "old": old, "new": new})
 
 
-def old_score(row: Mapping[str, Any], name: str) -> float | None:
-    """What the row says: its part of that name, else its total reward."""
+def old_score(row: Mapping[str, Any], name: str, *, or_total: bool = True) -> float | None:
+    """What the row says: its part of that name, else its total reward (or None)."""
     for part in row["rewards"]:
         if part["name"] == name:
             value: float | None = part["value"]
             return value
-    reward: float | None = row["reward"]
+    reward: float | None = row["reward"] if or_total else None
     return reward
 
 

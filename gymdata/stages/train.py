@@ -18,9 +18,9 @@ from gymdata.config.train import TrainConfig
 from gymdata.errors import GymdataError, StoreError
 from gymdata.ports import Progress
 from gymdata.stages.train_checks import ModelFacts, check
-from gymdata.store import find_run_json, hash_file, read_run_json, read_table, write_run_json
+from gymdata.store import find_run_json, hash_file, read_run_json, read_table, resolve, write_run_json
 from gymdata.store.lock import Lock, refuse_held
-from gymdata.store.run_json import differences, plain
+from gymdata.store.run_json import changed_since, differences, plain
 
 SUCCESS = "SUCCESS"
 JOB = "job"
@@ -49,6 +49,9 @@ def train(
     source = str(source)
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
+    files = [found.path for found in resolve(source, config.table)]
+    for line in changed_since(source, files):
+        progress.message(f"warning: {line}")
     if said := data.cost.text():
         progress.message(said)
     expected = data.sequences.trained()
@@ -57,6 +60,7 @@ def train(
         **config.own(),
         "trainer": config.algorithm,
         "data": absolute(source),
+        "data_xxh3": [hash_file(file) for file in files],
         "model": absolute(config.model),
         "policy_hash": model.policy_hash,
         "output": str(out),

@@ -99,6 +99,14 @@ def altered(run_json: Path, files: Iterable[Path]) -> list[str]:
     return lines
 
 
+def changed_since(source: str | Path, files: Iterable[Path]) -> list[str]:
+    """``altered`` for the files that a path argument stands for, by the run.json that tells of it; empty without one."""
+    from gymdata.store.paths import find_run_json
+
+    run_json = find_run_json(Path(source))
+    return altered(run_json, files) if run_json is not None else []
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write under; on leaving, its content is ``path``, on disk, whole. Removed on any error.

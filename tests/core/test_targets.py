@@ -135,3 +135,18 @@ def test_agents_are_given_as_words() -> None:
     for agents in ("a, b", ["a", "b"]):
         assert TrainSftConfig.load(None, {**given, "target_agents": agents}).target_agents == ("a", "b")
     assert TrainSftConfig.load(None, given, ["target_agents=[a, b]"]).target_agents == ("a", "b")
+
+
+def test_sides_that_train_the_same_make_no_pair(tmp_path: Path) -> None:
+    """Sides that differ only in what another agent says afterwards would train the same tokens after the same context."""
+    played = [
+        by_agents(
+            "a", index, float(index), [([1, 5], [50, 2]), ([1, 5, 50, 2, 7], [40 + index, 2])], ["critic", "solver"]
+        )
+        for index in range(2)
+    ]
+    run = write_run(tmp_path / "run", played)
+    assert build_pairs(run, write=False).table.num_rows == 1
+    report = build_pairs(run, write=False, target_agents="critic")
+    assert (report.table.num_rows, report.counts.dropped["identical"]) == (0, 1)
+    assert build_pairs(run, write=False, target_agents="solver").table.num_rows == 1

@@ -92,6 +92,13 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
     assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
     assert witness.as_json()["epochs"] == proof
+    # Without its optimizer a checkpoint would be gone on from all the same, to other weights.
+    last = last_checkpoint(tmp_path / "broken/checkpoints")
+    assert last is not None
+    (last / "optimizer.pt").unlink()
+    before = last_checkpoint(tmp_path / "broken/checkpoints")
+    assert before is not None
+    assert int(before.name.removeprefix("checkpoint-")) < int(last.name.removeprefix("checkpoint-"))
 
 
 @pytest.mark.parametrize("algorithm", EVERY)

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from gymdata.api.training import model_facts
-from gymdata.store import read_run_json
+from gymdata.core.schema import PAIRS
+from gymdata.store import read_run_json, read_table, write_table
 
 Run = "subprocess.CompletedProcess[str]"
 
@@ -123,6 +125,13 @@ def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Pat
     assert read_run_json(out)["failure"] == "interrupted"
     assert not (out / "SUCCESS").exists()
     assert "--resume" in gymdata(*words).stderr
+    # The same tokens with other weights are another training.
+    table = read_table(told_pairs, PAIRS)
+    weights = pa.array([2.0] * table.num_rows)
+    file = told_pairs if told_pairs.is_file() else told_pairs / "pairs.parquet"
+    write_table(table.set_column(table.column_names.index("weight"), "weight", weights), file, PAIRS)
+    other = gymdata(*words, "--resume")
+    assert (other.returncode, "data_xxh3" in other.stderr) == (2, True)
 
 
 @pytest.mark.full

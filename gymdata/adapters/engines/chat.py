@@ -99,6 +99,10 @@ class TransformersChat:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if not Path(folder).is_dir():
+                raise DataError(
+                    f"{folder}: no such folder, and no such model in the local hub cache", hint="give a model's folder"
+                ) from error
             raise DataError(
                 f"{folder}: holds no tokenizer that transformers can read: {str(error).splitlines()[0]}",
                 hint="give the tokenizer's folder with --tokenizer",

@@ -40,7 +40,9 @@ class Recorder(TrainerCallback):
         self._began, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             event("step", done=state.global_step, total=state.max_steps, fresh=0)
-            kept = [row for row in read_metrics(self.file) if row.get("step", 0) <= state.global_step]
+            # A training that was stopped has said its sums; those of the whole one are still to come.
+            said = (row for row in read_metrics(self.file) if "train_runtime" not in row)
+            kept = [row for row in said if row.get("step", 0) <= state.global_step]
             self.file.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -51,7 +53,9 @@ class Recorder(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         row = {"step": state.global_step, "epoch": state.epoch, "elapsed_s": round(time.monotonic() - self._began, 3)}
-        row |= {key: _plain(value) for key, value in logs.items() if key not in row}
+        # Of a resumed training transformers divides the loss of the new steps by the number of all.
+        wrong = {"train_loss"} if self._first_step else set()
+        row |= {key: _plain(value) for key, value in logs.items() if key not in row and key not in wrong}
         with self.file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
 

@@ -127,9 +127,17 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was saved whole, or None."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/gymdata_proof.json")]
+    """The newest checkpoint that was saved whole and still is, or None. Without its optimizer a training would go on all the
+    same, to other weights."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/gymdata_proof.json") if _is_whole(path)]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(proof: Path) -> bool:
+    files: dict[str, int] = json.loads(proof.read_text())["files"]
+    return all(
+        (path := proof.parent / name).is_file() and path.stat().st_size == size for name, size in files.items()
+    )
 
 
 def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
@@ -214,6 +222,11 @@ def _save(trainer: Any, job: dict[str, Any], out: Path) -> None:
             shutil.copyfile(source, out / name)
     trainer.finish(out)
     (out / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json holds the settings
+    # safetensors writes for its owner only; a server of another user reads them too.
+    mask = os.umask(0)
+    os.umask(mask)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o666 & ~mask)
 
 
 def _quiet(trainer: Any) -> None:

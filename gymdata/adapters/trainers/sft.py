@@ -28,6 +28,8 @@ class SFTConfig(RLConfig):
 
 
 CONFIG = SFTConfig
+#: Tokens of a packed row, where nobody says; it is also TRL's length of a row.
+PACK_LENGTH = 1024
 
 
 class ExactSFTTrainer(BatchRLTrainer):
@@ -53,14 +55,14 @@ def build(
     packed = None
     if config.packing:
         flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
-        packed = packing(data, config.pack_length, pad_id(trainer["processing_class"]), flash)
+        length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
+        packed = packing(data, length, pad_id(trainer["processing_class"]), flash)
     return ExactSFTTrainer(data=data, loss=PolicyLoss(), model=model, packed=packed, **trainer)
 
 
-def packing(data: TrainingExperiences, length: int | None, pad: int, flat: bool) -> PackedCollator:
-    """Sequences put together into rows of ``length`` tokens, and said how many."""
+def packing(data: TrainingExperiences, capacity: int, pad: int, flat: bool) -> PackedCollator:
+    """Sequences put together into rows of ``capacity`` tokens, and said how many."""
     lengths = data.sequences.lengths
-    capacity = length or int(lengths.max())
     bins = pack(lengths, capacity)
     filled = lengths.sum() / (capacity * len(bins))
     event(

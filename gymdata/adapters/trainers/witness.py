@@ -79,7 +79,8 @@ class Witness(TrainerCallback):
         if not self._accelerator.is_main_process:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        held = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs}
+        files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        held = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
         temporary = folder / f".{MARKER}"
         temporary.write_text(json.dumps(held))
         temporary.replace(folder / MARKER)

@@ -97,8 +97,9 @@ class CollectSummary:
         if self.interrupted:
             then = f"{self.owed:,} rollouts are owed; the same command goes on" if self.owed else "nothing is owed"
             rows.append(("interrupted", then))
-        speed = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else ""
-        return [*rows, ("time", f"{self.seconds:.1f} s{speed}"), ("path", self.path)]
+        # The time has the engine's start in it, the speed has not.
+        speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
+        return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("path", self.path)]
 
     def _scoring(self) -> list[tuple[str, object]]:
         rows = [line for part in self.parts.values() for line in part.lines()]
