@@ -31,7 +31,7 @@ def query(
     verbose: _Verbose = False,
 ) -> None:
     """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. It can only read."""
-    from gymdata.api.querying import check_target, run_query, write_result, write_text
+    from gymdata.api.querying import check_target, refuse_unwritable, run_query, write_result, write_text
     from gymdata.errors import UsageError
 
     if csv + json + (output is not None) > 1:
@@ -42,8 +42,10 @@ def query(
         if output is not None:
             note(f"{write_result(reader, output):,} rows in {output}")
         elif csv:
+            refuse_unwritable(reader.schema, "csv")
             write_text(reader, sys.stdout, "csv")
         elif json:
+            refuse_unwritable(reader.schema, "json")
             rows = [row for batch in reader for row in batch.to_pylist()]
             emit_json({"columns": reader.schema.names, "rows": rows, "row_count": len(rows)})
         else:

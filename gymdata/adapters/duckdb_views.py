@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from gymdata.store.paths import Source, resolve, sealed_twin
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
+    import pyarrow.dataset as ds
 
 #: Of which tables a column tells that a file holds them, when the file does not say so itself.
 _TELLTALE = {
@@ -227,17 +229,18 @@ class Views:
         self._made.add(name)
         sources = self.files.by_table[name]
         parts = []
-        parquet = [str(s.path.resolve()) for s in sources if s.kind == "parquet"]
-        if parquet:
-            paths = ", ".join(_text(path) for path in parquet)
+        # DuckDB takes every path for a glob, so files whose names look like one reach it by another way.
+        direct = [s for s in sources if s.kind == "parquet" and not glob.has_magic(str(s.path.resolve()))]
+        if direct:
+            paths = ", ".join(_text(str(s.path.resolve())) for s in direct)
             parts.append(f"SELECT * FROM read_parquet([{paths}], union_by_name=true)")
-        for number, source in enumerate(s for s in sources if s.kind != "parquet"):
+        for number, source in enumerate(s for s in sources if s not in direct):
             loaded = f"gymdata_{name}_{number}"
             self.con.register(loaded, _load(source, name))
             parts.append(f"SELECT * FROM {loaded}")
         body = " UNION ALL BY NAME ".join(parts)
         if name == "rollouts" and rewards:
-            extra = "".join(f", {_reward_column(r)}" for r in self._reward_names(body))
+            extra = "".join(f", {column}" for column in _reward_columns(self._reward_names(body)))
             body = f"SELECT *{extra} FROM ({body})"
         self.con.execute(f"CREATE VIEW {name} AS {body}")
 
@@ -296,9 +299,18 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _reward_column(name: str) -> str:
-    quoted = '"reward_' + name.replace('"', '""') + '"'
-    return f"list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted}"
+def _reward_columns(names: Sequence[str]) -> list[str]:
+    """A column ``reward_NAME`` a name. SQL takes no notice of case: names that differ in it alone are numbered."""
+    alike = Counter(name.lower() for name in names)
+    seen: Counter[str] = Counter()
+    columns = []
+    for name in names:
+        low = name.lower()
+        seen[low] += 1
+        shown = name if alike[low] == 1 else f"{name}_{seen[low]}"
+        quoted = '"reward_' + shown.replace('"', '""') + '"'
+        columns.append(f"list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted}")
+    return columns
 
 
 _MESSAGES_VIEW = f"""CREATE VIEW messages AS
@@ -315,10 +327,14 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
   SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
 
 
-def _load(source: Source, name: str) -> pa.Table:
-    """Rows that are no Parquet, in memory."""
+def _load(source: Source, name: str) -> pa.Table | ds.Dataset:
+    """Rows in memory; of Parquet, what reads them when they are asked for."""
     from gymdata.store.tables import read_table
 
+    if source.kind == "parquet":
+        import pyarrow.dataset as ds
+
+        return ds.dataset(source.path, format="parquet")
     try:
         return read_table(source.path, TABLES[name])
     except DataError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gymdata.adapters.duckdb_views import Views, check_statement, find_files
 from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.store.paths import ROLLOUTS_FOLDER
 
 if TYPE_CHECKING:
     import duckdb
@@ -52,7 +54,7 @@ def run_query(sql: str, *paths: str | Path) -> Iterator[pa.RecordBatchReader]:
         try:
             check_statement(views.con, sql)
             views.prepare(sql)
-            yield views.con.sql(sql).to_arrow_reader()
+            yield _named_apart(views.con.sql(sql).to_arrow_reader())
         except duckdb.Error as error:
             raise _explain(error, views) from error
         except OSError as error:
@@ -63,6 +65,34 @@ def run_query(sql: str, *paths: str | Path) -> Iterator[pa.RecordBatchReader]:
             raise views.fault or UsageError(f"SQL: {_first_line(error)}") from error
 
 
+def _named_apart(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Columns of one name as ``a`` and ``a_1``: a row that is an object would keep one of them only."""
+    import pyarrow as pa
+
+    names: list[str] = []
+    for name in reader.schema.names:
+        free = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        names.append(next(one for one in free if one not in names))
+    if names == reader.schema.names:
+        return reader
+    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+    renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    return pa.RecordBatchReader.from_batches(schema, renamed)
+
+
+def refuse_unwritable(schema: pa.Schema, kind: str) -> None:
+    """Raises UsageError for a column whose type ``kind`` (json, csv, jsonl, parquet) has no form for."""
+    import pyarrow as pa
+
+    for field in schema:
+        of_time = pa.types.is_interval(field.type)
+        if of_time or (kind != "parquet" and pa.types.is_large_binary(field.type) | pa.types.is_binary(field.type)):
+            what = "an INTERVAL" if of_time else "a BLOB"
+            raise UsageError(
+                f"column {field.name!r} is {what}, which {kind} has no form for", hint=f"cast it: {field.name}::VARCHAR"
+            )
+
+
 def check_target(target: str | Path, *paths: str | Path) -> None:
     """Raises UsageError unless a result of a query over ``paths`` may be written to ``target``."""
     path = Path(target)
@@ -71,6 +101,11 @@ def check_target(target: str | Path, *paths: str | Path) -> None:
     sources = [s.path.resolve() for found in find_files(paths).by_table.values() for s in found]
     if path.resolve() in sources:
         raise UsageError(f"-o {path}: is one of the files that the query reads", hint="give another name")
+    folder = path.resolve().parent
+    if folder.name == ROLLOUTS_FOLDER and (folder.parent / "run.json").is_file():
+        raise UsageError(
+            f"-o {path}: is among the rollouts of a run, where it would count as rows", hint="give another place"
+        )
 
 
 def write_result(reader: pa.RecordBatchReader, target: str | Path) -> int:
@@ -78,6 +113,7 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path) -> int:
     from gymdata.store.run_json import replacing
 
     path = Path(target)
+    refuse_unwritable(reader.schema, path.suffix.removeprefix("."))
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         if path.suffix == ".parquet":

@@ -282,3 +282,49 @@ def test_a_wrong_word_is_not_answered_with_all_columns(run: Path) -> None:
     assert "prompt_token_ids" not in str(caught.value)
     with pytest.raises(UsageError, match="there is to query"):
         gymdata.query("SELECT rewrd FROM rollouts", run)
+
+
+def test_folders_whose_names_look_like_globs_are_themselves(tmp_path: Path) -> None:
+    """A run called ``q[1]`` or ``q*`` is read as that run and as no other."""
+    for name, task, n in (("q1", "t", 2), ("q[1]", "u", 3), ("q*", "v", 4)):
+        write_run(tmp_path / name, [rollout(task, i, 1.0, two_turns(5, 40)) for i in range(n)])
+    sql = "SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"
+    both = gymdata.query(sql, tmp_path / "q1", tmp_path / "q[1]", tmp_path / "q*")
+    assert both.to_pylist() == [{"task_id": "t", "n": 2}, {"task_id": "u", "n": 3}, {"task_id": "v", "n": 4}]
+    assert (
+        gymdata.query("SELECT count(*) AS n FROM turns WHERE len(prompt_token_ids) > 0", tmp_path / "q[1]")["n"][
+            0
+        ].as_py()
+        == 6
+    )
+
+
+def test_names_that_sql_cannot_tell_apart_are_numbered(tmp_path: Path) -> None:
+    """Rewards that differ in case only, and columns of one name in an object of JSON, both keep their values."""
+    parts = [{"name": "A", "value": 1.0}, {"name": "a", "value": 2.0}]
+    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(5, 40), rewards=parts)])
+    assert gymdata.query("SELECT reward_A_1, reward_a_2 FROM rollouts", run).to_pylist() == [
+        {"reward_A_1": 1.0, "reward_a_2": 2.0}
+    ]
+    with pytest.raises(UsageError, match="reward_A_1"):
+        gymdata.query("SELECT reward_A FROM rollouts", run)
+    assert gymdata.query("SELECT 'x' AS a, 'y' AS a", run).to_pylist() == [{"a": "x", "a_1": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "to"), [("blob '\\xff'", "q.jsonl"), ("interval 1 day", "q.parquet"), ("interval 1 day", "--json")]
+)
+def test_what_a_format_cannot_hold_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, to: str
+) -> None:
+    """A column of a type that the output has no form for is a mistake of the statement, with the cast that mends it."""
+    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(5, 40))])
+    words = [to] if to.startswith("-") else ["-o", str(tmp_path / to)]
+    assert main(["query", f"SELECT {sql} AS f", str(run), *words]) == 2
+    assert "f::VARCHAR" in capsys.readouterr().err
+
+
+def test_a_result_never_becomes_rows_of_a_run(tmp_path: Path) -> None:
+    """A file among a run's rollouts would be read as rollouts the next time."""
+    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(5, 40))])
+    assert main(["query", "SELECT 1 AS a", str(run), "-o", str(run / "rollouts" / "part-00001.parquet")]) == 2
