@@ -26,7 +26,15 @@ from gymdata.core.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, StoreError, UsageError
 from gymdata.ports import Judge, JudgeAnswer, Message, Progress
 from gymdata.stages.judge import STATUSES, Contest, Judged, Referee, comparison_rows, judge_all
-from gymdata.stages.judge_rollouts import COLUMNS, Aggregation, Field, field_of, rewards_of, score_table
+from gymdata.stages.judge_rollouts import (
+    COLUMNS,
+    Aggregation,
+    Field,
+    field_of,
+    refuse_odd_matches,
+    rewards_of,
+    score_table,
+)
 from gymdata.store import find_run_json, hash_file, read_run_json, read_table, write_run_json, write_table
 from gymdata.store.run_json import differences
 from gymdata.store.verdicts import Claimed, Kept
@@ -214,6 +222,9 @@ def _aggregate_again(
         raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
     was = read_run_json(folder)
     comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
+    entrants, _, groups = field.numbered()
+    ids = pa.array([entrant.rollout_id for entrant in entrants], pa.string())
+    refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
     facts = {**was, "command": command, "asked": 0, "aggregated_with": how.source}
     facts["config"] = {**was.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
     return _finish(folder, config, field, how, comparisons, facts, 0)

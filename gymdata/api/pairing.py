@@ -33,7 +33,7 @@ from gymdata.core.forks import at_fork
 from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.core.training_sft import require_agents
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in
+from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.store import hash_file, read_table, resolve, scan_batches, write_run_json, write_table
 from gymdata.store.paths import output_file
 from gymdata.store.run_json import changed_since
@@ -161,8 +161,12 @@ def pairs_of_run(path: str | Path) -> list[Path] | None:
 def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
     """What the comparisons of these rollouts say, rollouts numbered by row."""
     number = {rollout: n for n, rollout in enumerate(rollouts["rollout_id"].to_pylist())}
-    table = concat([read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in folders])
-    return genrm.preferences(matches_in(table, number))
+    tables = [read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in folders]
+    ids = rollouts["rollout_id"].combine_chunks()
+    groups = rollouts["group_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    for folder, table in zip(folders, tables, strict=True):
+        refuse_odd_matches(table, ids, groups, folder / "comparisons.parquet")
+    return genrm.preferences(matches_in(concat(tables), number))
 
 
 def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:

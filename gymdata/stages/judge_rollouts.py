@@ -10,15 +10,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata.core import chains, genrm
-from gymdata.core.genrm import Adjustments, Match, Matches, Rewards, Verdict
+from gymdata.core.genrm import Adjustments, Matches, Rewards
 from gymdata.core.schema import SCORES
-from gymdata.stages.judge import Contest, Entrant, sizes_of
+from gymdata.errors import DataError
+from gymdata.stages.judge import STATUSES, Contest, Entrant, sizes_of
 
 COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
 MATCH_COLUMNS = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "ranking", "status", "comparison_id")
@@ -154,14 +157,42 @@ def rewards_of(comparisons: pa.Table, field: Field, how: Aggregation) -> tuple[R
 
 def matches_in(comparisons: pa.Table, number: Mapping[str, int]) -> Matches:
     """The comparisons (``MATCH_COLUMNS``) between rollouts that have a number, in the order of their ids."""
-    rows = []
-    for i, j, judge, one, two, ranking, status, _ in sorted(
-        zip(*(comparisons[name].to_pylist() for name in MATCH_COLUMNS), strict=True), key=lambda row: row[-1]
-    ):
-        if i in number and j in number:
-            verdict = Verdict(one, two, ranking) if status == "judged" else None
-            rows.append((Match(number[i], number[j], judge), verdict))
-    return Matches.of(rows)
+    known = pa.array(list(number), pa.string())
+    places = [pc.index_in(comparisons[name], value_set=known) for name in ("rollout_i", "rollout_j")]
+    held = comparisons.filter(pc.and_(*map(pc.is_valid, places)))
+    held = held.take(pc.sort_indices(held["comparison_id"]))
+    numbers = np.fromiter(number.values(), np.int64, len(number))
+    first, second = (
+        numbers[pc.index_in(held[name], value_set=known).to_numpy()] for name in ("rollout_i", "rollout_j")
+    )
+    judged = pc.equal(held["status"], "judged").to_numpy()
+    values = [np.where(judged, held[name].to_numpy(), np.nan) for name in ("score_1", "score_2", "ranking")]
+    return Matches(first, second, held["judge_idx"].to_numpy().astype(np.int64), *values)
+
+
+def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.ndarray, where: str | Path) -> None:
+    """Raises DataError, naming file and row, for comparisons (``MATCH_COLUMNS``) that no judge of ours makes.
+
+    That is a status that is none, a rollout with itself, or rollouts of two groups (``groups``: that of each id).
+    """
+    table = comparisons
+    strange = pc.invert(pc.is_in(table["status"], value_set=pa.array(STATUSES)))
+    if (row := _first(strange)) is not None:
+        got = repr(table["status"][row].as_py())
+        raise DataError.bad_row(where, row + 1, "status", got, f"one of {', '.join(STATUSES)}")
+    if (row := _first(pc.equal(table["rollout_i"], table["rollout_j"]))) is not None:
+        got = f"{table['rollout_i'][row].as_py()!r}, which is rollout_i as well"
+        raise DataError.bad_row(where, row + 1, "rollout_j", got, "another rollout of its group")
+    one, two = (pa.array(groups).take(pc.index_in(table[n], value_set=rollout_ids)) for n in ("rollout_i", "rollout_j"))
+    # A rollout that is not there has no group: its comparisons are left out.
+    if (row := _first(pc.not_equal(one, two))) is not None:
+        got = f"{table['rollout_j'][row].as_py()!r}, which is of another group than {table['rollout_i'][row].as_py()!r}"
+        raise DataError.bad_row(where, row + 1, "rollout_j", got, "a rollout of the same group")
+
+
+def _first(truths: pa.ChunkedArray | pa.Array) -> int | None:
+    place = int(pc.index(truths, True).as_py())
+    return place if place >= 0 else None
 
 
 def score_table(rewards: Rewards, field: Field, name: str, source: str) -> pa.Table:

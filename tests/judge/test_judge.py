@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from gymdata.adapters.engines.judge_prompt import DEFAULT_PROMPT, Prompt
 from gymdata.api.judging import judge as run_judge
+from gymdata.api.pairing import build_pairs
 from gymdata.core.schema import COMPARISONS, SCORES
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.stages.judge_rollouts import final_answer, response_transcript, transcript
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_run_json, read_table, write_table
 from tests.judge_server import Behaviour, judge_server
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -251,3 +253,27 @@ def test_length_weights_in_judge_count_an_empty_answer_as_long(judge, tmp_path):
     assert ("None", "q=3") in behaviour.asked
     values = read_table(run / "judge-judge", SCORES)["value"].to_numpy()
     np.testing.assert_allclose(values, [3 - 1 / 3, 3 + 2 / 3, 3 - 1 / 3], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("status", "bogus", r"line 3, field 'status': got 'bogus', expected one of judged"),
+        ("rollout_j", "a-0", r"line 3, field 'rollout_j': got 'a-0', which is rollout_i as well"),
+        ("rollout_j", "b-1", r"line 3, field 'rollout_j': got 'b-1', which is of another group than 'a-0'"),
+    ],
+)
+def test_comparisons_that_no_judge_makes_are_refused(judge, run, column, value, told):
+    """A comparison with itself, across groups or with an unknown status is refused with its row wherever it is used."""
+    judged(run, judge[1])
+    file = run / "judge-judge" / "comparisons.parquet"
+    rows = read_table(file, COMPARISONS).to_pylist()
+    rows[2] |= {"rollout_i": "a-0", "rollout_j": "a-1", column: value}
+    write_table(pa.Table.from_pylist(rows, schema=COMPARISONS.schema), file, COMPARISONS)
+    with pytest.raises(DataError, match=rf"comparisons\.parquet, {told}"):
+        run_judge(path=str(run), aggregate_only=True)
+    with pytest.raises(DataError, match=rf"comparisons\.parquet, {told}"):
+        build_pairs(run, source="comparisons", write=False)
+    rows[2] |= {"status": "judged", "rollout_j": "of another run"}
+    write_table(pa.Table.from_pylist(rows, schema=COMPARISONS.schema), file, COMPARISONS)
+    assert run_judge(path=str(run), aggregate_only=True).scored == 6
