@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymdata.adapters.formats.nemo_import import ODD
 from gymdata.api import formats
 from gymdata.api.formats import FORMATS as FORMATS
 from gymdata.api.formats import SOURCES as SOURCES
-from gymdata.core.schema import PAIRS, ROLLOUTS
+from gymdata.core.schema import PAIRS, ROLLOUTS, Table
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store import Run, hash_file, read_run_json, resolve, scan_batches, write_run_json
-from gymdata.store.columns import spread
+from gymdata.store.columns import build, spread
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import beside
 from gymdata.store.run_json import replacing
@@ -149,20 +151,20 @@ def import_rollouts(
         overwrite=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        # The order of rows is that of the files, so what an import that was stopped has written is their beginning.
-        done = run.sealed_rows
-        rows = formats.read(name, sources, run_id=run.run_id, reject=rejected.append, shapes=shapes, rebuild=rebuild)
-        counted = _counted(rows, summary)
-        collecting = gc.isenabled()
-        # Rows make many short-lived objects and no cycles; looking for cycles costs a tenth of the time.
-        gc.disable()
+        # An import that was stopped after it had met an unfit row goes on with the rows that it had found fit.
+        careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
         try:
-            for _ in islice(counted, done):
-                pass
-            run.write(counted)
-        finally:
-            if collecting:
-                gc.enable()
+            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)
+        except ODD:
+            if careful:
+                raise
+            # Rows are turned into columns many at a time. This time each is tried alone, so that only unfit ones are lost.
+            run.note(rows_tried_alone=True)
+            rejected.clear()
+            shapes.clear()
+            summary = ImportSummary(str(output), name, files=summary.files)
+            rebuild = _rebuilder(chat) if rebuild is not None else None
+            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check)
         summary.count_rejected(rejected)
         _write_rejected(Path(output) / REJECTED, rejected)
         if rebuild is not None:
@@ -174,6 +176,44 @@ def import_rollouts(
     return summary
 
 
+def _write_rollouts(
+    run: Run,
+    name: str,
+    sources: list[Source],
+    summary: ImportSummary,
+    rejected: list[Rejected],
+    shapes: list[dict[str, Any]],
+    rebuild: PromptRebuilder | None,
+    check: Callable[[Mapping[str, Any]], None] | None,
+) -> None:
+    # The order of rows is that of the files, so what an import that was stopped has written is their beginning.
+    done = run.sealed_rows
+    rows = formats.read(
+        name, sources, run_id=run.run_id, reject=rejected.append, shapes=shapes, rebuild=rebuild, check=check
+    )
+    counted = _counted(rows, summary)
+    collecting = gc.isenabled()
+    # Rows make many short-lived objects and no cycles; looking for cycles costs a tenth of the time.
+    gc.disable()
+    try:
+        for _ in islice(counted, done):
+            pass
+        run.write(counted)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
+    """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
+    columns = [name for name in table.schema.names if name in row]
+    try:
+        spread(build([row], table, columns, "", [0]))
+    except DataError as error:
+        # The place is told beside the reason.
+        raise DataError(error.message.removeprefix(", line 0").lstrip(",: ")) from error
+
+
 def _import_pairs(
     sources: list[Source],
     output: Path,
@@ -183,8 +223,9 @@ def _import_pairs(
     run_id: str,
     overwrite: bool,
 ) -> ImportSummary:
+    import pyarrow as pa
+
     from gymdata.adapters.formats.trajectories import nat_pairs
-    from gymdata.store.columns import build
     from gymdata.store.tables import write_batches
 
     target = output / "pairs.parquet"
@@ -196,26 +237,32 @@ def _import_pairs(
     rejected: list[Rejected] = []
     shapes: list[dict[str, Any]] = []
     required = [column for column in PAIRS.schema.names if column not in PAIRS.optional]
-    rows = nat_pairs.table_rows(sources, run_id=run_id, reject=rejected.append, shapes=shapes)
     output.mkdir(parents=True, exist_ok=True)
 
-    def batches() -> Iterator[Any]:
-        while chunk := list(islice(rows, 4096)):
-            summary.pairs += len(chunk)
-            yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
+    def write(check: Callable[[Mapping[str, Any]], None] | None) -> None:
+        rows = nat_pairs.table_rows(sources, run_id=run_id, reject=rejected.append, shapes=shapes, check=check)
+        # References to a reference model's log-probabilities are there when our own pairs were exported with them.
+        first = next(rows, None)
+        optional = [c for c in PAIRS.schema.names if c in PAIRS.optional and first is not None and c in first[0]]
+        columns = [*required, *optional]
+        every = chain([] if first is None else [first], rows)
 
-    # References to a reference model's log-probabilities are there when our own pairs were exported with them.
-    first = next(rows, None)
-    columns = [
-        *required,
-        *(c for c in PAIRS.schema.names if c in PAIRS.optional and first is not None and c in first[0]),
-    ]
-    if first is not None:
-        rows = _again(first, rows)
-    import pyarrow as pa
+        def batches() -> Iterator[Any]:
+            while chunk := list(islice(every, 4096)):
+                summary.pairs += len(chunk)
+                yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
 
-    schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
-    write_batches(batches(), target, PAIRS, schema)
+        schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
+        write_batches(batches(), target, PAIRS, schema)
+
+    try:
+        write(None)
+    except ODD:
+        # As with rollouts: each row alone, so that only unfit ones are lost.
+        rejected.clear()
+        shapes.clear()
+        summary.pairs = 0
+        write(partial(_check, table=PAIRS))
     summary.count_rejected(rejected)
     _write_rejected(output / REJECTED, rejected)
     counts = {k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")}
@@ -223,11 +270,6 @@ def _import_pairs(
     more = {"identity": identity, "run_id": run_id, "files": [entry], "counts": counts, "documents": shapes}
     write_run_json(output, {**facts, **more})
     return summary
-
-
-def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator[tuple[dict[str, Any], int]]:
@@ -244,10 +286,21 @@ def _write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
     _write_lines(
         path,
         (
-            {"file": str(bad.file), "line": bad.line, "code": bad.code, "reason": bad.reason, "text": bad.text}
+            {
+                "file": str(bad.file),
+                "line": bad.line,
+                "code": bad.code,
+                "reason": _unicode(bad.reason),
+                "text": bad.text,
+            }
             for bad in rejected
         ),
     )
+
+
+def _unicode(text: str) -> str:
+    """A reason may quote a lone surrogate, which no file of ours can hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _write_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:

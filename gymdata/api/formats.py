@@ -87,19 +87,21 @@ def read(
     reject: Callable[[Any], None],
     shapes: list[dict[str, Any]],
     rebuild: PromptRebuilder | None = None,
+    check: Callable[[Row], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rollouts rows of files in the format ``name``, as the store turns them into columns."""
+    """The rollouts rows of files in the format ``name``, as the store turns them into columns. ``check`` raises DataError
+    for a row that is to be rejected."""
     if name == "nemo-gym":
         from gymdata.adapters.formats import nemo_import
 
-        return nemo_import.table_rows(sources, run_id=run_id, reject=reject, rebuild=rebuild)
+        return nemo_import.table_rows(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check)
     if name == "atif":
         from gymdata.adapters.formats.trajectories import atif_read
 
-        return atif_read.table_rows(sources, run_id=run_id, reject=reject)
+        return atif_read.table_rows(sources, run_id=run_id, reject=reject, check=check)
     from gymdata.adapters.formats.trajectories import nat_read
 
-    return nat_read.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes)
+    return nat_read.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes, check=check)
 
 
 def write(

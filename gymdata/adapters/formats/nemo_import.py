@@ -31,6 +31,8 @@ from gymdata.store.paths import Source, resolve
 PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
+#: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
+ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
 #: simdjson's refusals come as any of these; the slow way then names what is wrong.
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
@@ -47,6 +49,13 @@ class Rejected:
 
 
 Reject = Callable[[Rejected], None]
+#: Raises DataError for a row that cannot be stored.
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def reason_of(error: Exception) -> str:
+    """Why one of ``ODD`` makes a row unusable, in words."""
+    return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
 
 
 def read_nemo_gym(
@@ -67,8 +76,10 @@ def read_sources(
     run_id: str | None = None,
     reject: Reject | None = None,
     rebuild: PromptRebuilder | None = None,
+    check: Check | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The same for files that were found already. ``rebuild`` makes the prompts that calls with generations lack."""
+    """The same for files that were found already. ``rebuild`` makes the prompts that calls with generations lack; what
+    ``check`` refuses is a bad row."""
     names = "\n".join(str(s.path) for s in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
     seen: Counter[str] = Counter()
@@ -79,13 +90,17 @@ def read_sources(
                 parsed = read(line)
                 group = parsed.row.group or f"row-{seen.total()}"
                 made = _rollout(parsed, run, group, seen[group])
-            except nemo_rows.BadRow as bad:
+                # Counted before the check, so that rollouts are numbered alike with and without it.
+                seen[group] += 1
+                if check is not None:
+                    check({**made, "started_at": made["started_at"].isoformat()})
+            except (nemo_rows.BadRow, *ODD) as error:
+                bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
                 if reject is None:
                     why = f"a row that cannot be imported ({bad.code}: {_reason(bad)})"
-                    raise DataError.bad_row(source.path, number, None, why, "a NeMo Gym rollout") from bad
+                    raise DataError.bad_row(source.path, number, None, why, "a NeMo Gym rollout") from error
                 reject(Rejected(source.path, number, bad.code, _reason(bad), line[:1000].decode("utf-8", "replace")))
                 continue
-            seen[group] += 1
             if rebuild is not None:
                 rebuild.note(source.path, number, made["rollout_id"], parsed.outcome)
             yield made
@@ -97,9 +112,10 @@ def table_rows(
     run_id: str | None = None,
     reject: Reject | None = None,
     rebuild: PromptRebuilder | None = None,
+    check: Check | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The rows of ``read_sources`` as the store turns them into columns: times are text."""
-    for row in read_sources(sources, run_id=run_id, reject=reject, rebuild=rebuild):
+    for row in read_sources(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check):
         row["started_at"] = row["started_at"].isoformat()
         yield row
 

@@ -195,6 +195,6 @@ def json_text(value: Any) -> str:
     try:
         return STRICT.encode(value)
     except ValueError:
-        from gymdata.store.lines import encode_any
-
-        return encode_any(value).decode()
+        # By Python's json, which has whole numbers of any size.
+        named = json.loads(json.dumps(value, ensure_ascii=False), parse_constant=str)
+        return json.dumps(named, ensure_ascii=False, separators=(",", ":"))

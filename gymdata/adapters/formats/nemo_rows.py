@@ -299,6 +299,11 @@ def _settings(params: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if isinstance(v, (int, float))}
 
 
+def _key(value: Any, lists: Any) -> Any:
+    """A call's id to look up. One that is no single value is its text, for lists cannot be looked up."""
+    return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
+
+
 class _Talk:
     """Walks items in order: cuts them into model calls and watches the order of roles."""
 
@@ -322,13 +327,13 @@ class _Talk:
             raise BadRow("S102", "an item", expected="an object", got=kind_of(item))
         kind = item.get("type")
         if kind == "function_call":
-            self._call_ids.add(item.get("call_id"))
+            self._call_ids.add(_key(item.get("call_id"), lists))
             self._model(item, lists)
         elif kind == "reasoning":
             self._model(item, lists)
         elif kind == "function_call_output":
             self.other("tool")
-            if item.get("call_id") not in self._call_ids:
+            if _key(item.get("call_id"), lists) not in self._call_ids:
                 got = kind_of(item.get("call_id"))
                 self.faults.append(
                     Fault("M403", f"item {self._count - 1}", expected="the call_id of an earlier call", got=got)
@@ -347,7 +352,7 @@ class _Talk:
         if lists.is_list(calls):
             for call in calls:
                 if lists.is_object(call):
-                    self._call_ids.add(call.get("id"))
+                    self._call_ids.add(_key(call.get("id"), lists))
 
     def _model(self, item: Any, lists: Any) -> None:
         self.spoke = True

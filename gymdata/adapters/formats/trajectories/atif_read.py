@@ -16,13 +16,14 @@ from typing import Any
 
 from gymdata.adapters.formats.nemo_messages import json_text, text_of
 from gymdata.adapters.formats.trajectories.atif_write import LISTS, NAME, made_trajectory
-from gymdata.adapters.formats.trajectories.documents import BadItem, Reject, Rejected, documents
+from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.own import (
     OWN,
     SPELLINGS,
     equal,
     foreign_columns,
     from_own,
+    id_of,
     ids_of,
     keep,
     log_probs_of,
@@ -50,9 +51,9 @@ def is_atif(value: Any) -> bool:
 
 
 def table_rows(
-    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None
+    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None, check: Check | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rollouts rows of files, as the store turns them into columns."""
+    """The rollouts rows of files, as the store turns them into columns. What ``check`` refuses is a bad row."""
     names = "\n".join(str(source.path) for source in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
     seen: Counter[str] = Counter()
@@ -60,12 +61,17 @@ def table_rows(
         for line, value, text in documents(source):
             for one in value if isinstance(value, list) else [value]:
                 try:
-                    yield _row(one, run, seen)
-                except BadItem as bad:
+                    row = _row(one, run, seen)
+                    if check is not None:
+                        check(row)
+                except (BadItem, *ODD) as error:
+                    bad = BadItem.of(error)
                     if reject is None:
                         why = f"a trajectory that cannot be imported ({bad.code}: {bad.reason})"
-                        raise DataError.bad_row(source.path, line, None, why, "an ATIF trajectory") from bad
+                        raise DataError.bad_row(source.path, line, None, why, "an ATIF trajectory") from error
                     reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                else:
+                    yield row
 
 
 def _row(source: Any, run: str, seen: Counter[str]) -> dict[str, Any]:
@@ -170,8 +176,10 @@ class _Found:
         messages: list[dict[str, Any]] = []
         for index, step in enumerate(source["steps"] if isinstance(source.get("steps"), list) else ()):
             here = [*path, "steps", index]
-            if not isinstance(step, dict) or step.get("source") not in _SOURCES:
-                raise BadItem("S103", f"steps[{index}]: source: expected one of {', '.join(_SOURCES)}")
+            speaker = step.get("source") if isinstance(step, dict) else None
+            if not isinstance(speaker, str) or speaker not in _SOURCES:
+                got = speaker if isinstance(step, dict) else step
+                raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
             said = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
@@ -282,17 +290,21 @@ def _call(step: Mapping[str, Any], agent: str | None, where: str) -> Call | None
         finish if isinstance(finish, str) else "stop",
         named if isinstance(named, str) else None,
         number_or_none(known.get("reward")),
-        _alternatives(known.get("top_log_probs")),
+        _alternatives(known.get("top_log_probs"), len(generation), where),
     )
 
 
-def _alternatives(given: Any) -> Any:
+def _alternatives(given: Any, length: int, where: str) -> Any:
     if given is None:
         return None
+    name = f"{where}.extra.gymdata.evidence.top_log_probs"
+    if not isinstance(given, list) or len(given) != length:
+        got = f"{len(given)} lists" if isinstance(given, list) else f"{given!r:.60}"
+        raise BadItem("S102", f"{name}: got {got}, expected a list for each of {length} tokens")
     try:
-        return [[{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in given]
-    except (TypeError, KeyError, ValueError):
-        raise BadItem("S102", "gymdata.top_log_probs: expected lists of id and log_prob") from None
+        return [[{"id": id_of(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in given]
+    except (TypeError, LookupError, ValueError, OverflowError):
+        raise BadItem("S102", f"{name}: expected lists of id and log_prob") from None
 
 
 def _without_lists(source: dict[str, Any], places: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:

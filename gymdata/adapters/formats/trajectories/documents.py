@@ -9,8 +9,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from gymdata.adapters.formats.nemo_import import ODD as ODD
+from gymdata.adapters.formats.nemo_import import Check as Check
 from gymdata.adapters.formats.nemo_import import Reject as Reject
 from gymdata.adapters.formats.nemo_import import Rejected as Rejected
+from gymdata.adapters.formats.nemo_import import reason_of
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 
@@ -21,6 +24,11 @@ class BadItem(Exception):  # noqa: N818
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code, self.reason = code, reason
+
+    @classmethod
+    def of(cls, error: Exception) -> BadItem:
+        """``error``, or the bad item that one of ``ODD`` makes of its row."""
+        return error if isinstance(error, BadItem) else cls("S102", reason_of(error))
 
 
 def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:

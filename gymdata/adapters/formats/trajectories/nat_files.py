@@ -71,7 +71,8 @@ def _restore(shapes: Sequence[Mapping[str, Any]], one: _Reader, out: IO[bytes]) 
         else:
             groups = _lists(shape["sizes"], numbers)
             if shape["kind"] == "collection":
-                _collection(shape["rest"], groups, one, out)
+                rest = shape["rest"]
+                _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, one, out)
             else:
                 _nested(groups, one, out)
         out.write(b"\n")

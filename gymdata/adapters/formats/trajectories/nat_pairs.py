@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gymdata.adapters.formats.nemo_messages import STRICT
-from gymdata.adapters.formats.trajectories.documents import BadItem, Reject, Rejected, documents
+from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.nat_read import Shapes, is_nat, places, shape_of, take_out
 from gymdata.adapters.formats.trajectories.own import (
     OWN,
@@ -126,10 +126,15 @@ def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table_rows(
-    sources: list[Source], *, run_id: str, reject: Reject | None = None, shapes: Shapes | None = None
+    sources: list[Source],
+    *,
+    run_id: str,
+    reject: Reject | None = None,
+    shapes: Shapes | None = None,
+    check: Check | None = None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """(row of the pairs table as JSON spells it, line) of files of either shape. ``shapes`` gets those of documents with
-    trajectories."""
+    trajectories; what ``check`` refuses is a bad row."""
     for source in sources:
         for line, value, text in documents(source):
             if shapes is not None and is_nat(value):
@@ -138,14 +143,18 @@ def table_rows(
                 try:
                     row = _row(one, run_id)
                     row["pair_id"] = row["pair_id"] or _id(source.path.name, line, *place)
-                    yield row, line
-                except BadItem as bad:
+                    if check is not None:
+                        check(row)
+                except (BadItem, *ODD) as error:
+                    bad = BadItem.of(error)
                     if shapes is not None and is_nat(value):
                         take_out(shapes[-1], place[0])
                     if reject is None:
                         why = f"a pair that cannot be imported ({bad.code}: {bad.reason})"
-                        raise DataError.bad_row(source.path, line, None, why, "a pair") from bad
+                        raise DataError.bad_row(source.path, line, None, why, "a pair") from error
                     reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                else:
+                    yield row, line
 
 
 def _values(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
@@ -251,7 +260,11 @@ def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:
     if not required <= own.keys() or not isinstance(sides, dict) or set(sides) != {"prompt", "chosen", "rejected"}:
         return None
     row = {name: own[name] for name in _OWN_COLUMNS if name in own} | sides
-    return row if equal(dpo_trajectory(row, Counter()), trajectory) else None
+    try:
+        return row if equal(dpo_trajectory(row, Counter()), trajectory) else None
+    except ODD:
+        # Not what we write, so it is a trajectory like any other.
+        return None
 
 
 def _id(*parts: Any) -> str:

@@ -9,6 +9,7 @@ puts all of them into one.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats.nemo_messages import json_text
-from gymdata.adapters.formats.trajectories.documents import BadItem, Reject, Rejected, documents
+from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.nat_write import NAME, PROMPT_IDS, log_probs, made_trajectory
 from gymdata.adapters.formats.trajectories.own import (
     OWN,
@@ -36,6 +37,7 @@ from gymdata.adapters.formats.trajectories.own import (
 )
 from gymdata.core.tokens import Call, TurnEncoder, expand_prompts
 from gymdata.store.paths import Source
+from gymdata.store.run_json import plain
 
 _TOKEN = "token_id:"
 #: In the sizes of a document: an element of the outer list that was rejected.
@@ -81,13 +83,24 @@ def shape_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {"kind": "list", "sizes": sizes}
     rest = {key: None if key == "trajectories" else given for key, given in value.items()}
-    return {"kind": "collection", "rest": rest, "sizes": sizes}
+    try:
+        held = equal(plain(rest), rest)
+    except (TypeError, ValueError):
+        held = False
+    # run.json has no NaN and no whole numbers beyond 64 bits.
+    return {"kind": "collection", "rest": rest if held else json.dumps(rest), "sizes": sizes}
 
 
 def table_rows(
-    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None, shapes: Shapes | None = None
+    sources: list[Source],
+    *,
+    run_id: str | None = None,
+    reject: Reject | None = None,
+    shapes: Shapes | None = None,
+    check: Check | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rollouts rows of files, as the store turns them into columns. ``shapes`` gets that of every document."""
+    """The rollouts rows of files, as the store turns them into columns. ``shapes`` gets that of every document; what
+    ``check`` refuses is a bad row."""
     names = "\n".join(str(source.path) for source in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
     seen: Counter[str] = Counter()
@@ -97,11 +110,15 @@ def table_rows(
                 shapes.append({"kind": "bad"} if isinstance(value, BadItem) else shape_of(value))
             for place, one in [((0, 0), value)] if isinstance(value, BadItem) else places(value):
                 try:
-                    yield _row(one, run, seen)
-                except BadItem as bad:
+                    row = _row(one, run, seen)
+                    if check is not None:
+                        check(row)
+                except (BadItem, *ODD) as error:
                     if shapes is not None:
                         take_out(shapes[-1], place[0])
-                    _refuse(bad, source.path, line, place, text, reject)
+                    _refuse(BadItem.of(error), source.path, line, place, text, reject)
+                else:
+                    yield row
 
 
 def take_out(shape: dict[str, Any], group: int) -> None:
@@ -236,7 +253,7 @@ def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> C
         finish if isinstance(finish, str) else "stop",
         agent if isinstance(agent, str) else None,
         number_or_none(known.get("reward")),
-        _alternatives(content),
+        _alternatives(content, f"episode[{index}].logprobs.content"),
     )
 
 
@@ -249,11 +266,14 @@ def _token_id(token: Any) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and int(digits) < 2**31 else None
 
 
-def _alternatives(content: list[Any]) -> list[list[dict[str, float | int]]] | None:
+def _alternatives(content: list[Any], where: str) -> list[list[dict[str, float | int]]] | None:
     tops: list[list[dict[str, float | int]]] = []
-    for token in content:
+    for position, token in enumerate(content):
         top: list[dict[str, float | int]] = []
-        for one in token.get("top_logprobs") or ():
+        given = token.get("top_logprobs")
+        if given is not None and not isinstance(given, list):
+            raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")
+        for one in given or ():
             number, value = _token_id(one), number_or_none(one.get("logprob")) if isinstance(one, dict) else None
             if number is None or value is None:
                 return None

@@ -28,6 +28,7 @@ _ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n
 _COLUMNS = [name for name in ROLLOUTS.schema.names if name not in _ELSEWHERE]
 _MESSAGE_FIELDS = [f.name for f in MESSAGE]
 _INT32 = 2**31
+_INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COLUMNS and str(f.type).startswith("int")}
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,12 +55,38 @@ def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: 
         "n_generated_tokens": encoder.n_generated_tokens,
         "turns": encoder.turns,
     }
+    _check_columns(columns)
     try:
         parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
         check_rollout(row | {"rewards": parts, "started_at": datetime.fromisoformat(row["started_at"])})
     except (DataError, AttributeError, TypeError, ValueError) as error:
         raise BadItem("S102", str(error)) from error
     return row
+
+
+def _check_columns(columns: Mapping[str, Any]) -> None:
+    """Raises BadItem for what ``check_rollout`` takes by its type and no column can hold."""
+    for name, bits in _INTEGERS.items():
+        value = columns[name]
+        if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise BadItem("S102", f"{name}: got {value}, expected a {bits}-bit integer")
+    rewards = columns["rewards"]
+    if not isinstance(rewards, dict):
+        raise BadItem("S102", f"rewards: got {rewards!r:.60}, expected an object of numbers")
+    for part, value in rewards.items():
+        if value is not None and type(value) not in (int, float) and value not in ("NaN", "Infinity", "-Infinity"):
+            raise BadItem("S102", f"rewards.{part}: got {value!r:.60}, expected a number or null")
+    when = columns["started_at"]
+    try:
+        datetime.fromisoformat(when).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise BadItem("S102", f"started_at: got {when!r:.60}, expected an ISO 8601 time with offset") from None
+    try:
+        kept = json.loads(columns["extra"])
+    except (TypeError, ValueError, RecursionError):
+        kept = None
+    if not isinstance(kept, dict):
+        raise BadItem("S102", f"extra: got {columns['extra']!r:.60}, expected the JSON text of an object")
 
 
 def foreign_columns(
@@ -119,7 +146,9 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
     for name, value in made.items():
         wanted: Any = int if name == "turn" else str
         if type(value) is not wanted and not (value is None and name != "role"):
-            raise BadItem("S102", f"gymdata.{name} of a message: got {value!r}, expected {wanted.__name__}")
+            raise BadItem("S102", f"gymdata.{name} of a message: got {value!r:.60}, expected {wanted.__name__}")
+    if made["turn"] is not None and not -_INT32 <= made["turn"] < _INT32:
+        raise BadItem("S102", f"gymdata.turn of a message: got {made['turn']}, expected a 32-bit integer")
     return made
 
 
@@ -141,8 +170,15 @@ def ids_of(values: Any, what: str) -> np.ndarray | None:
         return None
     for position, value in enumerate(values):
         if type(value) is not int or not -_INT32 <= value < _INT32:
-            raise BadItem("S102", f"{what}: position {position}: got {value!r}, expected a 32-bit integer")
+            raise BadItem("S102", f"{what}: position {position}: got {value!r:.60}, expected a 32-bit integer")
     return np.array(values, np.int32)
+
+
+def id_of(value: Any) -> int:
+    """One token id. Raises ValueError for what is none."""
+    if type(value) is not int or not -_INT32 <= value < _INT32:
+        raise ValueError(value)
+    return value
 
 
 def log_probs_of(values: Any, length: int) -> np.ndarray:
