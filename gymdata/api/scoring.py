@@ -72,6 +72,14 @@ class ScoreSummary:
     def table(self) -> list[tuple[str, object]]:
         flips = self.flips
         interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
+        compared = (
+            [
+                ("changed", f"{flips['changed']:,} of {flips['compared']:,} compared"),
+                ("flipped up / down", f"{flips['up']:,} / {flips['down']:,}"),
+            ]
+            if flips["compared"]
+            else []
+        )
         return [
             ("rollouts", self.rollouts),
             ("scored", self.scored),
@@ -79,8 +87,7 @@ class ScoreSummary:
             *((f"rule {rule}", n) for rule, n in self.rules.items()),
             *(line for part in self.parts.values() for line in part.lines()),
             (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
-            ("changed", f"{flips['changed']:,} of {flips['compared']:,} compared"),
-            ("flipped up / down", f"{flips['up']:,} / {flips['down']:,}"),
+            *compared,
             ("newly scored / no longer", f"{flips['newly_scored']:,} / {flips['no_longer_scored']:,}"),
             ("path", self.path),
         ]

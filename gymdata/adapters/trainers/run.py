@@ -135,9 +135,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def _is_whole(proof: Path) -> bool:
     files: dict[str, int] = json.loads(proof.read_text())["files"]
-    return all(
-        (path := proof.parent / name).is_file() and path.stat().st_size == size for name, size in files.items()
-    )
+    return all((path := proof.parent / name).is_file() and path.stat().st_size == size for name, size in files.items())
 
 
 def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
