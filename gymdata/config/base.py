@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
 
@@ -27,7 +28,7 @@ class Config(pydantic.BaseModel):
         if _has_truth(value):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and not kinds & {bool, Any, object}:
-                raise ValueError("a number")
+                raise PydanticCustomError("number_type", "Input should be a number")
         return value
 
     @classmethod

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from gymdata.adapters.formats.nemo_messages import json_text, text_of
 from gymdata.adapters.formats.trajectories.atif_write import LISTS, NAME, made_trajectory
 from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
@@ -277,8 +279,6 @@ def _call(step: Mapping[str, Any], agent: str | None, where: str) -> Call | None
     prompt = ids_of(metrics.get("prompt_token_ids"), f"{where}.metrics.prompt_token_ids")
     generation = ids_of(metrics.get("completion_token_ids"), f"{where}.metrics.completion_token_ids")
     if generation is None and known and metrics.get("completion_token_ids") == []:
-        import numpy as np
-
         generation = np.empty(0, np.int32)
     if prompt is None or generation is None:
         return None
@@ -321,7 +321,7 @@ def _without_lists(source: dict[str, Any], places: list[list[Any]], turns: list[
         names = [name for name in LISTS[:2] if name in metrics]
         values, given = turn["generation_log_probs"], metrics.get("logprobs")
         spelling = next((k for k, spell in SPELLINGS.items() if equal([spell(v) for v in values], given)), None)
-        if spelling is not None and bool((values - values == 0).all()):
+        if spelling is not None and bool(np.isfinite(values).all()):
             names.append("logprobs")
         metrics |= dict.fromkeys(names)
         taken.append([path, [names, spelling]])
