@@ -81,8 +81,12 @@ def test_tensorboard_has_every_number(config: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_real_judge_in_an_epoch(config: Path, tmp_path: Path) -> None:
-    """The sample judge, an evaluator of the file, scores what was collected; the pairs come of its comparisons."""
+    """The sample judge, an evaluator of the file, scores what the sample policy said; the pairs come of its comparisons."""
     values = yaml.safe_load(config.read_text())
+    values["llms"]["policy"] |= {"_type": "vllm", "max_tokens": 48}
+    values["trajectory_builders"]["b"] = {
+        "_type": "collect", "num_generations": 4, "env": f"{DATA / 'calculator.py'}:Calculator",
+    }  # fmt: skip
     values["eval"]["evaluators"]["judge"] = {
         "_type": "genrm", "genrm": str(DATA / "genrm"), "max_tokens": 64, "show": "transcript",
         "comparison_strategy": "both_orders", "engine": {"gpu_memory_utilization": 0.1, "max_num_seqs": 32},
