@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.core.schema import PAIRS, conform
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 
 Strategy = Literal["best-worst", "all", "adjacent"]
 STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
@@ -89,7 +89,10 @@ def select_pairs(
     ordered.describe(counts)
     first, second = ordered.candidates(strategy)
     chosen, rejected = ordered.row[first], ordered.row[second]
-    margin = ordered.score[first] - ordered.score[second]
+    with np.errstate(over="ignore"):
+        margin = ordered.score[first] - ordered.score[second]
+    if not bool(np.isfinite(margin).all()):
+        raise RefusedError("scores are too far apart for their difference to be a number", code="R502")
     counts.candidates = len(margin)
     pairs = _Alive(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
@@ -167,7 +170,8 @@ class _Ordered:
         counts.rollouts_unscored = self.total - len(self.row)
         counts.groups = self.n_groups
         counts.groups_too_small = self.n_groups - int(enough.sum())
-        counts.groups_without_variance = int((self.score[start] - self.score[last] <= TOLERANCE).sum())
+        with np.errstate(over="ignore"):
+            counts.groups_without_variance = int((self.score[start] - self.score[last] <= TOLERANCE).sum())
 
     def candidates(self, strategy: Strategy) -> tuple[_Rows, _Rows]:
         """Positions (better, worse) in this order; of a tie the lower rollout_index is first. Those of one group follow

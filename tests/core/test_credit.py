@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.core import credit
-from gymdata.errors import UsageError
+from gymdata.errors import DataError, UsageError
 
 NAN, INF = math.nan, math.inf
 
@@ -82,6 +82,13 @@ def test_variance_is_judged_whatever_the_scale(scale: float) -> None:
     assert credit.degenerate_groups(equal).tolist() == [True]
     assert credit.grpo(equal).tolist() == [0.0, 0.0, 0.0]
     assert credit.degenerate([1.0, 1.0, 0.0, 2.0], ["a", "a", "b", "b"]).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo"])
+def test_rewards_too_large_to_compare_are_refused(kind: str) -> None:
+    """Where a spread would be infinite, every advantage would be 0: that is told, not trained on."""
+    with pytest.raises(DataError, match="too large"):
+        credit.ESTIMATORS[kind]([1e308, -1e308, 1e308], [0, 0, 0])
 
 
 def test_kl_estimators() -> None:

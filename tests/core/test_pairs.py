@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.core import pairs
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 
 
 def frame(*groups: tuple[str, list[float | None]], **columns: list[Any]) -> pa.Table:
@@ -221,3 +221,9 @@ def test_row_order_never_matters(
     for a, b in zip(first.chosen, first.rejected, strict=True):
         assert groups[a] == groups[b]
         assert keys[a] != keys[b]
+
+
+def test_a_margin_is_a_number() -> None:
+    """Finite scores whose difference is none are refused (R502), not written as an infinite margin."""
+    with pytest.raises(RefusedError, match="R502"):
+        pairs.select_pairs(frame(("a", [1e308, -1e308])))

@@ -91,6 +91,7 @@ class VllmSampler:
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task aborts the request in the engine."""
         from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self._engine is None:
@@ -99,7 +100,11 @@ class VllmSampler:
         answer = None
         try:
             async for output in self._engine.generate(
-                {"prompt_token_ids": prompt}, self._params(request), request.request_id, lora_request=self._lora
+                # Of this form vLLM does not send every prompt through a thread that would tokenise it.
+                tokens_input(prompt),
+                self._params(request),
+                request.request_id,
+                lora_request=self._lora,
             ):
                 answer = output
         except EngineDeadError as error:

@@ -71,7 +71,12 @@ def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
     count = np.bincount(its, minlength=n)
     total = np.bincount(its, weights=kept, minlength=n)
     mean = total / np.maximum(count, 1)
-    m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
+    with np.errstate(over="ignore", invalid="ignore"):
+        m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
+    if not bool(np.isfinite(m2).all()):
+        raise DataError(
+            f"rewards are too large to be compared (up to {np.abs(kept).max():.3g})", hint="--reward-clip limits them"
+        )
     largest = np.zeros(n)
     np.maximum.at(largest, its, np.abs(kept))
     return _Grouped(values, code, known, count, total, mean, m2, largest, given.shape)
