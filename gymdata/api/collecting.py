@@ -18,6 +18,7 @@ import xxhash
 
 from gymdata.adapters.formats.tasks import TaskFile
 from gymdata.api.collect_parts import Parts, identity_of, load_parts
+from gymdata.api.garbage import rare_collections
 from gymdata.api.interrupting import Dropped, ctrl_c, droppable, run_async
 from gymdata.config.collect import CollectConfig
 from gymdata.config.user_code import in_thread
@@ -71,6 +72,7 @@ def collect(
             format=config.format,
             rows_per_file=config.rows_per_file,
         )
+        stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
         stack.callback(run.close)
         return _collect(run, config, parts, tasks, seed, progress, began, count)

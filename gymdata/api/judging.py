@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 import gymdata
+from gymdata.api.garbage import rare_collections
 from gymdata.api.judges import load_judge, reading_of
 from gymdata.config.genrm import JudgeConfig
 from gymdata.core import genrm
@@ -118,6 +119,7 @@ def judge(
     identity = _identity(config, the_judge)
     with contextlib.ExitStack() as stack:
         stack.callback(Claimed(folder).close)
+        stack.enter_context(rare_collections())
         _refuse_other(folder, identity, config.overwrite)
         kept = Kept(folder / "verdicts.journal")
         stack.callback(kept.close)

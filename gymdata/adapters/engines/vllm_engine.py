@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -82,6 +83,8 @@ class VllmSampler:
             raise UsageError.missing_extra(error.name or "vllm", "cpu' or 'gymdata[vllm]") from error
         self._starting = loop.run_in_executor(self._thread, self._start_engine)
         self._engine = await asyncio.shield(self._starting)
+        # What is loaded by now stays: it need not be searched for cycles again and again.
+        gc.freeze()
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
