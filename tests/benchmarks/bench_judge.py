@@ -29,7 +29,7 @@ JUDGE = ROOT / "sample_data" / "genrm"
 GROUP, SEQS, CONTEXT, MAX_TOKENS = 8, 256, 512, 64
 #: Groups of 56 comparisons that take about 20 seconds on two cores.
 GROUPS = 200
-RUNS = 7
+RUNS = 5
 _ENGINE = {"max_num_seqs": SEQS, "max_model_len": CONTEXT}
 _WARM = 1_000
 

@@ -142,6 +142,8 @@ class VllmSampler:
             # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
             engine.shutdown = _nothing
         self._thread.shutdown(wait=True)
+        # At the end of the process libraries look for what was never freed, and say so.
+        gc.unfreeze()
 
     # ------------------------------------------------------------------------------------------------------------------
 
