@@ -113,4 +113,4 @@ def training_columns() -> list[Row]:
 def main() -> list[Row]:
     data = frame()
     columns = {name: data[name].to_pylist() for name in data.column_names}
-    return [compare(data, columns, "best-worst", 4), compare(data, columns, "all", 3), *training_columns()]
+    return [compare(data, columns, "best-worst", 5), compare(data, columns, "all", 3), *training_columns()]
