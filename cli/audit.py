@@ -46,7 +46,7 @@ def audit(
     dtype: _Dtype = None,
     batch_tokens: _Batch = None,
     config: ConfigFile = None,
-    sets: SetFlag = [],  # noqa: B006
+    sets: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")] = False,

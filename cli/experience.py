@@ -84,7 +84,7 @@ def experience(
     batch_tokens: _Batch = None,
     target_agents: _Agents = None,
     config: ConfigFile = None,
-    sets: SetFlag = [],  # noqa: B006
+    sets: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
     verbose: _Verbose = False,

@@ -35,7 +35,7 @@ def filter_(
     test_share: Annotated[float | None, typer.Option("--test-share", help="Of the tasks (default 0.1).")] = None,
     seed: SeedFlag = None,
     config: ConfigFile = None,
-    sets: SetFlag = [],  # noqa: B006
+    sets: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only; write nothing.")] = False,
     json: JsonFlag = False,

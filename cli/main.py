@@ -124,8 +124,7 @@ def main(argv: list[str]) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         sys.stderr.write(f"error: {where}{error.strerror or error}\n")
         return EXIT_OUTSIDE
-    except Exception as error:
-        # The last resort: a defect of ours becomes one line, and -v shows it whole.
+    except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
         sys.stderr.write(

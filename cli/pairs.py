@@ -50,7 +50,7 @@ def pairs(
     truncated: _Truncated = None,
     target_agents: _Agents = None,
     config: ConfigFile = None,
-    sets: SetFlag = [],  # noqa: B006
+    sets: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
     verbose: _Verbose = False,

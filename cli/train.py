@@ -52,7 +52,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., None]:
     source = Annotated[str, typer.Argument(metavar=metavar, help=what)]
     signature = [inspect.Parameter("source", positional, annotation=source)]
     signature += [inspect.Parameter(n, positional, annotation=a, default=d) for n, (a, d) in flags.items()]
-    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # inspect reads it
     run.__annotations__ = {p.name: p.annotation for p in signature}
     run.__doc__ = kind.about
     return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gymdata.api import *  # noqa: F403
+    from gymdata.api import *  # noqa: F403 - for type checkers, of the names that __getattr__ loads
 
 __version__ = "0.1.0"
 

@@ -89,6 +89,6 @@ def test_help_never_loads_a_heavy_library(command: list[str]):
 
 
 def test_files_stay_small_enough_to_read():
-    """A file of the package over 400 lines is a design question."""
-    long = {str(f.relative_to(ROOT)): n for f in SOURCES if (n := len(f.read_text().splitlines())) > 400}
+    """A file of the package over 800 lines is a design question."""
+    long = {str(f.relative_to(ROOT)): n for f in SOURCES if (n := len(f.read_text().splitlines())) > 800}
     assert not long

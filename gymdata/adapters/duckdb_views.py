@@ -72,7 +72,7 @@ def find_files(paths: Sequence[str | Path]) -> Files:
         if one.exists() or not glob.has_magic(str(given)):
             matches = [one]
         else:
-            matches = sorted(Path(m) for m in glob.glob(str(given), recursive=True))  # noqa: PTH207
+            matches = sorted(Path(m) for m in glob.glob(str(given), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
             if not matches:
                 raise DataError.missing_path(given, "a glob that matches something")
         for match in matches:

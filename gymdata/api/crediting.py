@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gymdata.api.sources import (
     Paths,
     Unwatched,
+    changed_rollouts,
     concat,
     parent_of,
     refuse_duplicates,
@@ -34,9 +35,8 @@ from gymdata.core.schema import EXPERIENCES, ROLLOUTS
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Progress
 from gymdata.stages.experience import Crediting, ExperiencesReport, tokens_of
-from gymdata.store import hash_file, read_run_json, read_table, resolve, write_run_json
+from gymdata.store import hash_file, read_run_json, read_table, write_run_json
 from gymdata.store.paths import output_file
-from gymdata.store.run_json import changed_since
 from gymdata.store.tables import write_batches
 
 _SCALARS = (
@@ -64,7 +64,7 @@ def build_experiences(
     """
     config = config or ExperienceConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)
-    notes = [line for source in sources for line in changed_since(source, [s.path for s in resolve(source, ROLLOUTS)])]
+    notes = changed_rollouts(sources)
     target = _target(sources, output, config)
     refuse_other_settings(target, config, "experiences that were", overwrite)
     rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])

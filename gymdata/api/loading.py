@@ -52,7 +52,7 @@ def load_experiences(
     else:
         groups = cached_row_groups(path, EXPERIENCES)
         order = np.random.default_rng(shuffle_seed).permutation(sum(group.rows for group in groups))
-        groups = [type(g)(g.rows, lambda g=g: _only(g.load(), names)) for g in groups]  # type: ignore[misc]
+        groups = [type(g)(g.rows, lambda g=g: _only(g.load(), names)) for g in groups]  # type: ignore[misc]  # mypy cannot type a lambda's default
     if not sum(group.rows for group in groups):
         raise DataError.empty(path, "experiences")
     try:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gymdata.api.sources import (
     Paths,
+    changed_rollouts,
     concat,
     judge_folders,
     parent_of,
@@ -36,7 +37,6 @@ from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.store import hash_file, read_table, resolve, scan_batches, write_run_json, write_table
 from gymdata.store.paths import output_file
-from gymdata.store.run_json import changed_since
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "rollout_index", "policy_hash", "policy_version", "status", "reward",
@@ -96,7 +96,7 @@ def build_pairs(
     """
     config = config or PairsConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)
-    notes = [line for source in sources for line in changed_since(source, [s.path for s in resolve(source, ROLLOUTS)])]
+    notes = changed_rollouts(sources)
     target = _target(sources, output, config) if write else None
     if target is not None:
         refuse_other_settings(target, config, "pairs that were", overwrite)

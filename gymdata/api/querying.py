@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from gymdata.adapters.duckdb_views import Views, check_statement, find_files
 from gymdata.errors import DataError, GymdataError, UsageError
@@ -133,15 +133,15 @@ def _write_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
     return rows
 
 
-def write_text(reader: pa.RecordBatchReader, file: object, kind: str) -> int:
+def write_text(reader: pa.RecordBatchReader, file: TextIO, kind: str) -> int:
     """Write rows as CSV (nested values as JSON, nulls empty) or JSON lines to a text file. Returns how many."""
     import csv
     import json
 
     from gymdata.store.lines import encode_any
 
-    write = file.write  # type: ignore[attr-defined]
-    table = csv.writer(file, lineterminator="\n")  # type: ignore[arg-type]
+    write = file.write
+    table = csv.writer(file, lineterminator="\n")
     names = reader.schema.names
     if kind == "csv":
         table.writerow(names)

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.config.base import Config
-from gymdata.core.schema import SCORES
+from gymdata.core.schema import ROLLOUTS, SCORES
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.store import hash_file, read_run_json, read_table
-from gymdata.store.paths import find_run_json
-from gymdata.store.run_json import differences
+from gymdata.store.paths import find_run_json, resolve
+from gymdata.store.run_json import changed_since, differences
 
 #: Stage folders that hold scores: of functions, and of judges.
 _KINDS = ("scores", "judge")
@@ -37,6 +37,12 @@ class Unwatched:
 
 def concat(tables: list[pa.Table]) -> pa.Table:
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
+def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
+    """A line for each file of rollouts under ``sources`` that is not what its run recorded. Raises as ``resolve`` does."""
+    found = ((source, [s.path for s in resolve(source, ROLLOUTS)]) for source in sources)
+    return [line for source, files in found for line in changed_since(source, files)]
 
 
 def refuse_duplicates(rollouts: pa.Table) -> None:

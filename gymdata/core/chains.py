@@ -105,6 +105,12 @@ class FlatTurns:
         ]
 
 
+def turns_of(agent: pa.Array, agents: Collection[str]) -> npt.NDArray[np.bool_]:
+    """Which turns are of these agents, by the column that names a turn's."""
+    found = pc.is_in(agent, value_set=pa.array(sorted(agents), pa.string()))
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
 def _ragged(lists: pa.ListArray) -> tuple[_Offsets, np.ndarray]:
     """Offsets from 0 and the values between them. A slice's own offsets do not start at 0."""
     offsets = lists.offsets.to_numpy().astype(np.int64)
@@ -151,7 +157,7 @@ def _stitch(flat: FlatTurns, agents: Collection[str]) -> pa.Table:
     logprobs[sampled] = flat.log_probs
     trained = sampled
     if agents:
-        theirs = pc.is_in(flat.agent, value_set=pa.array(sorted(agents), pa.string())).to_numpy(zero_copy_only=False)
+        theirs = turns_of(flat.agent, agents)
         trained = np.repeat(np.stack((np.zeros_like(theirs), theirs), axis=1).ravel(), parts)
         logprobs[~trained] = 0.0
     ends = np.concatenate(([0], np.cumsum(np.diff(flat.before[flat.starts]) - prompts))).astype(np.int32)

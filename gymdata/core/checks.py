@@ -56,7 +56,7 @@ class _Places:
         self.e = e
 
     def rollout(self, r: int, code: str, **more: object) -> Violation:
-        return Violation(code, int(self.e.rows[r]), self.e.rollout_id[r], **more)  # type: ignore[arg-type]
+        return Violation(code, int(self.e.rows[r]), self.e.rollout_id[r], **more)  # type: ignore[arg-type]  # fields by name
 
     def turn(self, k: int, code: str, **more: object) -> Violation:
         r = int(np.searchsorted(self.e.turn_offsets, k, side="right")) - 1

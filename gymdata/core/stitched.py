@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gymdata.core import tokens
-from gymdata.core.chains import FlatTurns, check_digests
+from gymdata.core.chains import FlatTurns, check_digests, turns_of
 from gymdata.errors import DataError, RefusedError
 
 _Ints = npt.NDArray[np.int64]
@@ -61,10 +60,7 @@ class Stitched:
 
     def said_by(self, agents: Collection[str]) -> npt.NDArray[np.bool_]:
         """Which sampled tokens are of turns of these agents."""
-        of_turn = pc.is_in(self.turn_agent, value_set=pa.array(sorted(agents), pa.string())).to_numpy(
-            zero_copy_only=False
-        )
-        return np.repeat(of_turn, np.diff(self.turn_ends, prepend=0))
+        return np.repeat(turns_of(self.turn_agent, agents), np.diff(self.turn_ends, prepend=0))
 
 
 def stitch(turns: pa.ListArray, rollout_ids: pa.Array, abandoned: Literal["keep", "drop"] = "keep") -> list[Stitched]:

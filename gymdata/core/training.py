@@ -6,6 +6,7 @@ its sequence (nothing predicts it); whatever a length limit costs is in the retu
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -334,8 +335,7 @@ def _identical(sequences: Sequences) -> np.ndarray:
 
 def _no_doubles(ids: list[str], where: str) -> None:
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        double = next(i for i in ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+        double = Counter(ids).most_common(1)[0][0]
         raise DataError(f"{where}: pair {double} is there more than once", hint="are the same pairs given twice?")
 
 

@@ -28,7 +28,7 @@ _TIE = 1e-9
 class TrainingLabels(TrainingExperiences):
     """Sequences with one ``label`` each: True for a desirable one. ``first``: where their completion begins."""
 
-    label: np.ndarray = None  # type: ignore[assignment]
+    label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
 
     @cached_property
     def first(self) -> np.ndarray:

@@ -40,7 +40,7 @@ _KNOWN = {
 }
 
 
-class BadRow(Exception):  # noqa: N818
+class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """Why a row cannot be used; becomes a violation."""
 
     def __init__(self, code: str, detail: str, **more: Any) -> None:

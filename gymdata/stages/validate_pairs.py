@@ -6,6 +6,7 @@ What always holds: a file that is no pairs table is a violation with what the st
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import DataError
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_size: int | None = None) -> Report:
@@ -38,6 +42,6 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
     return report
 
 
-def _values(lists: object) -> int:
-    offsets = lists.offsets.to_numpy()  # type: ignore[attr-defined]
+def _values(lists: pa.ListArray) -> int:
+    offsets = lists.offsets.to_numpy()
     return int(np.subtract(offsets[-1], offsets[0])) if len(offsets) else 0

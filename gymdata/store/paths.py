@@ -157,7 +157,7 @@ def sealed_twin(journal: Path) -> Source | None:
 
 def _expand(pattern: str) -> list[Path]:
     # Path.glob cannot take an absolute pattern.
-    return sorted(Path(m) for m in globbing.glob(pattern, recursive=True))  # noqa: PTH207
+    return sorted(Path(m) for m in globbing.glob(pattern, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _rows_once(matches: list[Path]) -> list[Path]:

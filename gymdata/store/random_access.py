@@ -54,7 +54,7 @@ def cached_row_groups(path: str | Path, table: Table) -> list[RowGroup]:
     for source in resolve(path, table):
         reader = pa.ipc.open_file(pa.memory_map(str(_cache_of(source, table))))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        groups += [RowGroup(b.num_rows, lambda b=b: pa.Table.from_batches([b])) for b in batches]  # type: ignore[misc]
+        groups += [RowGroup(b.num_rows, lambda b=b: pa.Table.from_batches([b])) for b in batches]  # type: ignore[misc]  # as in loading: a default
     return groups
 
 
@@ -79,7 +79,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             raise _broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()
 
-    return [RowGroup(rows, lambda i=i: load(i)) for i, rows in enumerate(sizes)]  # type: ignore[misc]
+    return [RowGroup(rows, lambda i=i: load(i)) for i, rows in enumerate(sizes)]  # type: ignore[misc]  # as in loading: a default
 
 
 def _cache_of(source: Source, table: Table) -> Path:

@@ -28,7 +28,11 @@ class Evidence(NamedTuple):
     finish_reason: Any
 
 
-def of_completion(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:  # noqa: ARG001
+def of_completion(
+    answer: Mapping[str, Any],  # noqa: ARG001 - both kinds of answer are read alike
+    choice: Mapping[str, Any],
+    body: Mapping[str, Any],  # noqa: ARG001 - both kinds of answer are read alike
+) -> Evidence:
     """The evidence in a choice of /v1/completions."""
     log_probs = choice.get("logprobs") or {}
     return Evidence(

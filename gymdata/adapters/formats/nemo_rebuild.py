@@ -100,7 +100,7 @@ class PromptRebuilder:
         self.refused += [NotRebuilt(file, line, rollout_id, one) for one in outcome.refused]
 
 
-class _Refusal(Exception):  # noqa: N818
+class _Refusal(Exception):  # noqa: N818 - caught nearby, never shown as an error
     def __init__(self, reason: str, position: int | None = None, expected: Any = (), got: Any = ()) -> None:
         super().__init__(reason)
         self.reason, self.position, self.expected, self.got = reason, position, expected, got

@@ -21,7 +21,7 @@ _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 _IDS, _GEN, _LPS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
 
 
-class BadRow(Exception):  # noqa: N818
+class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """Why a row cannot be used: the code and what the violation says."""
 
     def __init__(self, code: str, detail: str, **more: Any) -> None:
@@ -52,7 +52,7 @@ class Row:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-class _Retry(Exception):  # noqa: N818
+class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """The fast way cannot decide; the slow way must."""
 
 

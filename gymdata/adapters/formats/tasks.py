@@ -294,7 +294,7 @@ def _expand(path: Path | str) -> list[Path]:
     text = str(path)
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
     is_pattern = glob.has_magic(text) and not Path(text).exists()
-    found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207
+    found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not found or not found[0].exists():
         raise DataError.missing_path(path, "a task file (.jsonl, .parquet, .gz, .zst) or a glob")
     for file in found:

@@ -42,13 +42,13 @@ def load(place: Place, head: str, **options: Any) -> Any:
     if place.dtype not in DTYPES:
         raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
     # Its bar is not ours, and models here load in seconds; what its report of weights would say, ``lacking`` says.
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    loud = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own lack of types
     device = _device(place.device)
     dtype: Any = getattr(torch, place.dtype, "auto")
     if place.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
+    loud = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # likewise
     try:
         model, told = getattr(transformers, head).from_pretrained(
             place.base, dtype=dtype, local_files_only=True, output_loading_info=True, **options

@@ -33,7 +33,7 @@ class Exact:
     def watched(self) -> None:
         """Have the witness follow this trainer; the library's ``__init__`` is done."""
         self.witness.bind(self)
-        self.add_callback(self.witness)  # type: ignore[attr-defined]
+        self.add_callback(self.witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def measure(self) -> dict[str, Any]:
         """What the trained model is like, for run.json. Called on every process, before the model is saved."""
@@ -41,7 +41,7 @@ class Exact:
 
     def save_trained(self, out: Path) -> None:
         """The trained model into ``out``. Called on every process."""
-        self.save_model(str(out))  # type: ignore[attr-defined]
+        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def finish(self, out: Path) -> None:
         """The last touch to ``out``, on the main process, after the tokenizer's files are there."""

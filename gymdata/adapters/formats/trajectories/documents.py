@@ -18,7 +18,7 @@ from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 
 
-class BadItem(Exception):  # noqa: N818
+class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """Why a trajectory or pair cannot be used: the code and the reason."""
 
     def __init__(self, code: str, reason: str) -> None:
