@@ -17,12 +17,26 @@ def demo(
     judged_groups: Annotated[int, typer.Option(help="Groups that the judge compares; 0: no judge.", min=0)] = 300,
     seed: Annotated[int, typer.Option(help="Makes the whole demo repeatable.")] = 0,
     threshold: Annotated[bool, typer.Option(help="Fail unless the held-out rate rises by 10 points.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and print the steps; run nothing.")] = False,
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Run the whole path on the shipped policy and tasks, and measure the rise on held-out tasks."""
     from gymdata.api.demo import demo as run
+    from gymdata.api.demo import planned
 
+    if dry_run:
+        plan = planned(
+            output, rounds=rounds, num_rollouts=num_rollouts, limit=limit, judged_groups=judged_groups, seed=seed
+        )
+        if json:
+            emit_json(plan)
+        else:
+            typer.echo("\n".join(plan["steps"]))
+            note("the shipped files are there; nothing was run")
+            if plan["install"]:
+                note(f"the steps need more than is installed here: {plan['install']}")
+        return
     summary = run(
         output, rounds=rounds, num_rollouts=num_rollouts, limit=limit, judged_groups=judged_groups, seed=seed,
         threshold=threshold, overwrite=overwrite, say=note,

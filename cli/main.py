@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
+from gymdata.errors import BROUGHT_BY, EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError, UsageError
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -127,6 +127,10 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
+        if isinstance(error, ModuleNotFoundError) and (extra := BROUGHT_BY.get(str(error.name).partition(".")[0])):
+            # A library that an extra brings, met where nothing asked for it before.
+            sys.stderr.write(f"error: {UsageError.missing_extra(str(error.name), extra)}\n")
+            return EXIT_USAGE
         sys.stderr.write(
             f"error: unexpected {type(error).__name__}: {error}\n  → this is a defect; run again with -v to see where\n"
         )

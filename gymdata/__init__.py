@@ -5,8 +5,13 @@ The tokens that are trained are the tokens that were sampled, every number knows
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+if sys.platform == "win32":
+    raise ImportError(
+        "gymdata runs on Linux and macOS: it relies on POSIX locks and process groups. On Windows, use WSL."
+    )
 if TYPE_CHECKING:
     from gymdata.api import *  # noqa: F403 - for type checkers, of the names that __getattr__ loads
 

@@ -7,15 +7,30 @@ errors through the named constructors, so that one fault has one wording.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+from gymdata.installed import NAME, install_command, update_advice
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
 EXIT_USAGE = 2
 EXIT_OUTSIDE = 3
 EXIT_INTERRUPTED = 130
+
+#: The extra of pyproject.toml that brings a module which the base install lacks, where no command knows it better.
+BROUGHT_BY = {
+    **dict.fromkeys(("aiohttp", "huggingface_hub", "jinja2", "tokenizers", "transformers"), "collect"),
+    **dict.fromkeys(("accelerate", "datasets", "matplotlib", "numba", "peft", "safetensors", "torch", "trl"), "train"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
+    "tensorboard": "tensorboard",
+    "vllm": "engine",
+}
 
 
 class GymdataError(Exception):
@@ -51,9 +66,12 @@ class UsageError(GymdataError):
 
     @classmethod
     def missing_extra(cls, module: str, extra: str) -> UsageError:
-        return cls(
-            f"this needs the Python module {module!r}, which is not installed", hint=f"pip install 'gymdata[{extra}]'"
-        )
+        """``extra``: of pyproject.toml, or several ("train,tensorboard"); ``engine`` stands for the one that this
+        machine can run, ``cpu`` or ``vllm``."""
+        hint = install_command(extra.replace("engine", "cpu"))
+        if "engine" in extra:
+            hint += f"   (on a machine with a GPU: {install_command(extra.replace('engine', 'vllm'))})"
+        return cls(f"this needs the Python module {module!r}, which is not installed", hint=hint)
 
 
 class DataError(GymdataError):
@@ -95,7 +113,7 @@ class DataError(GymdataError):
     def newer_schema(cls, path: Path | str, table: str, got: int, known: int) -> DataError:
         return cls(
             f"{path}: {table} version {got} is newer than this gymdata understands ({known})",
-            hint="pip install -U gymdata",
+            hint=update_advice(),
         )
 
     @classmethod
@@ -192,6 +210,25 @@ class OutsideError(GymdataError):
         self.retry_after_s = retry_after_s
         #: The system is gone: other requests to it cannot succeed either.
         self.fatal = fatal
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raise UsageError with the command that installs ``extra`` unless all of ``modules`` are there; none is imported, so
+    that a command can say so before it does anything."""
+    for module in modules:
+        if not (find_spec(module) if module not in sys.modules else sys.modules[module]):
+            raise UsageError.missing_extra(module, extra)
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around imports of libraries that ``extra`` brings: one that is missing becomes the command that installs them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or NAME).partition(".")[0] == NAME:
+            raise  # A module of ours: that is a defect, which no extra mends.
+        raise UsageError.missing_extra(str(error.name), extra) from error
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {
+    "gymdata.installed": -1,
     "gymdata.errors": 0,
     "gymdata.core": 1,
     "gymdata.config": 2,
@@ -24,7 +25,7 @@ FLOORS = {
 }
 #: One file an outside system, and what speaks HTTP or passes Ctrl-C on for several of them.
 SHARED_BY_ADAPTERS = {"children", "http_client"}
-HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
+HEAVY = {"torch", "vllm", "trl", "transformers", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What `core` may never touch: the outside, the clock and hidden randomness.
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "logging", "random", "subprocess", "socket", "asyncio", "tempfile"}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import UsageError
+from gymdata.errors import needs
 from gymdata.store.run_json import replacing
 
 _POINTS = 20_000
@@ -29,10 +29,8 @@ def draw(
 ) -> None:
     """Write a PNG. ``positions`` and ``turns``: rows with tokens, mean_abs and max_abs. Raises UsageError without
     matplotlib."""
-    try:
+    with needs("train"):
         import matplotlib
-    except ImportError as error:
-        raise UsageError.missing_extra("matplotlib", "train") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

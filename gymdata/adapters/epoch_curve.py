@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import UsageError
+from gymdata.errors import needs
 from gymdata.store.run_json import replacing
 
 _REWARD, _HELD_OUT, _LOSS, _KL = "#2f6db3", "#c8553d", "#6b4e9b", "#3a8f6b"
@@ -53,10 +53,8 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
 
 def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Every number of every epoch as TensorBoard events, written anew. Raises UsageError without tensorboard."""
-    try:
+    with needs("train,tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError.missing_extra("tensorboard", "train,tensorboard") from error
     shutil.rmtree(folder, ignore_errors=True)
     with SummaryWriter(str(folder)) as writer:
         for row in rows:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, needs
 
 T = TypeVar("T")
 _MAX_PAUSE_S = 30.0
@@ -87,10 +87,8 @@ class HttpClient:
         """``own_cookies``: each request brings its own (see ``exchange``) and none are kept here."""
         if self._session is not None:
             return
-        try:
+        with needs("collect"):
             import aiohttp
-        except ModuleNotFoundError as error:
-            raise UsageError.missing_extra("aiohttp", "collect") from error
         key = next((value for name in self._key_names if (value := os.environ.get(name))), None)
         self._session = aiohttp.ClientSession(
             # Shorter than the usual keep-alive of servers (5 s), so that they rarely hang up on a connection in use.

@@ -21,7 +21,7 @@ from gymdata.config.audit import AuditConfig
 from gymdata.core.audit import TOLERANCE
 from gymdata.core.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.core.violations import Report
-from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.errors import DataError, StoreError, UsageError, require
 from gymdata.ports import Progress
 from gymdata.stages.audit import Audit, AuditReport
 from gymdata.stages.audit_causes import explain
@@ -62,6 +62,7 @@ def audit(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "rollouts")
     refuse_duplicates(rollouts)
+    require("train", "matplotlib")  # Before the work, not after it.
     facts, loaded = load_policy(named, config.dtype, config.device, config.batch_tokens)
     identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
     if output is None:

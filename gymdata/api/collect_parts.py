@@ -15,7 +15,7 @@ from gymdata.adapters.environments import ResourceServer, load_environment, serv
 from gymdata.adapters.rewards import load_rewards
 from gymdata.api import checking
 from gymdata.config.collect import CollectConfig
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, require
 from gymdata.ports import Chat, Environment, Sampler, Workflow
 from gymdata.stages.collect import VERDICT, NextPrompt
 from gymdata.stages.score import Weighted
@@ -68,6 +68,7 @@ def load_parts(config: CollectConfig) -> Parts:
         raise UsageError("no model given", hint="name one with -m/--model (with --endpoint: the served name)")
     model: dict[str, Any]
     if server is None:
+        require("engine", "vllm")
         model = weights.model_facts(config.model)
         tokenizer = config.tokenizer or weights.tokenizer_folder(config.model)
     else:

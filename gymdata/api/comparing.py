@@ -43,7 +43,7 @@ def compare_trainers(
     """
     folder, began = Path(output), time.monotonic()
     demo._clear(folder, overwrite)
-    run = _Comparison(folder, demo.sample_data(), seed, limit, say)
+    run = _Comparison(folder, demo.sample_data(), seed, limit, demo._running(say))
     run.held_out("heldout-before", run.data / "policy")
     run.collect_once(num_rollouts)
     for name in trainers:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,17 @@ import pyarrow.compute as pc
 from gymdata.core.genrm import against_rewards
 from gymdata.core.schema import COMPARISONS
 from gymdata.core.stats import paired_difference_ci, wilson
-from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, GymdataError, RefusedError, StoreError
+from gymdata.errors import (
+    EXIT_FAULTS,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    DataError,
+    GymdataError,
+    RefusedError,
+    StoreError,
+    UsageError,
+    require,
+)
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in
 from gymdata.store import read_run_json, read_table
 
@@ -35,6 +45,7 @@ DEFAULT_SEED = 0
 JUDGED_GROUPS = 300
 JUDGE = "genrm"
 
+_Run = Callable[[Sequence[str], Collection[int]], None]
 _HELD_OUT = ["--temperature", "0", "-r", "1"]
 
 
@@ -64,17 +75,7 @@ def demo(
     folder = Path(output)
     _clear(folder, overwrite)
     began = time.monotonic()
-    run = _Commands(folder, sample_data(), seed, limit, say)
-
-    run.held_out("heldout-before", run.data / "policy")
-    policy, runs, jobs = run.data / "policy", [], []
-    for number in range(1, rounds + 1):
-        runs.append(run.collect(number, policy, num_rollouts))
-        policy = run.train(policy, runs[-1])
-        jobs.append(policy)
-    run.held_out("heldout-after", policy)
-    if judged_groups:
-        run.held_out("heldout-judged", run.judge(run.data / "policy", runs[0], judged_groups))
+    runs, jobs = _Commands(folder, sample_data(), seed, limit, _running(say)).all(rounds, num_rollouts, judged_groups)
 
     summary = summarise(folder / "heldout-before", folder / "heldout-after", runs, jobs)
     if judged_groups:
@@ -86,6 +87,40 @@ def demo(
     if threshold and judged_groups:
         _require_rise(summary["judged"], "with pairs from comparisons", folder)
     return summary
+
+
+def planned(
+    output: str | Path = "runs/demo",
+    *,
+    rounds: int = 2,
+    num_rollouts: int = 8,
+    limit: int | None = None,
+    judged_groups: int = JUDGED_GROUPS,
+    seed: int = DEFAULT_SEED,
+) -> dict[str, Any]:
+    """What ``demo`` would do, without doing it: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of
+    which are there), and ``install``: the command for what the steps need and this environment lacks, None for nothing.
+
+    Raises StoreError for an output folder that ``demo`` would refuse, and DataError for a shipped file that is missing.
+    """
+    _refuse_foreign(Path(output))
+    data, steps = sample_data(), list[list[str]]()
+
+    def keep(command: Sequence[str], _: Collection[int]) -> None:
+        steps.append(["gymdata", *command])
+
+    _Commands(Path(output), data, seed, limit, keep).all(rounds, num_rollouts, judged_groups)
+    words = dict.fromkeys(word.removesuffix(":Calculator") for step in steps for word in step)
+    reads = [Path(word) for word in words if Path(word).is_relative_to(data)]
+    for path in reads:
+        if not path.exists():
+            raise DataError.missing_path(path, "a file that is installed with gymdata")
+    install = None
+    try:
+        require("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
+    except UsageError as error:
+        install = error.hint
+    return {"steps": [shlex.join(step) for step in steps], "reads": [str(path) for path in reads], "install": install}
 
 
 def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> dict[str, Any]:
@@ -128,12 +163,26 @@ def _rise(before: Path, after: Path) -> dict[str, Any]:
 
 
 class _Commands:
-    """The demo's steps as command lines over one output folder."""
+    """The demo's steps as command lines over one output folder. ``run`` gets each: its words after ``gymdata``, and the
+    exit codes that are fine."""
 
-    def __init__(self, folder: Path, data: Path, seed: int, limit: int | None, say: Callable[[str], None]) -> None:
-        self.folder, self.data, self.seed, self.say = folder, data, seed, say
+    def __init__(self, folder: Path, data: Path, seed: int, limit: int | None, run: _Run) -> None:
+        self.folder, self.data, self.seed, self._call = folder, data, seed, run
         self._limit = ["-n", str(limit)] if limit else []
         self._scored = ["--env", f"{data / 'calculator.py'}:Calculator", "--reward", "numeric", "--max-tokens", "48"]
+
+    def all(self, rounds: int, num_rollouts: int, judged_groups: int) -> tuple[list[Path], list[Path]]:
+        """Every step, in order; the folders of rollouts and of trained policies of the rounds."""
+        self.held_out("heldout-before", self.data / "policy")
+        policy, runs, jobs = self.data / "policy", list[Path](), list[Path]()
+        for number in range(1, rounds + 1):
+            runs.append(self.collect(number, policy, num_rollouts))
+            policy = self.train(policy, runs[-1])
+            jobs.append(policy)
+        self.held_out("heldout-after", policy)
+        if judged_groups:
+            self.held_out("heldout-judged", self.judge(self.data / "policy", runs[0], judged_groups))
+        return runs, jobs
 
     def held_out(self, name: str, policy: Path) -> None:
         tasks = self.data / "tasks" / "heldout.jsonl"
@@ -169,7 +218,12 @@ class _Commands:
         self._run("collect", str(tasks), "-m", str(policy), "-o", str(run), *self._scored, *flags, *self._limit)
 
     def _run(self, *command: str, fine: Collection[int] = (EXIT_OK,)) -> None:
-        self.say(f"$ gymdata {shlex.join(command)}")
+        self._call(command, fine)
+
+
+def _running(say: Callable[[str], None]) -> _Run:
+    def run(command: Sequence[str], fine: Collection[int]) -> None:
+        say(f"$ gymdata {shlex.join(command)}")
         done = subprocess.run([sys.executable, "-m", "gymdata_cli", *command], stdout=sys.stderr, check=False)
         if done.returncode not in fine:
             error = GymdataError(
@@ -178,6 +232,8 @@ class _Commands:
             )
             error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED
             raise error
+
+    return run
 
 
 def _correct_by_task(run: Path) -> dict[str, float]:
@@ -195,11 +251,16 @@ def _clear(folder: Path, overwrite: bool) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         folder.mkdir(parents=True, exist_ok=True)
         return
-    ours = (folder / "summary.json").exists() or (folder / "heldout-before").exists()
-    if overwrite and ours:
+    _refuse_foreign(folder)
+    if overwrite:
         shutil.rmtree(folder)
         folder.mkdir(parents=True)
-    elif not ours:
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A folder with anything in it that the demo did not make is left alone."""
+    ours = (folder / "summary.json").exists() or (folder / "heldout-before").exists()
+    if folder.exists() and any(folder.iterdir()) and not ours:
         raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another output folder")
 
 

@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from gymdata.config.base import read_yaml
 from gymdata.config.finetune import DatasetSection, EpochsTrainer, FinetuneConfig, LlmSection, output_dir
 from gymdata.config.finetune_file import Overrides, check, find, load, merged, part_of, shipped
 from gymdata.core.curriculum import CurriculumConfig
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.ports import Progress, Trainer, TrajectoryBuilder
 from gymdata.stages.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.store import hash_file
@@ -91,8 +90,8 @@ def plan_of(
             f"epoch, and max_policy_lag is {loop.max_policy_lag}",
             hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
         )
-    if loop.tensorboard and find_spec("tensorboard") is None:
-        raise UsageError.missing_extra("tensorboard", "train,tensorboard")
+    if loop.tensorboard:
+        require("train,tensorboard", "torch", "tensorboard")
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
     validation = _validation(config, file, builder)
     _, part = part_of(config, "trainers", loop.trainer)

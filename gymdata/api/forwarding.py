@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymdata.errors import require
 from gymdata.ports import Critic, PolicyModel
 
 
@@ -34,6 +35,7 @@ def load_critic(
 
 
 def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], Any]:
+    require("train", "torch", "transformers", "trl", "peft")
     from gymdata.adapters.engines import weights
     from gymdata.adapters.forward.loading import Place, checkpoint_dtype
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, needs
 
 if TYPE_CHECKING:
     from gymdata.adapters.trainers.experience import Experience, Samples
@@ -55,10 +55,8 @@ def load_experiences(
         groups = [type(g)(g.rows, lambda g=g: _only(g.load(), names)) for g in groups]  # type: ignore[misc]  # mypy cannot type a lambda's default
     if not sum(group.rows for group in groups):
         raise DataError.empty(path, "experiences")
-    try:
+    with needs("train"):
         from gymdata.adapters.trainers.experience import ExperienceBatches
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra(str(error.name), "train") from error
     return ExperienceBatches(groups, order, batch_size, rank, world_size, start_step, packed)
 
 

@@ -16,7 +16,7 @@ from gymdata.adapters.rewards import load_rewards
 from gymdata.api.sources import Unwatched
 from gymdata.config.recipe import Recipe, RewardSource, read_recipe
 from gymdata.config.score import ScoreConfig
-from gymdata.errors import OutsideError, RefusedError, UsageError
+from gymdata.errors import OutsideError, RefusedError, UsageError, needs
 from gymdata.ports import Progress, RewardFunction
 from gymdata.stages.score import Weighted
 from gymdata.store import hash_file
@@ -168,7 +168,8 @@ def _checked(folder: str, sampled_with: str | None) -> Decode:
     from gymdata.adapters.formats import token_text
 
     if sampled_with is not None:
-        from transformers import AutoTokenizer
+        with needs("collect"):
+            from transformers import AutoTokenizer
 
         from gymdata.adapters.engines.weights import hash_of_tokenizer
 

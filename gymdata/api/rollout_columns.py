@@ -142,7 +142,7 @@ def _scores(
     if name.removeprefix("reward_") not in known:
         raise unknown_column(name, [*(f"reward_{n}" for n in known), *_SCALARS], where)
     _, values, scored_by = scores_of(sources, columns.table, name.removeprefix("reward_"))
-    return pa.array(values.to_pandas(), pa.float64(), from_pandas=True), scored_by
+    return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), scored_by
 
 
 def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:

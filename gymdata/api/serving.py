@@ -14,7 +14,7 @@ from typing import Any
 
 from gymdata.api.judges import load_judge, reading_of
 from gymdata.config.genrm import ServeConfig
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Judge
 from gymdata.stages.judge import Referee
 from gymdata.store import read_run_json, write_run_json
@@ -37,13 +37,11 @@ def serve_genrm(
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ServeConfig.load(None, {**base, **settings})
     _refuse_workers(config)
-    try:
+    with needs("serve"):
         import uvicorn
 
         from gymdata.serve.desk import Desk
         from gymdata.serve.genrm import Service, create_app
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra(error.name or "fastapi", "serve") from error
     judge = judge or load_judge(config)
     with contextlib.ExitStack() as stack:
         folder = config.output

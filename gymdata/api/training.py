@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from gymdata.api.sources import Unwatched
 from gymdata.config.train import TRAINERS
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, require
 from gymdata.ports import Progress
 from gymdata.store import resolve
 
@@ -128,10 +128,9 @@ def model_facts(model: str) -> Any:
     from gymdata.adapters.engines import weights
     from gymdata.stages.train_checks import ModelFacts
 
-    try:
-        from transformers import AutoTokenizer
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra("transformers", "train") from error
+    require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+    from transformers import AutoTokenizer
+
     policy = weights.model_facts(model)
     folder = weights.tokenizer_folder(model)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.core.violations import Report, Selection, Violation
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, needs
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, find_run_json, read_facts, resolve
 
@@ -208,8 +208,8 @@ def _vocab_size(folder: str | Path) -> int:
     """Ids that a tokenizer folder can mean: one above its largest."""
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():
-        from transformers import AutoTokenizer
-
+        with needs("collect"):
+            from transformers import AutoTokenizer
         return len(AutoTokenizer.from_pretrained(str(folder)))
     value = json.loads(file.read_bytes())
     vocab = (value.get("model") or {}).get("vocab") or {}
@@ -321,10 +321,8 @@ def _decode(
     folder = tokenizer or ((run or {}).get("identity") or {}).get("model")
     if folder is None:
         raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
-    try:
+    with needs("collect"):
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise UsageError.missing_extra("transformers", "collect") from error
     from gymdata.stages.validate_decode import decoded_faults
 
     loaded = AutoTokenizer.from_pretrained(str(folder))

@@ -13,7 +13,6 @@ from gymdata.ports.judging import (
 from gymdata.ports.models import (
     Critic,
     PolicyModel,
-    Pool,
 )
 from gymdata.ports.rollouts import (
     Chat,
@@ -62,7 +61,6 @@ __all__ = [
     "JudgeAnswer",
     "Message",
     "PolicyModel",
-    "Pool",
     "Progress",
     "RemoteRequest",
     "RemoteRollout",

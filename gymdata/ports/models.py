@@ -37,9 +37,3 @@ class Critic(Protocol):
     def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[Any, Any]:
         """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
         ...
-
-
-class Pool(Protocol):
-    """Maps a function over items on several machines."""
-
-    def map(self, function: Any, items: Sequence[Any]) -> list[Any]: ...

@@ -17,7 +17,7 @@ from gymdata.adapters.engines.lengths import most_characters
 from gymdata.adapters.engines.parsers import ResponseReader, choose_parser
 from gymdata.adapters.engines.templates import training_twin
 from gymdata.adapters.engines.weights import tokenizer_facts, tokenizer_folder
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, needs
 from gymdata.ports import Message
 
 #: Characters that are tokenised in no time.
@@ -91,10 +91,8 @@ class TransformersChat:
         "auto", "none", or the name of one of vLLM's tool parsers. ``keep_reasoning``: replace a template that rewrites
         earlier turns by its known form that does not. Raises DataError when there is no tokenizer.
         """
-        try:
+        with needs("collect"):
             from transformers import AutoTokenizer
-        except ModuleNotFoundError as error:
-            raise UsageError.missing_extra("transformers", "collect") from error
         folder = tokenizer_folder(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

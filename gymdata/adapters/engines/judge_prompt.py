@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, needs
 from gymdata.ports import Message
 
 #: The default of ``--judge-prompt default``. Variables: conversation (messages with role and content), response_1,
@@ -68,11 +68,9 @@ class Prompt:
     """One user message, made by a Jinja template. Raises DataError for a template that does not work."""
 
     def __init__(self, template: str) -> None:
-        try:
+        with needs("collect"):
             from jinja2 import StrictUndefined, TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ModuleNotFoundError as error:
-            raise UsageError.missing_extra("jinja2", "collect") from error
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._fault = TemplateError
         digest = hashlib.blake2b(template.encode(), digest_size=8).hexdigest()

@@ -10,7 +10,7 @@ from gymdata.adapters.engines import weights
 from gymdata.adapters.engines.chat import TransformersChat
 from gymdata.adapters.engines.judge_prompt import Form, Roles
 from gymdata.adapters.engines.vllm_engine import VllmSampler
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.ports import JudgeAnswer, Message, SampleRequest
 
 DEFAULT_MAX_TOKENS = 4096
@@ -51,6 +51,7 @@ class EngineJudge:
         engine_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
+        require("engine", "vllm")
         self.model, self.form = model, form or Roles()
         self.max_tokens = max_tokens or DEFAULT_MAX_TOKENS
         self.chat = TransformersChat.load(weights.tokenizer_folder(model), tool_parser="none", keep_reasoning=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, needs
 from gymdata.ports import Message
 
 if TYPE_CHECKING:
@@ -78,13 +78,8 @@ class VllmToolParser:
     """One of vLLM's tool parsers, by name. It reads calls; reasoning between think tags is cut before."""
 
     def __init__(self, chat: TransformersChat, name: str) -> None:
-        try:
+        with needs("engine"):
             from vllm.tool_parsers import ToolParserManager
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"--tool-parser {name}: vLLM's tool parsers need vllm, which is not installed",
-                hint="pip install 'gymdata[cpu]' or 'gymdata[vllm]', or leave --tool-parser at auto",
-            ) from error
         try:
             parser = ToolParserManager.get_tool_parser(name)
         except KeyError as error:

@@ -26,7 +26,7 @@ from gymdata.adapters.engines.engine_log import EngineLog
 from gymdata.adapters.engines.orphans import ENGINE_OF
 from gymdata.adapters.engines.sampling import Sampling, best_alternatives
 from gymdata.adapters.engines.weights import base_of
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Generation, SampleRequest
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -76,11 +76,9 @@ class VllmSampler:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
         _set_environment(self.model)
         loop = asyncio.get_running_loop()
-        try:
+        with needs("engine"):
             # Takes seconds; in the thread, so that Ctrl-C is heard meanwhile.
             await loop.run_in_executor(self._thread, importlib.import_module, "vllm")
-        except ModuleNotFoundError as error:
-            raise UsageError.missing_extra(error.name or "vllm", "cpu' or 'gymdata[vllm]") from error
         self._starting = loop.run_in_executor(self._thread, self._start_engine)
         self._engine = await asyncio.shield(self._starting)
         # What is loaded by now stays: it need not be searched for cycles again and again.

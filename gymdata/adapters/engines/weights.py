@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from gymdata.core.fingerprint import template_hash, tokenizer_hash
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, needs
 
 #: Up to here weights are read whole; above, places are sampled.
 FULL_HASH_BYTES = 2 << 30
@@ -134,11 +134,9 @@ def _local(model: str) -> Path:
         return folder
     if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
         raise DataError.missing_path(folder, "a folder with a model")
-    try:
+    with needs("collect"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra("huggingface_hub", "collect") from error
     try:
         return Path(snapshot_download(model, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:

@@ -21,7 +21,7 @@ from typing import Any
 
 from gymdata.adapters.environments.told import as_text, clean, told
 from gymdata.config.user_code import in_thread, load_symbol
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Message, StepResult, Task
 
 _NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
@@ -182,10 +182,8 @@ class ToolEpisode:
 
 
 def _schema(tool: Tool, spec: str) -> dict[str, Any]:
-    try:
+    with needs("collect"):
         from transformers.utils.chat_template_utils import get_json_schema
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra("transformers", "collect") from error
     try:
         schema: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # its own exception types; all mean that the signature or docstring is not usable

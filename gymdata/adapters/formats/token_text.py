@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.core.causes import Reader, Reading
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, needs
 
 
 def reader(folder: str | Path) -> Reader:
@@ -26,7 +26,8 @@ def load(folder: str | Path) -> Reading:
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():
         return _by_transformers(str(folder))
-    from tokenizers import Tokenizer
+    with needs("collect"):
+        from tokenizers import Tokenizer
 
     try:
         backend = Tokenizer.from_file(str(file))
@@ -37,10 +38,8 @@ def load(folder: str | Path) -> Reading:
 
 
 def _by_transformers(name: str) -> Reading:
-    try:
+    with needs("collect"):
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise UsageError.missing_extra("transformers", "collect") from error
     try:
         loaded: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, needs
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -34,11 +34,9 @@ class Place:
 def load(place: Place, head: str, **options: Any) -> Any:
     """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is none of that class, and
     UsageError for a device or number format that cannot be had."""
-    try:
+    with needs("train"):
         import torch
         import transformers
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra(error.name or "transformers", "train") from error
     if place.dtype not in DTYPES:
         raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
     # Its bar is not ours, and models here load in seconds; what its report of weights would say, ``lacking`` says.

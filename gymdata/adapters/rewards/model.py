@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.rewards.saved_ids import last_ids, without_ids
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.errors import DataError, OutsideError, needs
 
 #: Tokens with padding that go through the model at a time.
 BATCH_TOKENS = 16_384
@@ -97,12 +97,10 @@ class RewardModel:
 
 
 def _load(folder: str) -> Any:
-    try:
+    with needs("train"):
         import torch
         from transformers import AutoModelForSequenceClassification
         from transformers.utils import logging
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra(error.name or "transformers", "train") from error
     # Progress is told by the command.
     quiet: Any = logging.disable_progress_bar
     quiet()

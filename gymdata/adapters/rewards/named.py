@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, needs
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 #: Hyphen, minus and dashes that models write for a minus sign.
@@ -79,10 +79,8 @@ def last_number(text: str) -> float | None:
 
 def _math_verify(argument: str | None) -> NamedReward:
     _no_argument("math_verify", argument)
-    try:
+    with needs("rewards"):
         import math_verify
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra("math_verify", "rewards") from error
 
     def check(text: str, task: Mapping[str, Any]) -> float | None:
         answers = _answers(task)
@@ -125,10 +123,8 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _json_schema(argument: str | None) -> NamedReward:
-    try:
+    with needs("rewards"):
         import jsonschema
-    except ModuleNotFoundError as error:
-        raise UsageError.missing_extra("jsonschema", "rewards") from error
     import orjson
 
     def validator(schema: Any) -> Any:

@@ -1,0 +1,98 @@
+"""How this copy of gymdata was installed, and so the pip command that adds an extra to it or brings a newer one.
+
+What always holds: the project is on no index, so a command names the checkout, file or repository that this copy came
+from; where that cannot be known any more, it names what the extra needs instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+NAME = "gymdata"
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
+    """The command that adds ``extra`` ("train", or several: "train,tensorboard") to this copy, quoted for a shell.
+
+    ``package``, ``dist``: the folder and the distribution to speak of, in place of the running ones.
+    """
+    if (checkout := _checkout(package)) is not None:
+        return f"pip install -e {shlex.quote(f'{_short(checkout)}[{extra}]')}"
+    dist = dist or _distribution()
+    source = _source(dist)
+    if source is not None:
+        spelt = f"{source}[{extra}]" if source.startswith("/") else f"{NAME}[{extra}] @ {source}"
+        return f"pip install {shlex.quote(spelt)}"
+    return "pip install " + " ".join(map(shlex.quote, _requirements(dist, extra.split(","))))
+
+
+def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
+    """What brings a newer gymdata than this copy."""
+    if (checkout := _checkout(package)) is not None:
+        return f"git -C {shlex.quote(_short(checkout))} pull"
+    source = _source(dist or _distribution(), pinned=False)
+    if source is not None and source.startswith("git+"):
+        return f"pip install --force-reinstall --no-deps {shlex.quote(f'{NAME} @ {source}')}"
+    return "install a newer gymdata from where this one came from" + (f": {source}" if source else "")
+
+
+def _checkout(package: Path) -> Path | None:
+    """The checkout that the running package lies in; None for an installed copy."""
+    project = package.parent / "pyproject.toml"
+    try:
+        return package.parent if f'\nname = "{NAME}"\n' in project.read_text(encoding="utf-8") else None
+    except OSError:
+        return None
+
+
+def _short(folder: Path) -> str:
+    return "." if folder == Path.cwd() else str(folder)
+
+
+def _distribution() -> Distribution | None:
+    try:
+        return distribution(NAME)
+    except PackageNotFoundError:
+        return None
+
+
+def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
+    """The folder or file (an absolute path) or the URL that pip installed from (PEP 610); None where pip kept none, or the
+    file is gone. ``pinned``: of a repository, the very commit."""
+    text = dist.read_text("direct_url.json") if dist is not None else None
+    if text is None:
+        return None
+    kept: Mapping[str, Any] = json.loads(text)
+    url = urlsplit(kept["url"])
+    if url.scheme == "file" and "vcs_info" not in kept:
+        path = Path(unquote(url.path))
+        return str(path) if path.exists() else None
+    # A password in a URL is never repeated.
+    plain = urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2]))
+    if "vcs_info" not in kept:
+        return plain
+    vcs = kept["vcs_info"]
+    at: str | None = vcs.get("commit_id") if pinned else vcs.get("requested_revision")
+    folder = f"#subdirectory={kept['subdirectory']}" if kept.get("subdirectory") else ""
+    kind: str = vcs["vcs"]
+    return f"{kind}+{plain}" + (f"@{at}" if at else "") + folder
+
+
+def _requirements(dist: Distribution | None, extras: list[str]) -> list[str]:
+    """What the extras need, other extras of gymdata that they name included."""
+    found: dict[str, None] = {}
+    for line in (dist.requires if dist is not None else None) or []:
+        needed, _, marker = (part.strip() for part in line.partition(";"))
+        if not any(re.search(rf"""extra == ["']{re.escape(extra)}["']""", marker) for extra in extras):
+            continue
+        inner = re.fullmatch(rf"{NAME}\[(.*)\]", needed)
+        found |= dict.fromkeys(_requirements(dist, inner[1].split(",")) if inner else [needed])
+    return list(found)

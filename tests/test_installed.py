@@ -1,0 +1,136 @@
+"""The command that installs an extra fits how this copy of gymdata was installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gymdata.errors import BROUGHT_BY, DataError, UsageError, needs, require
+from gymdata.installed import install_command, update_advice
+
+ROOT = Path(__file__).parent.parent
+METADATA = """Metadata-Version: 2.4
+Name: gymdata
+Version: 0.1.0
+Requires-Dist: numpy>=1.26
+Requires-Dist: aiohttp>=3.10; extra == "collect"
+Requires-Dist: gymdata[collect]; extra == "train"
+Requires-Dist: trl<1.17,>=1.16; extra == "train"
+"""
+
+
+def made(folder: Path, direct_url: object | None) -> importlib.metadata.Distribution:
+    """A distribution as pip leaves it in site-packages."""
+    info = folder / "gymdata-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(METADATA)
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(json.dumps(direct_url))
+    return importlib.metadata.Distribution.at(info)
+
+
+def of(tmp_path: Path, direct_url: object | None, extra: str = "train") -> str:
+    site = tmp_path / "site-packages"
+    return install_command(extra, package=site / "gymdata", dist=made(site, direct_url))
+
+
+def test_a_checkout_is_installed_again_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """From inside the checkout `.`, from elsewhere its path."""
+    monkeypatch.chdir(ROOT)
+    assert install_command("train") == "pip install -e '.[train]'"
+    assert update_advice() == "git -C . pull"
+    monkeypatch.chdir(tmp_path)
+    assert install_command("train,cpu") == f"pip install -e '{ROOT}[train,cpu]'"
+
+
+def test_a_wheel_file_is_named_while_it_is_there(tmp_path: Path):
+    """The file that pip installed from, spaces and all."""
+    wheel = tmp_path / "my wheels" / "gymdata-0.1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    direct_url = {"url": wheel.as_uri(), "archive_info": {}}
+    assert "%20" in direct_url["url"]
+    assert of(tmp_path, direct_url) == f"pip install '{wheel}[train]'"
+
+
+def test_a_folder_that_was_installed_without_e_is_named(tmp_path: Path):
+    """As pip got it: not editable."""
+    assert of(tmp_path, {"url": tmp_path.as_uri(), "dir_info": {}}) == f"pip install '{tmp_path}[train]'"
+
+
+@pytest.mark.parametrize("direct_url", [None, {"url": "file:///nowhere/gymdata.whl", "archive_info": {}}])
+def test_without_the_source_what_the_extra_needs_is_named(tmp_path: Path, direct_url: object):
+    """Nothing to install again from: the requirements themselves, those of extras within the extra too."""
+    assert of(tmp_path, direct_url) == "pip install 'aiohttp>=3.10' 'trl<1.17,>=1.16'"
+
+
+def test_a_repository_is_named_at_the_commit_that_is_installed(tmp_path: Path):
+    """An extra must not bring other code; an update must not stay at the commit. No password is repeated."""
+    vcs = {"vcs": "git", "commit_id": "0a1b2c", "requested_revision": "main"}
+    direct_url = {"url": "https://user:secret@host/g.git", "vcs_info": vcs}
+    assert of(tmp_path, direct_url) == "pip install 'gymdata[train] @ git+https://host/g.git@0a1b2c'"
+    dist = made(tmp_path / "again", direct_url)
+    said = update_advice(package=tmp_path / "again" / "gymdata", dist=dist)
+    assert said == "pip install --force-reinstall --no-deps 'gymdata @ git+https://host/g.git@main'"
+
+
+def test_an_archive_behind_a_url_is_named(tmp_path: Path):
+    """With its own address."""
+    said = of(tmp_path, {"url": "https://host/gymdata-0.1.0-py3-none-any.whl", "archive_info": {}})
+    assert said == "pip install 'gymdata[train] @ https://host/gymdata-0.1.0-py3-none-any.whl'"
+
+
+def test_newer_data_says_how_to_update_this_copy(monkeypatch: pytest.MonkeyPatch):
+    """A checkout is pulled; no index is named."""
+    monkeypatch.chdir(ROOT)
+    assert DataError.newer_schema("a.parquet", "rollouts", 9, 2).hint == "git -C . pull"
+
+
+def test_a_missing_library_becomes_its_extra(monkeypatch: pytest.MonkeyPatch):
+    """Around an import, and before one; a library that is there passes both."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(UsageError, match="'trl', which is not installed") as caught, needs("train"):
+        import trl  # noqa: F401 - hidden above
+    assert caught.value.hint == "pip install -e '.[train]'"
+    with pytest.raises(UsageError, match="'no_such_module'") as caught:
+        require("engine", "json", "no_such_module")
+    assert caught.value.hint == "pip install -e '.[cpu]'   (on a machine with a GPU: pip install -e '.[vllm]')"
+    require("train", "json")
+
+
+def test_a_missing_module_of_gymdata_is_no_missing_extra():
+    """That is a defect, which installing an extra does not mend."""
+    with pytest.raises(ModuleNotFoundError), needs("train"):
+        import gymdata.no_such_module  # noqa: F401
+
+
+def test_every_library_that_an_extra_brings_is_declared_there():
+    """The table of errors.py and pyproject.toml agree."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = {module: extra for module, extra in BROUGHT_BY.items() if extra != "engine"}
+    below = {
+        "huggingface_hub": "transformers",
+        "tokenizers": "transformers",
+        "starlette": "fastapi",
+        "safetensors": "peft",
+    }
+    for module, extra in declared.items():
+        name = below.get(module, module).replace("_", "-")
+        assert any(line.startswith(name) for line in extras[extra]), module
+    assert not {line.split(">")[0] for line in project["dependencies"]} & {m.replace("_", "-") for m in declared}
+
+
+def test_windows_is_refused_by_name():
+    """Locks and process groups are POSIX's: the import says so in place of a missing module."""
+    code = "import sys; sys.platform = 'win32'; import gymdata"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: gymdata runs on Linux and macOS")
