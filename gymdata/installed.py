@@ -71,7 +71,7 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
     if text is None:
         return None
     kept: Mapping[str, Any] = json.loads(text)
-    url = urlsplit(kept["url"])
+    url = urlsplit(str(kept["url"]))
     if url.scheme == "file" and "vcs_info" not in kept:
         path = Path(unquote(url.path))
         return str(path) if path.exists() else None
@@ -80,10 +80,9 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
     if "vcs_info" not in kept:
         return plain
     vcs = kept["vcs_info"]
-    at: str | None = vcs.get("commit_id") if pinned else vcs.get("requested_revision")
+    at = vcs.get("commit_id") if pinned else vcs.get("requested_revision")
     folder = f"#subdirectory={kept['subdirectory']}" if kept.get("subdirectory") else ""
-    kind: str = vcs["vcs"]
-    return f"{kind}+{plain}" + (f"@{at}" if at else "") + folder
+    return f"{vcs['vcs']}+{plain}" + (f"@{at}" if at else "") + folder
 
 
 def _requirements(dist: Distribution | None, extras: list[str]) -> list[str]:
