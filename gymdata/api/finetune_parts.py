@@ -15,7 +15,7 @@ from typing import Any
 from gymdata.config.finetune import KINDS, CommandAdapter, FinetuneConfig, Part
 from gymdata.config.finetune_file import find, part_of, shipped
 from gymdata.config.user_code import load_symbol
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, require
 from gymdata.ports import Commands, TrainerAdapter, TrajectoryBuilder
 
 #: What a part must be able to do, by section.
@@ -39,6 +39,25 @@ def builder_of(
         return CollectingBuilder(settings.model_copy(update={"settings": found}), commands, base)
     made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
     return made
+
+
+def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
+    """Raise UsageError with the command that installs what the parts need, all of it, unless it is there. ``served``: the
+    policy is behind a URL, so no engine is needed here."""
+    needed: dict[str, list[str]] = {}
+    adapter = shipped(
+        "trainer_adapters", *part_of(config, "trainer_adapters", config.finetuning.trainer_adapter), where
+    )
+    if adapter is not None and not isinstance(adapter, CommandAdapter):
+        needed["train"] = ["transformers", "torch", "trl", "peft", "accelerate", "datasets"]
+    builder = shipped(
+        "trajectory_builders", *part_of(config, "trajectory_builders", config.finetuning.trajectory_builder), where
+    )
+    if builder is not None and not served and "workflow_url" not in builder.settings:
+        needed["engine"] = ["vllm"]
+    if config.finetuning.tensorboard:
+        needed["tensorboard"] = ["torch", "tensorboard"]
+    require(",".join(needed), *(module for modules in needed.values() for module in modules))
 
 
 def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapter:

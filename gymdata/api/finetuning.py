@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.api.finetune_parts import adapter_of, builder_of, custom, in_place, spec
+from gymdata.api.finetune_parts import adapter_of, builder_of, custom, in_place, require_extras, spec
 from gymdata.config.base import read_yaml
 from gymdata.config.finetune import DatasetSection, EpochsTrainer, FinetuneConfig, LlmSection, output_dir
 from gymdata.config.finetune_file import Overrides, check, find, load, merged, part_of, shipped
 from gymdata.core.curriculum import CurriculumConfig
-from gymdata.errors import DataError, OutsideError, UsageError, require
+from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.ports import Progress, Trainer, TrajectoryBuilder
 from gymdata.stages.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.store import hash_file
@@ -90,8 +90,7 @@ def plan_of(
             f"epoch, and max_policy_lag is {loop.max_policy_lag}",
             hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
         )
-    if loop.tensorboard:
-        require("train,tensorboard", "torch", "tensorboard")
+    require_extras(config, where, served=served)
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
     validation = _validation(config, file, builder)
     _, part = part_of(config, "trainers", loop.trainer)

@@ -156,7 +156,8 @@ def worst(compared: Compared, n: int) -> Array:
     far = np.abs(compared.apart)
     n = min(n, len(far))
     top = np.argpartition(far, len(far) - n)[len(far) - n :] if n else np.empty(0, np.int64)
-    return top[np.lexsort((top, -far[top]))]
+    ordered: np.ndarray = top[np.lexsort((top, -far[top]))]
+    return ordered
 
 
 def violations(compared: Compared, tolerance: float) -> list[Violation]:

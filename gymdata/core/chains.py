@@ -86,7 +86,8 @@ class FlatTurns:
         turn = np.arange(len(self.parent)) - self.starts[self.rollout]
         held = self.before[:-1] - self.before[self.starts[self.rollout]]
         good = (self.parent == turn - 1) & (self.prefix == held) & self.aligned
-        return (np.bincount(self.rollout[~good], minlength=n) == 0) & (np.diff(self.starts) > 0)
+        whole: np.ndarray = (np.bincount(self.rollout[~good], minlength=n) == 0) & (np.diff(self.starts) > 0)
+        return whole
 
     def views(self, begin: int, end: int) -> list[dict[str, Any]]:
         """The turns from ``begin`` to ``end`` as ``gymdata.core.tokens`` takes them; the lists are views of the batch."""

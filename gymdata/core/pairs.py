@@ -224,7 +224,8 @@ def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
         size = int(key.max(initial=0)) + 1
         room *= size
         if room >= 1 << 62:
-            return np.lexsort(list(reversed(keys)))
+            order: np.ndarray = np.lexsort(list(reversed(keys)))
+            return order
         packed = packed * size + key
     return np.argsort(packed)
 
@@ -260,7 +261,8 @@ class _Alive:
         if name not in self.frame.column_names:
             return None
         column = pc.fill_null(self.frame[name], False if pa.types.is_boolean(self.frame[name].type) else 0)
-        return column.to_numpy()
+        values: np.ndarray = column.to_numpy()
+        return values
 
     def drop_by_content(self, truncated: str) -> None:
         a, b = self.chosen, self.rejected

@@ -229,7 +229,8 @@ def _spread(array: pa.Array) -> list[Any]:
     if pa.types.is_float32(kind):
         # As numpy scalars, which are written with the digits of a float32.
         return [None if v is None else np.float32(v) for v in array.to_pylist()]
-    return array.to_pylist()
+    values: list[Any] = array.to_pylist()
+    return values
 
 
 def _spread_list(array: pa.Array) -> list[Any]:

@@ -98,13 +98,23 @@ def base(outside: Path, wheel: Path) -> Installed:
 
 
 @pytest.fixture(scope="session")
+def made(base: Installed) -> Path:
+    """A folder with pairs and experiences of the shipped rollouts."""
+    for kind in ("pairs", "experience"):
+        done = base.gymdata(kind, str(base.data / "rollouts" / "clean.jsonl"), "-o", f"made/{kind}")
+        assert done.returncode == 0, done.stderr
+    return base.work / "made"
+
+
+@pytest.fixture(scope="session")
 def training(outside: Path, wheel: Path) -> Installed:
     """The wheel, then what its own hint installs for `train-dpo`."""
     environment = _empty(outside / "training")
     # torch first: the build for processors must be there before a dependent asks for any build.
     environment.install("torch")
     environment.install(str(wheel))
-    said = environment.gymdata("train-dpo", str(environment.data / "rollouts"), "-m", "policy", "-o", "out")
+    environment.gymdata("pairs", str(environment.data / "rollouts" / "clean.jsonl"), "-o", "pairs")
+    said = environment.gymdata("train-dpo", "pairs", "-m", str(environment.data / "policy"), "-o", "trained")
     assert said.returncode == 2, said.stderr
     pip, install, *what = shlex.split(said.stderr.strip().splitlines()[-1].removeprefix("  → "))
     assert (pip, install) == ("pip", "install")

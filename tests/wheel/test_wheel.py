@@ -52,7 +52,7 @@ def test_the_light_commands_run_on_the_shipped_data(base: Installed):
         ("validate", "imported"),
         ("demo", "--dry-run", "-o", "demo"),
         *(
-            ("export", clean, "--format", kind, "-o", f"export-{kind}")
+            ("export", clean, "--format", kind, "-o", f"export-{kind}.jsonl")
             for kind in ("nemo-gym", "atif", "trl-preference")
         ),
     ]
@@ -77,10 +77,10 @@ def test_light_commands_load_no_module_that_is_not_declared(base: Installed):
         ("train", "audit {data}/rollouts/clean.jsonl -m {data}/policy"),
         ("train", "train-sft {data}/rollouts/clean.jsonl -m {data}/policy -o out"),
         ("train", "train-kto {data}/rollouts/clean.jsonl -m {data}/policy -o out"),
-        ("train", "train-dpo {data}/rollouts -m {data}/policy -o out"),
-        ("train", "train-reward {data}/rollouts -m {data}/policy -o out"),
-        ("train", "train-rl {data}/rollouts -m {data}/policy -o out"),
-        ("train", "finetune --config_file {data}/finetune.yaml"),
+        ("train", "train-dpo {made}/pairs -m {data}/policy -o out"),
+        ("train", "train-reward {made}/pairs -m {data}/policy -o out"),
+        ("train", "train-rl {made}/experience -m {data}/policy -o out"),
+        ("train,cpu", "finetune --config_file {data}/finetune.yaml"),
         ("serve", "serve-genrm --genrm {data}/genrm"),
         ("rewards", "score {data}/rollouts/clean.jsonl --reward math_verify -o out"),
         ("rewards", "score {data}/rollouts/clean.jsonl --reward json_schema -o out"),
@@ -88,10 +88,10 @@ def test_light_commands_load_no_module_that_is_not_declared(base: Installed):
     ids=lambda value: value.split()[0],
 )  # fmt: skip
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    base: Installed, wheel: Path, extra: str, command: str
+    base: Installed, made: Path, wheel: Path, extra: str, command: str
 ):
     """Two lines and exit code 2: what is missing, and a pip command with the file that this copy came from."""
-    done = base.gymdata(*command.format(data=base.data).split())
+    done = base.gymdata(*command.format(data=base.data, made=made).split())
     assert done.returncode == 2, done.stdout + done.stderr
     missing, hint = done.stderr.strip().splitlines()[-2:]
     assert missing.startswith("error: this needs the Python module ")
@@ -102,7 +102,6 @@ def test_one_training_step_with_the_train_extra_alone(training: Installed):
     """What the hint of `train-dpo` installs is enough to train: one step on the shipped policy, on the exact tokens."""
     clean, policy = str(training.data / "rollouts" / "clean.jsonl"), str(training.data / "policy")
     for command in [
-        ("pairs", clean, "-o", "pairs"),
         ("train-dpo", "pairs", "-m", policy, "-o", "trained", "--set", "max_steps=1"),
         ("audit", clean, "-m", policy, "-o", "audit"),
     ]:

@@ -48,12 +48,14 @@ class Matches:
     @property
     def scored(self) -> Bools:
         """Has both scores, so it counts in means."""
-        return np.isfinite(self.score_1) & np.isfinite(self.score_2)
+        both: np.ndarray = np.isfinite(self.score_1) & np.isfinite(self.score_2)
+        return both
 
     @property
     def judged(self) -> Bools:
         """Has scores or a ranking, so somebody won or it was a tie."""
-        return self.scored | np.isfinite(self.ranking)
+        either: np.ndarray = self.scored | np.isfinite(self.ranking)
+        return either
 
     def broken(self) -> tuple[Floats, Floats]:
         """The scores with ties broken by the ranking: a = 3.5 − ranking moves from the second to the first."""
