@@ -51,10 +51,9 @@ def test_the_light_commands_run_on_the_shipped_data(base: Installed):
         ("import", nemo, "-o", "imported"),
         ("validate", "imported"),
         ("demo", "--dry-run", "-o", "demo"),
-        *(
-            ("export", clean, "--format", kind, "-o", f"export-{kind}.jsonl")
-            for kind in ("nemo-gym", "atif", "trl-preference")
-        ),
+        *(("export", clean, "--format", kind, "-o", f"{kind}.jsonl") for kind in ("nemo-gym", "atif", "trl-messages")),
+        ("export", "pairs", "--format", "trl-preference", "-o", "preference.jsonl"),
+        ("import", "nemo-gym.jsonl", "-o", "imported-again"),
     ]
     for command in shipped:
         done = base.gymdata(*command)
