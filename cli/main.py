@@ -117,6 +117,15 @@ def main(argv: list[str]) -> int:
         # The reader of our output (head, less) has gone; that is not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except MemoryError as error:
+        # Python's, numpy's and Arrow's.
+        if verbose:
+            raise
+        sys.stderr.write(
+            f"error: out of memory{f' ({error})' if str(error) else ''}\n  → what was written is whole: free memory, raise "
+            "this process's limit, or give the command less at a time, and run it again\n"
+        )
+        return EXIT_OUTSIDE
     except OSError as error:
         # A disk or folder that refuses, wherever it was met.
         if verbose:

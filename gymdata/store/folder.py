@@ -52,7 +52,7 @@ def claim(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError.disk(folder, error.strerror or str(error)) from error
+        raise StoreError.from_os(folder, error) from error
     if (folder / RUN_JSON).exists():
         return
     foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp"))
