@@ -84,7 +84,7 @@ def filter_rollouts(
             names = [target.name for target in targets.values()]
             described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
             out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
-            _refuse_to_replace(targets, config, out)
+            _refuse_to_replace(targets, sources, config, out)
         report, columns, sides = _filter(sources, config)
         if out is not None:
             _write(report, columns, sides, targets, sources, config, command, progress, out)
@@ -225,12 +225,15 @@ def _targets(sources: Sequence[str | Path], output: str | Path | None, config: F
     return targets
 
 
-def _refuse_to_replace(targets: dict[str, Path], config: FilterConfig, out: StageOutput) -> None:
+def _refuse_to_replace(
+    targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, out: StageOutput
+) -> None:
     """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
-    out.refuse_other("config", config.model_dump(mode="json"), "rollouts that were filtered")
+    settings, what = config.model_dump(mode="json"), "rollouts that were filtered"
+    out.refuse_other("config", settings, what, keep=_read_by(sources))
     for target in targets.values():
         # The test side of a file may have been the -o of another filter.
-        refuse_other_settings(target, config, "rollouts that were filtered", out.overwrite)
+        refuse_other_settings(target, config, what, out.overwrite)
 
 
 def _write(
@@ -271,9 +274,12 @@ def _write(
     }
     # Whoever reads the folder, or the test side of a file, would take an earlier choice for this one: such files go, but
     # not those that are filtered now.
-    read = [found.path for source in sources for found in resolve(source, ROLLOUTS)]
     in_folder = out.run_json.name == RUN_JSON
-    out.finish(facts, keep=read, copies=() if in_folder else out.names[1:])
+    out.finish(facts, keep=_read_by(sources), copies=() if in_folder else out.names[1:])
+
+
+def _read_by(sources: Sequence[str | Path]) -> list[Path]:
+    return [found.path for source in sources for found in resolve(source, ROLLOUTS)]
 
 
 def _chosen(sources: Sequence[str | Path], ids: pa.Array) -> Iterator[pa.RecordBatch]:

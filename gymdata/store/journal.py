@@ -106,7 +106,7 @@ def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
     """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.disk, StoreError.link."""
     try:
         fd = os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        with open(fd, "ab") as file:
+        with os.fdopen(fd, "ab") as file:
             for fault, raw in found:
                 text = raw.decode("utf-8", "backslashreplace")
                 file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": text}) + b"\n")

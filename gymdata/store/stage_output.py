@@ -70,8 +70,6 @@ def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> 
     """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
     stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
     folder = Path(local_output(run_json)).parent
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder}: is a file, expected a folder", hint="give another output folder")
     whole = run_json.name == RUN_JSON
     held = kind_held(folder) if whole else _kind_of(read_facts(run_json)) if run_json.is_file() else None
     if held is not None and held != kind_of_stage(stage):
@@ -136,8 +134,8 @@ class Part:
 class StageOutput:
     """The output that ``run_json`` describes, open for writing; a context manager.
 
-    ``stage``: what its run.json says wrote it; ``kind``: of output, where a stage has several. ``names``: of the files that must be ours or missing, the first being the
-    main one. ``facts``: what the run.json says that is there, after what a killed process left was finished; empty without
+    ``stage``: what its run.json says wrote it; ``kind``: of output, where a stage has several. ``names``: of the files that
+    must be ours or missing, the first being the main one. ``facts``: what the run.json says that is there, after what a killed process left was finished; empty without
     one. Opening raises StoreError for another kind of output, a file of that name that no run.json describes (without
     ``overwrite``), a symbolic link, and while another process writes here; UsageError for what is no local path.
     """
@@ -172,9 +170,10 @@ class StageOutput:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def refuse_other(self, key: str, now: Mapping[str, Any], what: str) -> None:
-        """Raises StoreError when ``what`` is there and was made with another ``facts[key]`` than ``now``."""
-        if self.overwrite or not self.facts:
+    def refuse_other(self, key: str, now: Mapping[str, Any], what: str, keep: Iterable[Path] = ()) -> None:
+        """Raises StoreError when ``what`` is there, would go, and was made with another ``facts[key]`` than ``now``.
+        ``keep``: files that would stay (see ``finish``)."""
+        if self.overwrite or not self.facts or ("files" in self.facts and not self._replaced(keep)):
             return
         other = differences(self.facts.get(key) or {}, plain(now))
         if other:
@@ -220,7 +219,7 @@ class StageOutput:
         return self.batches(name, whole.to_batches(), table, whole.schema, **more)
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Describe an output whose files come later, unless there is one: for stages that keep what they paid for beside it."""
+        """Describe an output whose files come later, unless there is one: for stages that keep what they paid for."""
         if not self.facts:
             write_run_json(self.run_json, {**facts, "stage": self.stage})
 
@@ -242,7 +241,7 @@ class StageOutput:
             raise StoreError.from_os(self.place, error) from error
         description = plain({**facts, "stage": self.stage, "files": made})
         spared = {path.resolve() for path in keep}
-        gone = [name for name in self._stale(set(self._parts)) if (self.folder / name).resolve() not in spared]
+        gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
         intent = {"description": description, "gone": gone, "copies": list(copies)}
         with replacing(self._intent) as temporary:
             temporary.write_bytes(orjson.dumps(intent))
@@ -253,9 +252,15 @@ class StageOutput:
         self.facts = description
         return description
 
-    def _stale(self, new: set[str]) -> list[str]:
+    def _replaced(self, keep: Iterable[Path]) -> bool:
+        """Whether a file that is there would be written or removed."""
+        spared = {path.resolve() for path in keep}
+        touched = (self.folder / name for name in [*self.names, *self._stale(self.names)])
+        return any(path.exists() and path.resolve() not in spared for path in touched)
+
+    def _stale(self, new: Iterable[str]) -> list[str]:
         """Names that only the earlier run.json has. Beside a file only those called after it: its other sides."""
-        stem = Path(self.names[0]).stem
+        stem, new = Path(self.names[0]).stem, set(new)
         whole = self.run_json.name == RUN_JSON
         names = [n for n in dict.fromkeys(_named(self.facts)) if n not in new and Path(n).name == n]
         return [n for n in names if whole or (n.startswith(f"{stem}.") and n != self.names[0])]
