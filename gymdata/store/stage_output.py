@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,9 +134,10 @@ class StageOutput:
     """The output that ``run_json`` describes, open for writing; a context manager.
 
     ``stage``: what its run.json says wrote it; ``kind``: of output, where a stage has several. ``names``: of the files that
-    must be ours or missing, the first being the main one. ``facts``: what the run.json says that is there, after what a killed process left was finished; empty without
-    one. Opening raises StoreError for another kind of output, a file of that name that no run.json describes (without
-    ``overwrite``), a symbolic link, and while another process writes here; UsageError for what is no local path.
+    must be ours or missing, the first being the main one. ``facts``: what the run.json that is there says, after what a
+    killed process left was finished; empty without one. Opening raises StoreError for another kind of output, a file of
+    that name that no run.json describes (without ``overwrite``), a symbolic link, and while another process writes here;
+    UsageError for what is no local path.
     """
 
     def __init__(
@@ -316,11 +316,3 @@ class StageOutput:
                 part.path.unlink(missing_ok=True)
             os.close(part.held)
         self._parts.clear()
-
-
-_LEFT = re.compile(r"\.(.+)\.(tmp|lock|pending)")
-
-
-def is_leftover(name: str) -> bool:
-    """Whether a file's name is one that a killed writer leaves."""
-    return name == LOCK or _LEFT.fullmatch(name) is not None

@@ -53,7 +53,7 @@ for name in FORMATS:
 
 
 @dataclass
-class Died(Exception):
+class DiedError(Exception):
     code: int
 
 
@@ -93,7 +93,7 @@ def _run(words: list[str], root: str, at: int | None, count: str) -> None:
 
 
 def run(words: list[str], root: Path, at: int | None = None) -> int:
-    """A command in a process of its own, killed at an operation; returns how many operations there were. Raises Died."""
+    """A command in a process of its own, killed at an operation; returns how many operations there were. Raises DiedError."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED)
     count = root.with_name("operations")
@@ -101,7 +101,7 @@ def run(words: list[str], root: Path, at: int | None = None) -> int:
     process.start()
     process.join()
     if process.exitcode:
-        raise Died(process.exitcode or 0)
+        raise DiedError(process.exitcode or 0)
     return int(count.read_text())
 
 
@@ -112,7 +112,9 @@ def held(folder: Path) -> dict[str, Any]:
         name, data = str(file.relative_to(folder)), file.read_bytes()
         if name.endswith("run.json"):
             facts = json.loads(data)
-            found[name] = {key: facts.get(key) for key in ("stage", "files", "counts", "config", "identity", "finished")}
+            found[name] = {
+                key: facts.get(key) for key in ("stage", "files", "counts", "config", "identity", "finished")
+            }
         elif not name.endswith((".journal", "lock")):
             found[name] = data
     return found
@@ -155,12 +157,12 @@ def test_a_command_that_was_killed_anywhere_finishes(name: str, made: dict[str, 
     for at in range(operations):
         shutil.rmtree(root)
         root.mkdir()
-        with pytest.raises(Died, match=str(-signal.SIGKILL)) as killed:
+        with pytest.raises(DiedError, match=str(-signal.SIGKILL)) as killed:
             run(words, root, at)
         assert killed.value.code == -signal.SIGKILL
         try:
             run(words, root)
-        except Died as died:
+        except DiedError as died:
             told = root.with_name("operations.err").read_text()
             pytest.fail(f"killed at {at} of {operations}, it was refused with {died.code}: {told}")
         assert held(out) == expected, f"killed at operation {at} of {operations}"

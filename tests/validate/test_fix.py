@@ -9,7 +9,7 @@ import pytest
 
 from gymdata.api.validation import fix, validate
 from gymdata.core.tokens import expand_prompts
-from gymdata.errors import UsageError
+from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_table
 from tests.rollout_files import rollout
 from tests.validate import test_native, test_nemo_gym
