@@ -26,6 +26,7 @@ from gymdata.core.stats import paired_difference_ci, wilson
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, GymdataError, RefusedError, StoreError
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in
 from gymdata.store import read_run_json, read_table
+from gymdata.store.paths import local_output
 
 #: The rise that the demo must show: held-out rate, after minus before.
 MIN_RISE = 0.10
@@ -61,7 +62,7 @@ def demo(
     judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both ways, and the
     paired 95 % interval of the rise is above zero.
     """
-    folder = Path(output)
+    folder = local_output(output)
     _clear(folder, overwrite)
     began = time.monotonic()
     run = _Commands(folder, sample_data(), seed, limit, say)

@@ -1,7 +1,7 @@
 """Writing a repaired copy of native rollouts: clean rows as they are, faulty ones split, shortened or left out.
 
-What always holds: the source is never written to; the copy validates without errors; the
-report counts every row that went in.
+What always holds: the source is never written to; the copy validates without errors; the report counts every row that went
+in.
 """
 
 from __future__ import annotations

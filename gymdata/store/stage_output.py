@@ -65,6 +65,11 @@ def described_by(target: Path, *names: str) -> Path:
     return target.parent / RUN_JSON if target.name in names else beside(target)
 
 
+def intent_of(run_json: Path) -> Path:
+    """Where the intent to replace an output lies until it is carried out."""
+    return run_json.with_name(f".{run_json.name}.pending")
+
+
 def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> None:
     """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
     stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
@@ -147,7 +152,7 @@ class StageOutput:
         self.folder = run_json.parent
         self.facts: dict[str, Any] = {}
         self._parts: dict[str, Part] = {}
-        self._kind = kind or stage
+        self._kind, self._intent = kind or stage, intent_of(run_json)
         refuse_other_kind(run_json, self._kind, names)
 
     def __enter__(self) -> StageOutput:
@@ -264,10 +269,6 @@ class StageOutput:
         whole = self.run_json.name == RUN_JSON
         names = [n for n in dict.fromkeys(_named(self.facts)) if n not in new and Path(n).name == n]
         return [n for n in names if whole or (n.startswith(f"{stem}.") and n != self.names[0])]
-
-    @property
-    def _intent(self) -> Path:
-        return self.run_json.with_name(f".{self.run_json.name}.pending")
 
     def _recover(self) -> None:
         """Finish what a killed process had decided on."""

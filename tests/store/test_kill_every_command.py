@@ -93,7 +93,7 @@ def _run(words: list[str], root: str, at: int | None, count: str) -> None:
 
 
 def run(words: list[str], root: Path, at: int | None = None) -> int:
-    """A command in a process of its own, killed at an operation; returns how many operations there were. Raises DiedError."""
+    """A command in a process of its own, killed at an operation; returns how many there were. Raises DiedError."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED)
     count = root.with_name("operations")

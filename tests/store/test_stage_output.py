@@ -79,7 +79,7 @@ def words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 def test_another_kind_of_output_is_refused(
     writes: str, more: list[str], words: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder with the output of another command stays as it is, with --overwrite as well; the message names what it has."""
+    """A folder with the output of another command stays as it is, also with --overwrite; the message says what it has."""
     if writes == "what serve-genrm keeps" and more:
         pytest.skip("it has no --overwrite")
     for place, holds in ((words["run"], "a collected run"), (words["pairs"], "pairs")):
