@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -117,10 +118,17 @@ def main(argv: list[str]) -> int:
         # The reader of our output (head, less) has gone; that is not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        # A disk or folder that refuses, wherever it was met.
+    except (MemoryError, OSError) as error:
         if verbose:
             raise
+        if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+            # Python's, numpy's, Arrow's, or the system's.
+            sys.stderr.write(
+                f"error: out of memory{f' ({error})' if str(error) else ''}\n  → what was written is whole: free memory, "
+                "raise this process's limit, or give the command less at a time, and run it again\n"
+            )
+            return EXIT_OUTSIDE
+        # A disk or folder that refuses, wherever it was met.
         where = f"{error.filename}: " if error.filename is not None else ""
         sys.stderr.write(f"error: {where}{error.strerror or error}\n")
         return EXIT_OUTSIDE

@@ -66,7 +66,7 @@ def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: b
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
-    account = fix(path, choice, output, overwrite=overwrite)  # type: ignore[arg-type]  # fix() refuses other choices
+    account = fix(path, choice, output, overwrite=overwrite, command=sys.argv)  # type: ignore[arg-type]  # fix() refuses other choices
     if as_json:
         emit_json(account.to_dict())
         return 0 if not account.errors_after else 1

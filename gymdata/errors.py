@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -177,10 +179,51 @@ class StoreError(GymdataError):
         )
 
     @classmethod
-    def disk(cls, path: Path, why: str) -> StoreError:
+    def other_kind(cls, place: Path, holds: str, more: str = "") -> StoreError:
+        return cls(
+            f"{place}: holds {holds}{more}, which this command does not replace",
+            hint="give another output folder or file (--overwrite replaces only the same kind of output)",
+        )
+
+    @classmethod
+    def other_settings(cls, place: Path, what: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
+        changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
+        return cls(
+            f"{place}: holds {what} with other settings ({changed})",
+            hint="--overwrite replaces them; another output folder or file keeps both",
+        )
+
+    @classmethod
+    def not_described(cls, path: Path) -> StoreError:
+        return cls(
+            f"{path}: exists, and no run.json says what it is",
+            hint="--overwrite replaces it; another output folder or file keeps both",
+        )
+
+    @classmethod
+    def link(cls, path: Path) -> StoreError:
+        return cls(
+            f"{path}: is a symbolic link, and gymdata does not write through links",
+            hint="remove the link, or give another output folder",
+        )
+
+    @classmethod
+    def from_os(cls, path: Path, error: OSError, *, journaled: bool = False) -> StoreError:
+        """What the operating system refused while ``path`` was written."""
+        if error.errno == errno.ELOOP:
+            return cls.link(path)
+        return cls.disk(path, error.strerror or str(error), journaled=journaled)
+
+    @classmethod
+    def disk(cls, path: Path, why: str, *, journaled: bool = False) -> StoreError:
+        """``journaled``: there are rows in a journal, which the same command resumes from."""
+        full = why in {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+        todo = "free space" if full else "make it writable or give another output folder"
         error = cls(
             f"{path}: could not be written: {why}",
-            hint="rows journaled so far are safe; free space and run the same command to go on",
+            hint=f"rows journaled so far are safe; {todo} and run the same command to resume"
+            if journaled
+            else f"{todo} and run the same command again",
         )
         error.exit_code = EXIT_OUTSIDE
         return error

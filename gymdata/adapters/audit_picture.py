@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import needs
-from gymdata.store.run_json import replacing
 
 _POINTS = 20_000
 _BLUE, _RED, _GREY = "#2f6db3", "#c8553d", "#8593a1"
@@ -27,7 +26,7 @@ def draw(
     tolerance: float,
     title: str,
 ) -> None:
-    """Write a PNG. ``positions`` and ``turns``: rows with tokens, mean_abs and max_abs. Raises UsageError without
+    """Write a PNG to ``path`` itself. ``positions`` and ``turns``: rows with tokens, mean_abs and max_abs. Raises UsageError without
     matplotlib."""
     with needs("train"):
         import matplotlib
@@ -44,8 +43,7 @@ def draw(
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
+    figure.savefig(path, dpi=120, format="png")
     plt.close(figure)
 
 

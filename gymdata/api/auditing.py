@@ -6,6 +6,7 @@ an audit that another model or number format made is replaced only when asked.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +22,14 @@ from gymdata.config.audit import AuditConfig
 from gymdata.core.audit import TOLERANCE
 from gymdata.core.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.core.violations import Report
-from gymdata.errors import DataError, StoreError, UsageError, require
+from gymdata.errors import DataError, UsageError, require
 from gymdata.ports import Progress
 from gymdata.stages.audit import Audit, AuditReport
 from gymdata.stages.audit_causes import explain
 from gymdata.stages.train import lineage
-from gymdata.store import hash_file, read_run_json, read_table, resolve, write_run_json, write_table
-from gymdata.store.run_json import differences
+from gymdata.store import StageOutput, read_run_json, read_table, resolve
+from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.stage_output import refuse_other_kind
 
 _SCALARS = ("rollout_id", "run_id", "policy_hash", "policy_version", "temperature")
 
@@ -58,6 +60,8 @@ def audit(
     runs = [facts for source in sources for facts in lineage(source)]
     named = config.model or _own_policy(runs)
     target = _target(sources, output, named, config)
+    if target is not None:
+        refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
     rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "rollouts")
@@ -67,17 +71,35 @@ def audit(
     identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
     if output is None:
         target = _beside_another(target, facts["policy_hash"])
-    _refuse_other(target, identity, overwrite)
+    with contextlib.ExitStack() as stack:
+        out = None
+        if target is not None:
+            made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
+            out = stack.enter_context(made)
+            out.refuse_other("identity", identity, "an audit that was made")
+        report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
+        if out is not None:
+            _write(out, sources, work, report, config, identity, command)
+        return report
+
+
+def _compare(
+    sources: Sequence[str | Path],
+    rollouts: pa.Table,
+    runs: Sequence[dict[str, Any]],
+    loaded: PolicyModel,
+    facts: dict[str, Any],
+    config: AuditConfig,
+    progress: Progress | None,
+) -> tuple[AuditReport, Audit]:
     report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
     report.first = what_files_say(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
     work = Audit(sources, rollouts, _chosen(rollouts.num_rows, config.limit), loaded, report.tolerance)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if not report.ok:
-        _explain(report, work, rollouts, runs, Renderings(sources, named))
+        _explain(report, work, rollouts, runs, Renderings(sources, facts["path"]))
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
-    if target is not None:
-        _write(target, sources, work, report, config, identity, command)
-    return report
+    return report, work
 
 
 def _explain(
@@ -99,7 +121,7 @@ def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
 
 def _target(sources: Sequence[str | Path], output: str | Path | None, model: str, config: AuditConfig) -> Path | None:
     if output is not None:
-        return Path(output)
+        return local_output(output)
     run = run_folder(sources[0])
     if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
         return run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model"))
@@ -116,17 +138,6 @@ def _beside_another(target: Path | None, policy_hash: str) -> Path | None:
     return target if was == policy_hash else target.with_name(f"{target.name}-{policy_hash[:8]}")
 
 
-def _refuse_other(target: Path | None, identity: dict[str, Any], overwrite: bool) -> None:
-    if target is None or overwrite or not (target / "run.json").is_file():
-        return
-    was = read_run_json(target)
-    other = differences(was.get("identity") or {}, identity)
-    if was.get("stage") != "audit" or other:
-        changed = "; ".join(f"{key}: {before!r} there, now {now!r}" for key, before, now in other)
-        raise StoreError(f"{target}: holds something else ({changed or was.get('stage')})",
-                         hint="--overwrite replaces it; -o keeps both")  # fmt: skip
-
-
 def _tolerance(runs: Sequence[dict[str, Any]], model: dict[str, Any]) -> float:
     """That of the coarser number format. A run that does not say is taken to be of the checkpoint's own."""
     said = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
@@ -141,7 +152,7 @@ def _chosen(n: int, limit: int | None) -> np.ndarray:
 
 
 def _write(
-    target: Path,
+    out: StageOutput,
     sources: Sequence[str | Path],
     work: Audit,
     report: AuditReport,
@@ -152,30 +163,24 @@ def _write(
     from gymdata import __version__
     from gymdata.adapters.audit_picture import draw
 
-    target.mkdir(parents=True, exist_ok=True)
+    # Columns of an earlier audit go with it, for this run.json does not describe them.
     tables = [(VIOLATIONS, Report(violations=report.violations).table())]
     if config.write_as is not None:
         tables.append((AUDIT, work.columns()))
-    files = []
     for table, rows in tables:
-        file = write_table(rows, target / f"{table.name}.parquet", table)
-        files.append({"path": file.name, "rows": rows.num_rows, "bytes": file.stat().st_size, "xxh3": hash_file(file)})
-    if config.write_as is None:
-        # Columns of an earlier audit, which this run.json would no longer describe.
-        (target / f"{AUDIT.name}.parquet").unlink(missing_ok=True)
+        out.table(f"{table.name}.parquet", rows, table)
     compared, title = work.compared, f"audit against {report.model['path']}"
-    draw(target / "audit.png", compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
-    report.path = target
+    picture = out.part("audit.png").path
+    draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
+    report.path = out.folder
     told = {key: value for key, value in report.as_json().items() if key not in ("path", "violations", "worst")}
-    write_run_json(target, {
-        "stage": "audit",
+    out.finish({
         "version": __version__,
         "schema": {table.name: table.version for table, _ in tables},
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "identity": identity,
         "parents": [parent_of(p) for p in [*sources, report.model["path"]]],
-        "files": files,
         **told,
         "violations": len(report.violations),
     })  # fmt: skip

@@ -21,11 +21,11 @@ from gymdata.api.formats import FORMATS as FORMATS
 from gymdata.api.formats import SOURCES as SOURCES
 from gymdata.core.schema import PAIRS, ROLLOUTS, Table
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.store import Run, hash_file, read_run_json, resolve, scan_batches, write_run_json
+from gymdata.store import Run, StageOutput, hash_file, read_run_json, resolve, scan_batches
 from gymdata.store.columns import build, spread
 from gymdata.store.lines import encode_any
-from gymdata.store.paths import beside
-from gymdata.store.run_json import replacing
+from gymdata.store.paths import RUN_JSON, beside, local_output
+from gymdata.store.run_json import differences, replacing
 
 if TYPE_CHECKING:
     from gymdata.adapters.engines.chat import TransformersChat
@@ -132,7 +132,13 @@ def import_rollouts(
         "sources": read,
     }
     if SOURCES[name] == "pairs":
-        return _import_pairs(sources, Path(output), summary, identity, facts, run_id or Path(output).name, overwrite)
+        run_id = run_id or Path(output).name
+        with StageOutput(
+            Path(output) / RUN_JSON, "import", ["pairs.parquet"], overwrite=overwrite, kind="import-pairs"
+        ) as out:
+            if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
+                raise StoreError.other_identity(out.folder, other)
+            return _import_pairs(sources, out, summary, identity, facts, run_id)
     rejected: list[Rejected] = []
     shapes: list[dict[str, Any]] = []
     rebuild: PromptRebuilder | None = None
@@ -166,10 +172,11 @@ def import_rollouts(
             rebuild = _rebuilder(chat) if rebuild is not None else None
             _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check)
         summary.count_rejected(rejected)
-        _write_rejected(Path(output) / REJECTED, rejected)
+        _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
             summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
-            _write_lines(Path(output) / NOT_REBUILT, map(_not_rebuilt, rebuild.refused))
+            told = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
+            _write_lines(Path(output) / NOT_REBUILT, told)
         run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
         if shapes:
             run.note(documents=shapes)
@@ -216,28 +223,19 @@ def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
 
 def _import_pairs(
     sources: list[Source],
-    output: Path,
+    out: StageOutput,
     summary: ImportSummary,
     identity: Mapping[str, Any],
     facts: Mapping[str, Any],
     run_id: str,
-    overwrite: bool,
 ) -> ImportSummary:
     import pyarrow as pa
 
     from gymdata.adapters.formats.trajectories import nat_pairs
-    from gymdata.store.tables import write_batches
 
-    target = output / "pairs.parquet"
-    if (output / "run.json").is_file() and not overwrite:
-        was = read_run_json(output).get("identity") or {}
-        if was != identity:
-            differing = [(key, was.get(key), value) for key, value in identity.items() if was.get(key) != value]
-            raise StoreError.other_identity(output, differing)
     rejected: list[Rejected] = []
     shapes: list[dict[str, Any]] = []
     required = [column for column in PAIRS.schema.names if column not in PAIRS.optional]
-    output.mkdir(parents=True, exist_ok=True)
 
     def write(check: Callable[[Mapping[str, Any]], None] | None) -> None:
         rows = nat_pairs.table_rows(sources, run_id=run_id, reject=rejected.append, shapes=shapes, check=check)
@@ -253,7 +251,7 @@ def _import_pairs(
                 yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
 
         schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
-        write_batches(batches(), target, PAIRS, schema)
+        out.batches("pairs.parquet", batches(), PAIRS, schema)
 
     try:
         write(None)
@@ -264,11 +262,13 @@ def _import_pairs(
         summary.pairs = 0
         write(partial(_check, table=PAIRS))
     summary.count_rejected(rejected)
-    _write_rejected(output / REJECTED, rejected)
+    if rejected:
+        part = out.part(REJECTED)
+        with part.path.open("wb") as file:
+            file.writelines(_rejected_lines(rejected))
+        part.rows = len(rejected)
     counts = {k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")}
-    entry = {"path": target.name, "rows": summary.pairs, "bytes": target.stat().st_size, "xxh3": hash_file(target)}
-    more = {"identity": identity, "run_id": run_id, "files": [entry], "counts": counts, "documents": shapes}
-    write_run_json(output, {**facts, **more})
+    out.finish({**facts, "identity": identity, "run_id": run_id, "counts": counts, "documents": shapes})
     return summary
 
 
@@ -282,20 +282,12 @@ def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator
         yield row, row["n_context_tokens"] + row["n_generated_tokens"]
 
 
-def _write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
-    _write_lines(
-        path,
-        (
-            {
-                "file": str(bad.file),
-                "line": bad.line,
-                "code": bad.code,
-                "reason": _unicode(bad.reason),
-                "text": bad.text,
-            }
-            for bad in rejected
-        ),
+def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
+    told = (
+        {"file": str(b.file), "line": b.line, "code": b.code, "reason": _unicode(b.reason), "text": b.text}
+        for b in rejected
     )
+    return [encode_any(one) + b"\n" for one in told]
 
 
 def _unicode(text: str) -> str:
@@ -303,8 +295,7 @@ def _unicode(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _write_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:
-    lines = [encode_any(value) + b"\n" for value in values]
+def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
     if not lines:
         path.unlink(missing_ok=True)
         return
@@ -344,7 +335,7 @@ def export_rollouts(
     trajectory a line to ``.jsonl``; ``atif`` a trajectory a line, or one to ``.json``; the others JSON lines. Raises
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export.
     """
-    target = Path(output)
+    target = local_output(output)
     if format not in FORMATS:
         raise UsageError.unknown_choice("--format", format, FORMATS)
     suffixes = formats.SUFFIXES.get(format, (".jsonl",))
@@ -354,8 +345,16 @@ def export_rollouts(
     sources = resolve(path, table)
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"-o {target}: is one of the files that are exported", hint="give another name")
-    if target.exists() and not overwrite:
-        raise UsageError(f"{target}: exists", hint="--overwrite replaces it, or give another -o")
+    settings = {"format": format, "path": str(Path(path).resolve())}
+    with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
+        out.refuse_other("config", settings, "an export that was made")
+        return _export(path, table, target, format, out, {"command": list(command), "config": settings})
+
+
+def _export(
+    path: str | Path, table: Table, target: Path, format: str, out: StageOutput, facts: Mapping[str, Any]
+) -> ExportSummary:
+    output = target
     summary = ExportSummary(str(output), format)
     seen = 0
 
@@ -365,22 +364,21 @@ def export_rollouts(
             seen += batch.num_rows
             yield from spread(batch)
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     lost: Counter[str] = Counter()
-    with replacing(target) as temporary:
-        if format == "nemo-gym":
-            _write_nemo_gym(rows(), temporary, summary)
-            lost["turns that no message names"] = summary.turns_lost
-        else:
-            summary.rows = formats.write(format, rows(), temporary, target, lost, formats.shapes_of(path, format))
-            summary.skipped = seen - summary.rows
-        if not seen:
-            raise DataError.empty(path, f"rows of {table.name}")
+    part = out.part(target.name)
+    if format == "nemo-gym":
+        _write_nemo_gym(rows(), part.path, summary)
+        lost["turns that no message names"] = summary.turns_lost
+    else:
+        summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
+        summary.skipped = seen - summary.rows
+    part.rows = summary.rows
+    if not seen:
+        raise DataError.empty(path, f"rows of {table.name}")
     summary.lost = {what: n for what, n in lost.items() if n}
     from gymdata.api.sources import parent_of
 
-    facts = {"stage": "export", "command": list(command), "parents": [parent_of(path)], "counts": summary.to_dict()}
-    write_run_json(beside(target), facts)
+    out.finish({**facts, "parents": [parent_of(path)], "counts": summary.to_dict()})
     return summary
 
 

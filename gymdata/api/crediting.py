@@ -24,7 +24,6 @@ from gymdata.api.sources import (
     concat,
     parent_of,
     refuse_duplicates,
-    refuse_other_settings,
     run_folder,
     scores_of,
 )
@@ -35,9 +34,9 @@ from gymdata.core.schema import EXPERIENCES, ROLLOUTS
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Progress
 from gymdata.stages.experience import Crediting, ExperiencesReport, tokens_of
-from gymdata.store import hash_file, read_run_json, read_table, write_run_json
+from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.store.paths import output_file
-from gymdata.store.tables import write_batches
+from gymdata.store.stage_output import described_by
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "policy_hash", "policy_version", "status", "reward", "rewards",
@@ -66,7 +65,21 @@ def build_experiences(
     sources = [path] if isinstance(path, (str, Path)) else list(path)
     notes = changed_rollouts(sources)
     target = _target(sources, output, config)
-    refuse_other_settings(target, config, "experiences that were", overwrite)
+    described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
+    with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
+        out.refuse_other("config", config.model_dump(mode="json"), "experiences that were made")
+        return _build(sources, out, target, config, notes, command, progress)
+
+
+def _build(
+    sources: Sequence[str | Path],
+    out: StageOutput,
+    target: Path,
+    config: ExperienceConfig,
+    notes: list[str],
+    command: Sequence[str],
+    progress: Progress | None,
+) -> ExperiencesReport:
     rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
@@ -85,29 +98,32 @@ def build_experiences(
     shaped = work.shape(report)
     if models:
         _score(work, shaped, models, config, sources, progress)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _write(target, work, shaped, report, progress)
+    _write(out, target.name, work, shaped, report, progress)
     facts = {
-        "stage": "experiences",
         "version": _version(),
         "schema": {"experiences": EXPERIENCES.version},
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *scored_by]],
-        "files": [{"path": target.name, "rows": report.counts["sequences"], "bytes": target.stat().st_size,
-                   "xxh3": hash_file(target)}],
         **{key: value for key, value in report.as_json().items() if key != "path"},
         "dropped_groups": report.dropped_groups,
-    }  # fmt: skip
+    }
     if config.token_columns is not None:
         facts["parents"].append(parent_of(config.token_columns))
     facts |= models
     facts["parents"] += [parent_of(model["path"]) for model in models.values()]
-    write_run_json(target.parent if target.stem == "experiences" else target, facts)
+    out.finish(facts)
     return report
 
 
-def _write(target: Path, work: Crediting, shaped: Shaped, report: ExperiencesReport, progress: Progress | None) -> None:
+def _write(
+    out: StageOutput,
+    name: str,
+    work: Crediting,
+    shaped: Shaped,
+    report: ExperiencesReport,
+    progress: Progress | None,
+) -> None:
     moments = work.moments(shaped)
     carried = work.rollouts.drop_columns(["reward", "rewards"])
     carried = carried.append_column("reward", pa.array(work.scores, from_pandas=True))
@@ -141,7 +157,7 @@ def _write(target: Path, work: Crediting, shaped: Shaped, report: ExperiencesRep
     tables = _ahead(made())
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
-    write_batches(_batches(first, tables, schema), target, EXPERIENCES, schema)
+    out.batches(name, _batches(first, tables, schema), EXPERIENCES, schema)
     report.counts |= counts
     report.advantage = {"mean": seen.mean, "std": seen.std}
 

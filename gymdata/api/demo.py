@@ -36,6 +36,7 @@ from gymdata.errors import (
 )
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in
 from gymdata.store import read_run_json, read_table
+from gymdata.store.paths import local_output
 
 #: The rise that the demo must show: held-out rate, after minus before.
 MIN_RISE = 0.10
@@ -72,7 +73,7 @@ def demo(
     judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both ways, and the
     paired 95 % interval of the rise is above zero.
     """
-    folder = Path(output)
+    folder = local_output(output)
     _clear(folder, overwrite)
     began = time.monotonic()
     runs, jobs = _Commands(folder, sample_data(), seed, limit, _running(say)).all(rounds, num_rollouts, judged_groups)

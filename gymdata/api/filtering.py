@@ -7,6 +7,7 @@ the output is counted under one reason; the output's run.json leads back to the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,11 +26,11 @@ from gymdata.core.chains import generated_keys
 from gymdata.core.filtering import Funnel, Step
 from gymdata.core.pairs import split_tasks
 from gymdata.core.schema import ROLLOUTS
-from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.errors import RefusedError, UsageError
 from gymdata.ports import Progress
-from gymdata.store import hash_file, read_run_json, resolve, scan_batches, write_run_json
-from gymdata.store.paths import beside, output_file
-from gymdata.store.tables import write_batches
+from gymdata.store import StageOutput, read_run_json, resolve, scan_batches
+from gymdata.store.paths import RUN_JSON, output_file
+from gymdata.store.stage_output import described_by
 
 #: Rollouts whose tokens are in memory at a time.
 _BATCH_ROWS = 4_096
@@ -77,8 +78,23 @@ def filter_rollouts(
     sources = [path] if isinstance(path, (str, Path)) else list(path)
     for source in sources:
         resolve(source, ROLLOUTS)
-    targets = _targets(sources, output, config) if write else {}
-    _refuse_to_replace(targets, sources, config, overwrite)
+    with contextlib.ExitStack() as stack:
+        out, targets = None, _targets(sources, output, config) if write else {}
+        if targets:
+            names = [target.name for target in targets.values()]
+            described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
+            out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
+            _refuse_to_replace(targets, sources, config, out)
+        report, columns, sides = _filter(sources, config)
+        if out is not None:
+            _write(report, columns, sides, targets, sources, config, command, progress, out)
+        return report
+
+
+def _filter(
+    sources: Sequence[str | Path], config: FilterConfig
+) -> tuple[FilterReport, RolloutColumns, dict[str, np.ndarray]]:
+    """What is kept, and which rows of ``columns`` are on which side."""
     plan = _Plan(config)
     columns = load_columns(sources, plan.named)
     funnel = _run(plan, columns, sources)
@@ -96,9 +112,7 @@ def filter_rollouts(
             side: {"rollouts": int(mask.sum()), "tasks": _count(columns.table, mask)} for side, mask in sides.items()
         },
     )
-    if write:
-        _write(report, columns, sides, targets, sources, config, command, progress)
-    return report
+    return report, columns, sides
 
 
 class _Plan:
@@ -212,22 +226,14 @@ def _targets(sources: Sequence[str | Path], output: str | Path | None, config: F
 
 
 def _refuse_to_replace(
-    targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, overwrite: bool
+    targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, out: StageOutput
 ) -> None:
+    """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
+    settings, what = config.model_dump(mode="json"), "rollouts that were filtered"
+    out.refuse_other("config", settings, what, keep=_read_by(sources))
     for target in targets.values():
-        own = _describes(target)
-        if own.is_dir() and (own / "run.json").is_file() and read_run_json(own / "run.json").get("stage") != "filter":
-            raise StoreError(
-                f"{own}: is a run of its own, not a folder of filtered rollouts", hint="give another output folder"
-            )
-        refuse_other_settings(target, config, "rollouts that were", overwrite)
-    for other in _of_another_mode(targets, sources) if targets else ():
-        refuse_other_settings(other, config, "rollouts that were", overwrite)
-
-
-def _describes(target: Path) -> Path:
-    """Where ``write_run_json`` puts the description of a target."""
-    return target.parent if target.name in ("rollouts.parquet", "train.parquet", "test.parquet") else target
+        # The test side of a file may have been the -o of another filter.
+        refuse_other_settings(target, config, what, out.overwrite)
 
 
 def _write(
@@ -239,33 +245,25 @@ def _write(
     config: FilterConfig,
     command: Sequence[str],
     progress: Progress | None,
+    out: StageOutput,
 ) -> None:
     import gymdata
 
     done = 0
     for side, target in targets.items():
         kept = columns.table["rollout_id"].filter(pa.array(sides[side])).combine_chunks()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        written = 0
 
         def batches(ids: pa.Array = kept) -> Iterator[pa.RecordBatch]:
-            nonlocal done, written
+            nonlocal done
             for batch in _chosen(sources, ids):
                 done += batch.num_rows
-                written += batch.num_rows
                 yield batch
                 if progress is not None:
                     progress.update(done=done, total=report.rollouts_out)
 
-        write_batches(batches(), target, ROLLOUTS, ROLLOUTS.arrow)
+        out.batches(target.name, batches(), ROLLOUTS, ROLLOUTS.arrow, side=side)
         report.files[side] = target
-    entries = [
-        {"side": side, "path": path.name, "rows": report.sides[side]["rollouts"], "bytes": path.stat().st_size,
-         "xxh3": hash_file(path)}
-        for side, path in report.files.items()
-    ]  # fmt: skip
     facts = {
-        "stage": "filter",
         "version": gymdata.__version__,
         "schema": {"rollouts": ROLLOUTS.version},
         "command": list(command),
@@ -274,33 +272,14 @@ def _write(
         "identity": _common_identity(sources),
         "counts": {key: value for key, value in report.as_json().items() if key != "files"},
     }
-    for stale in _of_another_mode(targets, sources):
-        # Whoever reads the folder, or its test side, would take the earlier choice for this one.
-        stale.unlink(missing_ok=True)
-        if _describes(stale) == stale:
-            beside(stale).unlink(missing_ok=True)
-    for place in {_describes(target) for target in targets.values()}:
-        write_run_json(place, facts | {"files": entries})
+    # Whoever reads the folder, or the test side of a file, would take an earlier choice for this one: such files go, but
+    # not those that are filtered now.
+    in_folder = out.run_json.name == RUN_JSON
+    out.finish(facts, keep=_read_by(sources), copies=() if in_folder else out.names[1:])
 
 
-def _of_another_mode(targets: dict[str, Path], sources: Sequence[str | Path]) -> list[Path]:
-    """What an earlier filter wrote to the same ``-o`` with a split, when there is none now, and the other way about.
-
-    Only files that its run.json names: those of somebody else, and those that are filtered now, are left alone.
-    """
-    first = next(iter(targets.values()))
-    place = _describes(first)
-    described = beside(first) if place == first else place / "run.json"
-    facts = read_run_json(described) if described.is_file() else {}
-    if facts.get("stage") != "filter":
-        return []
-    wrote = {str(entry.get("path")) for entry in facts.get("files") or []}
-    # Beside a file only its test side: the name of a test side may have been given as -o of its own.
-    folder = ("rollouts.parquet", "train.parquet", "test.parquet")
-    names = wrote & ({f"{first.stem}.test{first.suffix}"} if place == first else {*folder})
-    kept = {path.resolve() for path in targets.values()}
-    kept |= {found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)}
-    return [path for name in sorted(names) if (path := first.with_name(name)).resolve() not in kept]
+def _read_by(sources: Sequence[str | Path]) -> list[Path]:
+    return [found.path for source in sources for found in resolve(source, ROLLOUTS)]
 
 
 def _chosen(sources: Sequence[str | Path], ids: pa.Array) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.ports import Progress, Trainer, TrajectoryBuilder
 from gymdata.stages.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.store import hash_file
+from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 
 _HELD_OUT = {"temperature": 0.0, "num_generations": 1}
@@ -104,7 +105,8 @@ def plan_of(
     }
     resolved = config.model_dump(mode="json", by_alias=True)
     plan = Plan(
-        output=output_dir(config).absolute(), tasks=tasks, start=start, served=served, reward=reward, judging=judging,
+        output=local_output(output_dir(config)).absolute(), tasks=tasks, start=start, served=served, reward=reward,
+        judging=judging,
         curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed), loop=loop,
         trainer=trainer if isinstance(trainer, EpochsTrainer) else EpochsTrainer.model_validate({}), validation=validation,
         commands=commands, measure_kl=None if served else _measure_kl, draw=_draw(loop.tensorboard),

@@ -20,11 +20,12 @@ import pyarrow as pa
 import gymdata
 from gymdata.api.garbage import rare_collections
 from gymdata.api.judges import load_judge, reading_of
+from gymdata.api.sources import parent_of
 from gymdata.config.genrm import JudgeConfig
 from gymdata.core import genrm
 from gymdata.core.genrm import Adjustments
 from gymdata.core.schema import COMPARISONS, ROLLOUTS, SCORES
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, StoreError, UsageError
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.ports import Judge, JudgeAnswer, Message, Progress
 from gymdata.stages.judge import STATUSES, Contest, Judged, Referee, comparison_rows, judge_all
 from gymdata.stages.judge_rollouts import (
@@ -36,9 +37,9 @@ from gymdata.stages.judge_rollouts import (
     rewards_of,
     score_table,
 )
-from gymdata.store import find_run_json, hash_file, read_run_json, read_table, write_run_json, write_table
-from gymdata.store.run_json import differences
-from gymdata.store.verdicts import Claimed, Kept
+from gymdata.store import StageOutput, find_run_json, read_table
+from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.verdicts import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,30 +112,29 @@ def judge(
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
     source = find_run_json(config.path)
     how = Aggregation(config.aggregator_method, Adjustments(**config.adjustments()))
-    if config.aggregate_only:
-        folder = _folder(config, source, None)
-        return _aggregate_again(folder, config, field, how, command)
-    the_judge = judge or load_judge(config)
-    folder = _folder(config, source, the_judge)
-    identity = _identity(config, the_judge)
+    the_judge = None if config.aggregate_only else judge or load_judge(config)
+    folder = local_output(_folder(config, source, the_judge))
     with contextlib.ExitStack() as stack:
-        stack.callback(Claimed(folder).close)
+        names = ["comparisons.parquet", "scores.parquet"]
+        out = stack.enter_context(StageOutput(folder / RUN_JSON, "judge", names, overwrite=config.overwrite))
+        if the_judge is None:
+            return _aggregate_again(out, config, field, how, command)
+        identity = _identity(config, the_judge)
+        out.refuse_other("identity", identity, "comparisons that were made")
         stack.enter_context(rare_collections())
-        _refuse_other(folder, identity, config.overwrite)
         kept = Kept(folder / "verdicts.journal")
         stack.callback(kept.close)
         for repair in kept.repairs:
             if progress is not None:
                 progress.message(f"repaired after a crash: {repair}")
         facts: dict[str, Any] = {
-            "stage": "judge",
             "version": gymdata.__version__,
             "command": command,
             "config": config.model_dump(mode="json"),
             "identity": identity,
-            "parents": [_parent(config.path, source)],
+            "parents": [parent_of(config.path)],
         }
-        write_run_json(folder, {**facts, "finished": False})
+        out.begin({**facts, "finished": False})
         lazy = _StartedWhenAsked(the_judge)
         judged, referee = asyncio.run(_judge_field(config, field, lazy, kept, progress))
         rows = [
@@ -143,9 +143,8 @@ def judge(
             for row in comparison_rows(contest, results, referee.judge_name)
         ]
         comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
-        write_table(comparisons, folder / "comparisons.parquet", COMPARISONS)
         facts |= {"judge": referee.judge_name, "engine": dict(lazy.facts), "asked": referee.tally.asked}
-        return _finish(folder, config, field, how, comparisons, facts, referee.tally.cached)
+        return _finish(out, config, field, how, comparisons, facts, referee.tally.cached)
 
 
 class _StartedWhenAsked:
@@ -218,22 +217,23 @@ async def _judge_field(
 
 
 def _aggregate_again(
-    folder: Path, config: JudgeConfig, field: Field, how: Aggregation, command: str | None
+    out: StageOutput, config: JudgeConfig, field: Field, how: Aggregation, command: str | None
 ) -> JudgeSummary:
+    folder = out.folder
     if not (folder / "comparisons.parquet").is_file():
         raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
-    was = read_run_json(folder)
+    was = out.facts
     comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
     entrants, _, groups = field.numbered()
     ids = pa.array([entrant.rollout_id for entrant in entrants], pa.string())
     refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
     facts = {**was, "command": command, "asked": 0, "aggregated_with": how.source}
     facts["config"] = {**was.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
-    return _finish(folder, config, field, how, comparisons, facts, 0)
+    return _finish(out, config, field, how, comparisons, facts, 0)
 
 
 def _finish(
-    folder: Path,
+    out: StageOutput,
     config: JudgeConfig,
     field: Field,
     how: Aggregation,
@@ -241,12 +241,14 @@ def _finish(
     facts: Mapping[str, Any],
     cached: int,
 ) -> JudgeSummary:
-    """Aggregate, write rewards and run.json."""
+    """Aggregate, write comparisons, rewards and run.json."""
+    folder = out.folder
     rewards, report, _ = rewards_of(comparisons, field, how)
     judge_is = str(facts.get("judge"))
     name = folder.name.removeprefix("judge-") if config.name is None else config.name
     scores = score_table(rewards, field, name, f"{judge_is} {how.source}")
-    write_table(scores, folder / "scores.parquet", SCORES)
+    out.table("comparisons.parquet", comparisons, COMPARISONS)
+    out.table("scores.parquet", scores, SCORES)
     statuses = Counter(comparisons["status"].to_pylist())
     summary = JudgeSummary(
         path=str(folder),
@@ -264,9 +266,7 @@ def _finish(
         bias=report,
     )
     counts = {k: v for k, v in summary.as_dict().items() if k in ("rollouts", "groups", "groups_of_one", "comparisons")}
-    files = [folder / "comparisons.parquet", folder / "scores.parquet"]
-    write_run_json(
-        folder,
+    out.finish(
         {
             **facts,
             "finished": True,
@@ -274,8 +274,7 @@ def _finish(
             "aggregator": how.source,
             "counts": {**counts, "scored": summary.scored, "unscored": summary.unscored},
             "bias": report,
-            "files": [{"path": f.name, "bytes": f.stat().st_size, "xxh3": hash_file(f)} for f in files],
-        },
+        }
     )
     return summary
 
@@ -313,25 +312,6 @@ def _identity(config: JudgeConfig, judge: Judge) -> dict[str, Any]:
         "principle": config.principle_for(None),
         "show": config.show,
     }
-
-
-def _refuse_other(folder: Path, identity: Mapping[str, Any], overwrite: bool) -> None:
-    if overwrite or not (folder / "run.json").is_file():
-        return
-    other = differences(read_run_json(folder).get("identity", {}), identity)
-    if other:
-        changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in other)
-        raise StoreError(
-            f"{folder}: holds comparisons that were made otherwise ({changed})",
-            hint="another --name or -o keeps both; --overwrite replaces them (verdicts of both stay kept)",
-        )
-
-
-def _parent(path: str, source: Path | None) -> dict[str, Any]:
-    if source is None:
-        return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
-    run_id = read_run_json(source).get("run_id")
-    return {"path": str(Path(path).resolve()), "run_id": run_id, "run_json_xxh3": hash_file(source)}
 
 
 def _rate(figure: Mapping[str, Any]) -> str:

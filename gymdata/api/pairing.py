@@ -6,6 +6,7 @@ same rollouts and settings give the same file; the output's run.json leads back 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,6 @@ from gymdata.api.sources import (
     judge_folders,
     parent_of,
     refuse_duplicates,
-    refuse_other_settings,
     run_folder,
     scores_of,
 )
@@ -35,8 +35,9 @@ from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.core.training_sft import require_agents
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in, refuse_odd_matches
-from gymdata.store import hash_file, read_table, resolve, scan_batches, write_run_json, write_table
+from gymdata.store import StageOutput, read_table, resolve, scan_batches
 from gymdata.store.paths import output_file
+from gymdata.store.stage_output import described_by
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "rollout_index", "policy_hash", "policy_version", "status", "reward",
@@ -97,9 +98,25 @@ def build_pairs(
     config = config or PairsConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)
     notes = changed_rollouts(sources)
-    target = _target(sources, output, config) if write else None
-    if target is not None:
-        refuse_other_settings(target, config, "pairs that were", overwrite)
+    with contextlib.ExitStack() as stack:
+        out = None
+        if write:
+            target = _target(sources, output, config)
+            heldout = target.with_name(f"heldout{target.suffix}")
+            if target.name != "pairs.parquet":
+                heldout = target.with_name(f"{target.stem}.heldout{target.suffix}")
+            names = [target.name] if config.split is None else [target.name, heldout.name]
+            out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
+            stack.enter_context(out)
+            out.refuse_other("config", config.model_dump(mode="json"), "pairs that were made")
+        report, scored_by = _build(sources, config, notes)
+        if out is not None:
+            report.files.update(_write(out, report, sources, scored_by, config, command))
+        return report
+
+
+def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str]) -> tuple[PairsReport, Sequence[Path]]:
+    """The pairs, and the re-scorings that they come from."""
     rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
@@ -135,9 +152,7 @@ def build_pairs(
     report = PairsReport(train, heldout, selection.counts, left_out, score_name, notes=notes)
     if direct is not None:
         report.comparisons.update(_account(direct, rollouts))
-    if target is not None:
-        report.files.update(_write(target, report, sources, scored_by, config, command))
-    return report
+    return report, scored_by
 
 
 def pairs_of_run(path: str | Path) -> list[Path] | None:
@@ -290,13 +305,8 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
     return run / f"pairs-{name}" / "pairs.parquet"
 
 
-def _describes(target: Path) -> Path:
-    """Where ``write_run_json`` puts the description of ``target``."""
-    return target.parent if target.name == "pairs.parquet" else target
-
-
 def _write(
-    target: Path,
+    out: StageOutput,
     report: PairsReport,
     sources: Sequence[str | Path],
     scored_by: Sequence[Path],
@@ -305,29 +315,18 @@ def _write(
 ) -> dict[str, Path]:
     import gymdata
 
-    files = {"train": write_table(report.table, target, PAIRS)}
-    heldout = target.with_name(f"heldout{target.suffix}")
-    if target.name != "pairs.parquet":
-        heldout = target.with_name(f"{target.stem}.heldout{target.suffix}")
-    if report.heldout is not None:
-        files["heldout"] = write_table(report.heldout, heldout, PAIRS)
-    else:
-        # Of an earlier split: its tasks are in the training side now.
-        heldout.unlink(missing_ok=True)
-    facts = {
-        "stage": "pairs",
-        "version": gymdata.__version__,
-        "schema": {"pairs": PAIRS.version},
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "parents": [parent_of(p) for p in [*sources, *scored_by]],
-        "files": [_entry(side, path, report) for side, path in files.items()],
-        "counts": {key: value for key, value in report.as_json().items() if key != "files"},
-    }
-    write_run_json(_describes(target), facts)
-    return files
-
-
-def _entry(side: str, path: Path, report: PairsReport) -> dict[str, Any]:
-    rows = report.table.num_rows if side == "train" or report.heldout is None else report.heldout.num_rows
-    return {"side": side, "path": path.name, "rows": rows, "bytes": path.stat().st_size, "xxh3": hash_file(path)}
+    sides = {"train": report.table} | ({"heldout": report.heldout} if report.heldout is not None else {})
+    for name, (side, table) in zip(out.names, sides.items(), strict=True):
+        out.table(name, table, PAIRS, side=side)
+    # A held-out side of an earlier split goes: its tasks are in the training side now.
+    out.finish(
+        {
+            "version": gymdata.__version__,
+            "schema": {"pairs": PAIRS.version},
+            "command": list(command),
+            "config": config.model_dump(mode="json"),
+            "parents": [parent_of(p) for p in [*sources, *scored_by]],
+            "counts": {key: value for key, value in report.as_json().items() if key != "files"},
+        }
+    )
+    return {side: out.folder / name for side, name in zip(sides, out.names, strict=True)}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from gymdata.adapters.duckdb_views import Views, check_statement, find_files
 from gymdata.errors import DataError, GymdataError, UsageError
-from gymdata.store.paths import ROLLOUTS_FOLDER
+from gymdata.store.paths import beside, local_output
+from gymdata.store.stage_output import refuse_other_kind
 
 if TYPE_CHECKING:
     import duckdb
@@ -95,17 +96,14 @@ def refuse_unwritable(schema: pa.Schema, kind: str) -> None:
 
 def check_target(target: str | Path, *paths: str | Path) -> None:
     """Raises UsageError unless a result of a query over ``paths`` may be written to ``target``."""
-    path = Path(target)
+    path = local_output(target)
     if path.suffix not in _SUFFIXES:
         raise UsageError.bad_value("-o", path.name, f"a name ending in {', '.join(_SUFFIXES)}")
     sources = [s.path.resolve() for found in find_files(paths).by_table.values() for s in found]
     if path.resolve() in sources:
         raise UsageError(f"-o {path}: is one of the files that the query reads", hint="give another name")
-    folder = path.resolve().parent
-    if folder.name == ROLLOUTS_FOLDER and (folder.parent / "run.json").is_file():
-        raise UsageError(
-            f"-o {path}: is among the rollouts of a run, where it would count as rows", hint="give another place"
-        )
+    # A result has no run.json: what has one was written by another command.
+    refuse_other_kind(beside(path), "query", [path.name])
 
 
 def write_result(reader: pa.RecordBatchReader, target: str | Path) -> int:

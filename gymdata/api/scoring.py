@@ -24,9 +24,9 @@ from gymdata.core.stats import mean_ci
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.ports import Progress
 from gymdata.stages.score import Flips, PartTally, RewardDesk, Weighted, old_score, saved_view, score_rows, tallies
-from gymdata.store import find_run_json, hash_file, read_table, resolve, scan_batches, write_run_json, write_table
-from gymdata.store.lock import writing
+from gymdata.store import StageOutput, find_run_json, read_table, resolve, scan_batches
 from gymdata.store.paths import output_file
+from gymdata.store.stage_output import described_by
 
 _BATCH = 256
 _COLUMNS = (
@@ -112,9 +112,9 @@ def score(
     if config.recipe is not None and name in sources.names():
         raise UsageError(f"the recipe and a reward of it are both named {name!r}", hint="give it another with --name")
     target = _target(config, source, name)
-    # Scores are added to those that are there: two writers at once would lose each other's.
-    with writing(target):
-        return _write_scores(config, sources, name, target, progress, command)
+    described = described_by(target, "scores.parquet")
+    with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
+        return _write_scores(config, sources, name, target, out, progress, command)
 
 
 def _write_scores(
@@ -122,6 +122,7 @@ def _write_scores(
     sources: RewardSources,
     name: str,
     target: Path,
+    out: StageOutput,
     progress: Progress | None,
     command: str | None,
 ) -> ScoreSummary:
@@ -129,10 +130,11 @@ def _write_scores(
     rows, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
     if not values:
         raise DataError.empty(config.path, "rollouts to score")
-    new = pa.Table.from_pylist(rows, schema=SCORES.schema)
-    if target.exists() and not config.overwrite:
-        new = pa.concat_tables([read_table(target, SCORES), new.replace_schema_metadata(SCORES.metadata)])
-    write_table(new, target, SCORES)
+    there = read_table(target, SCORES) if target.exists() and not config.overwrite else None
+    added = pa.Table.from_pylist(_changed(rows, there), schema=SCORES.schema)
+    if there is not None:
+        added = pa.concat_tables([there, added.replace_schema_metadata(SCORES.metadata)])
+    out.table(target.name, added, SCORES)
     mean, low, high = mean_ci(values, tasks)
     summary = ScoreSummary(
         path=str(target.parent if config.output is None else target),
@@ -146,8 +148,22 @@ def _write_scores(
         flips=asdict(flips),
         rules=sources.of_rule,
     )
-    _describe(target, config, sources, summary, command)
+    _describe(out, config, sources, summary, command)
     return summary
+
+
+def _changed(rows: list[dict[str, Any]], there: pa.Table | None) -> list[dict[str, Any]]:
+    """``rows`` without those that say what the last row of their rollout and name says already, so that a scoring that
+    is repeated, or was killed when it had written, adds nothing."""
+    if there is None:
+        return rows
+    last = {(row["rollout_id"], row["name"]): row for row in there.to_pylist()}
+    # As Arrow gives them back: NaN, which equals nothing, is compared as text.
+    return [row for row in rows if repr(last.get((row["rollout_id"], row["name"]))) != repr(_in_order(row))]
+
+
+def _in_order(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in SCORES.schema.names}
 
 
 async def _score_all(
@@ -196,10 +212,9 @@ def _target(config: ScoreConfig, source: Path | None, name: str) -> Path:
 
 
 def _describe(
-    target: Path, config: ScoreConfig, sources: RewardSources, summary: ScoreSummary, command: str | None
+    out: StageOutput, config: ScoreConfig, sources: RewardSources, summary: ScoreSummary, command: str | None
 ) -> None:
-    facts = {
-        "stage": "score",
+    facts: dict[str, Any] = {
         "command": command,
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(path) for path in (config.path, *sources.models)],
@@ -207,8 +222,7 @@ def _describe(
             {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
         ],
         "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
-        "files": [{"path": target.name, "xxh3": hash_file(target), "bytes": target.stat().st_size}],
     }
     if sources.recipe is not None:
         facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
-    write_run_json(target if config.output is not None and config.output.suffix else target.parent, facts)
+    out.finish(facts)

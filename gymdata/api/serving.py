@@ -18,6 +18,8 @@ from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Judge
 from gymdata.stages.judge import Referee
 from gymdata.store import read_run_json, write_run_json
+from gymdata.store.paths import RUN_JSON
+from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.verdicts import Added, Claimed, Kept
 
 
@@ -45,6 +47,7 @@ def serve_genrm(
     judge = judge or load_judge(config)
     with contextlib.ExitStack() as stack:
         folder = config.output
+        refuse_other_kind(folder / RUN_JSON, "serve-genrm")
         stack.callback(Claimed(folder).close)
         run_id = _run_id(folder, config, judge, command)
         kept, answers = Kept(folder / "verdicts.journal"), Kept(folder / "answers.journal")
@@ -110,8 +113,6 @@ def _refuse_workers(config: ServeConfig) -> None:
 
 def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: str | None) -> str:
     known = read_run_json(folder) if (folder / "run.json").is_file() else {}
-    if known and known.get("stage") != "serve-genrm":
-        raise UsageError(f"{folder}: is not a folder of serve-genrm", hint="give another output folder")
     run_id = str(known.get("run_id") or secrets.token_hex(8))
     facts: dict[str, Any] = {
         "stage": "serve-genrm",

@@ -94,16 +94,12 @@ def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]
 
 
 def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:
-    """Raises StoreError when ``target`` holds ``what`` that was made with another ``config``."""
+    """Raises StoreError when ``target`` holds ``what`` with another ``config``."""
     if overwrite or not target.exists():
         return
     other = differences(read_run_json(target).get("config", {}), config.model_dump(mode="json"))
     if other:
-        changed = "; ".join(f"{key}: {before!r} there, now {now!r}" for key, before, now in other)
-        raise StoreError(
-            f"{target}: holds {what} made with other settings ({changed})",
-            hint="--overwrite replaces them; -o keeps both",
-        )
+        raise StoreError.other_settings(target, what, other)
 
 
 def run_folder(source: str | Path) -> Path | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import DataError, UsageError, needs
 from gymdata.store.lines import decode, iter_lines
-from gymdata.store.paths import BOM, Source, find_run_json, read_facts, resolve
+from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
 
 if TYPE_CHECKING:
     from gymdata.core.causes import Reader
     from gymdata.core.repair import Choice, FixReport
+    from gymdata.store import StageOutput
 
 __all__ = ["Report", "Violation", "fix", "validate"]
 
@@ -69,7 +70,9 @@ def validate(
     return report
 
 
-def fix(path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False) -> FixReport:
+def fix(
+    path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False, command: Sequence[str] = ()
+) -> FixReport:
     """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
 
     ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
@@ -79,7 +82,7 @@ def fix(path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool
     """
     from gymdata.core.repair import CHOICES, FixReport
 
-    target = Path(output)
+    target = local_output(output)
     if choice not in CHOICES:
         raise UsageError.unknown_choice("--fix", choice, CHOICES)
     if target.suffix not in (".parquet", ".jsonl"):
@@ -87,28 +90,54 @@ def fix(path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool
     sources = _sources(Path(path), str(path))
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"{output}: is the file to be repaired", hint="nothing is repaired in place: give another -o")
-    if target.exists() and not overwrite:
-        raise UsageError(f"{output}: exists", hint="--overwrite replaces it, or give another -o")
     split = [(kind_of(s), s) for s in sources]
     _refuse_tasks(split)
     kinds = {kind for kind, _ in split}
     if len(kinds) != 1 or kinds == {"pairs"}:
         what = ", ".join(sorted(kinds)) or "nothing"
         raise UsageError(f"{path}: holds {what}; --fix repairs rollouts of one kind", hint="give one file or run")
-    report = validate(path)
+    if kinds == {"nemo"} and target.suffix != ".jsonl":
+        raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
     account = FixReport(str(path), str(output), choice)
-    if kinds == {"nemo"}:
-        from gymdata.adapters.formats.nemo_fix import fix_nemo_gym
+    settings = {"choice": choice, "path": str(Path(path).resolve())}
+    from gymdata.store import StageOutput
 
-        if target.suffix != ".jsonl":
-            raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
-        fix_nemo_gym(sources, report.violations, choice, target, account)
-    else:
-        from gymdata.stages.fix import fix_rollouts
-
-        fix_rollouts(sources, report, choice, target, account)
+    with StageOutput(beside(target), "fix", [target.name], overwrite=overwrite) as out:
+        out.refuse_other("config", settings, "rollouts that were repaired")
+        _fix(path, sources, "nemo" in kinds, out, account, {"command": list(command), "config": settings})
     account.errors_after = validate(target).errors if account.rollouts_out else 0
     return account
+
+
+def _fix(
+    path: str | Path,
+    sources: Sequence[Source],
+    nemo: bool,
+    out: StageOutput,
+    account: FixReport,
+    facts: Mapping[str, Any],
+) -> None:
+    import gymdata
+    from gymdata.api.sources import parent_of
+    from gymdata.core.schema import ROLLOUTS
+
+    report, name = validate(path), out.names[0]
+    if nemo:
+        from gymdata.adapters.formats.nemo_fix import fix_nemo_gym
+
+        part = out.part(name)
+        fix_nemo_gym(sources, report.violations, account.choice, part.path, account)
+        part.rows = account.rollouts_out
+    else:
+        from gymdata.stages.fix import fixed_rollouts
+
+        out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
+    # How the rollouts were sampled is asked of the copy as it was of them.
+    run = _run_json(path) or {}
+    counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
+    more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
+    parents = [parent_of(path)]
+    out.finish({**more, **facts, "version": gymdata.__version__, "parents": parents, "counts": counts})
 
 
 def _sources(path: Path, text: str) -> list[Source]:

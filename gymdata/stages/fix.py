@@ -1,7 +1,7 @@
 """Writing a repaired copy of native rollouts: clean rows as they are, faulty ones split, shortened or left out.
 
-What always holds: the source is never written to; the copy appears whole or not at all and validates without errors; the
-report counts every row that went in.
+What always holds: the source is never written to; the copy validates without errors; the report counts every row that went
+in.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,21 +22,19 @@ from gymdata.store import scan_batches
 from gymdata.store.columns import build, spread
 from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import Source
-from gymdata.store.tables import row_batches, write_batches
+from gymdata.store.tables import row_batches
 
 _BATCH_ROWS = 4096
 
 
-def fix_rollouts(
-    sources: Sequence[Source], report: Report, choice: repair.Choice, output: Path, account: repair.FixReport
-) -> None:
-    """Write the repaired rollouts of ``sources``, whose validation gave ``report``, to ``output``; count in ``account``.
+def fixed_rollouts(
+    sources: Sequence[Source], report: Report, choice: repair.Choice, account: repair.FixReport
+) -> Iterator[pa.RecordBatch]:
+    """The repaired rollouts of ``sources``, whose validation gave ``report``; counts in ``account``.
 
     Raises DataError when a whole file cannot be read, for what it held cannot be counted.
     """
-    faults = faults_by_row(report)
-    batches = _fixed(sources, faults, choice, account)
-    write_batches(batches, output, ROLLOUTS, ROLLOUTS.arrow)
+    return _fixed(sources, faults_by_row(report), choice, account)
 
 
 def faults_by_row(report: Report) -> dict[str, dict[int, list[Violation]]]:

@@ -20,7 +20,9 @@ from gymdata.ports import Progress
 from gymdata.stages.train_checks import ModelFacts, check
 from gymdata.store import find_run_json, hash_file, read_run_json, read_table, resolve, write_run_json
 from gymdata.store.lock import Lock, refuse_held
-from gymdata.store.run_json import changed_since, differences, plain
+from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.run_json import changed_since, differences, plain, replacing
+from gymdata.store.stage_output import refuse_other_kind
 
 SUCCESS = "SUCCESS"
 JOB = "job"
@@ -55,7 +57,7 @@ def train(
     if said := data.cost.text():
         progress.message(said)
     expected = data.sequences.trained()
-    out = config.output.resolve()
+    out = local_output(config.output).resolve()
     job = {
         **config.own(),
         "trainer": config.algorithm,
@@ -115,6 +117,7 @@ def run_training(
     overwrite: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
+    refuse_other_kind(out / RUN_JSON, str(begun["stage"]))
     job_file = out / JOB / "job.json"
     if dry_run:
         return _rehearse(out, job, begun, run_job, progress)
@@ -145,7 +148,7 @@ def run_training(
         if overwrite:
             _clear(out)
         job_file.parent.mkdir(exist_ok=True)
-        job_file.write_text(json.dumps(plain(job), indent=2))
+        _write(job_file, json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         try:
             told = run_job(job_file, progress)
@@ -158,13 +161,18 @@ def run_training(
         result = json.loads((out / JOB / "result.json").read_text())
         facts = {**begun, "status": "completed", **result, **_announced(told)}
         write_run_json(out, facts)
-        (out / SUCCESS).write_text("")
+        _write(out / SUCCESS, "")
         if "save_total_limit" not in job["settings"]:
             shutil.rmtree(out / "checkpoints", ignore_errors=True)
         return facts
     finally:
         lock.release()
         (out / "lock").unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text)
 
 
 def _rehearse(

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source, find_run_json, resolve
     from gymdata.store.run import Run
     from gymdata.store.run_json import hash_file, read_run_json, write_run_json
+    from gymdata.store.stage_output import StageOutput
     from gymdata.store.tables import read_table, scan_batches, write_table
 
 _HOME = {
     "Run": "run",
     "Source": "paths",
+    "StageOutput": "stage_output",
     "find_run_json": "paths",
     "hash_file": "run_json",
     "read_failures": "failures",
@@ -33,6 +35,7 @@ _HOME = {
 __all__ = [
     "Run",
     "Source",
+    "StageOutput",
     "find_run_json",
     "hash_file",
     "read_failures",

@@ -9,9 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from gymdata.store.journal import Repair
+from gymdata.store.journal import Repair, put_aside
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source, find_run_json
 
@@ -50,10 +48,7 @@ def repair_failures(file: Path) -> list[Repair]:
         return []
     cut = tail.rfind(b"\n") + 1
     torn = tail[cut:]
-    record = {"offset": base + cut, "length": len(torn), "text": torn.decode("utf-8", "backslashreplace")}
-    with file.with_name(file.name + ".torn").open("ab") as handle:
-        handle.write(orjson.dumps(record) + b"\n")
-        handle.flush()
-        os.fsync(handle.fileno())
+    found = Repair(file, base + cut, len(torn), True)
+    put_aside(file.with_name(file.name + ".torn"), [(found, torn)])
     os.truncate(file, base + cut)
-    return [Repair(file, base + cut, len(torn), True)]
+    return [found]

@@ -20,6 +20,7 @@ from gymdata.store.lock import LOCK
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON
 from gymdata.store.run_json import sync_folder
 from gymdata.store.sealing import describe, drop_journal
+from gymdata.store.stage_output import intent_of
 from gymdata.store.tables import read_table
 
 #: Stage folders whose tables are made from the rollouts and mean nothing without them.
@@ -52,7 +53,7 @@ def claim(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError.disk(folder, error.strerror or str(error)) from error
+        raise StoreError.from_os(folder, error) from error
     if (folder / RUN_JSON).exists():
         return
     foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp"))
@@ -72,15 +73,25 @@ def wipe(folder: Path) -> None:
     for file in _ours(rollouts):
         file.unlink()
     for stage in folder.iterdir():
-        if stage.is_dir() and stage.name.startswith(_DERIVED) and (stage / RUN_JSON).is_file():
-            for file in stage.iterdir():
-                if file.name == RUN_JSON or file.suffix in (".parquet", ".jsonl"):
-                    file.unlink()
-            _remove_if_empty(stage)
+        if stage.is_dir() and stage.name.startswith(_DERIVED):
+            _wipe_stage(stage)
     for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
         (folder / name).unlink(missing_ok=True)
     _remove_if_empty(rollouts)
     sync_folder(folder)
+
+
+def _wipe_stage(stage: Path) -> None:
+    """What describes the files goes last here, too; an intent that stayed would bring its run.json back."""
+    described = [file for file in (intent_of(stage / RUN_JSON), stage / RUN_JSON) if file.is_file()]
+    if not described:
+        return
+    for file in stage.iterdir():
+        if file.suffix in (".parquet", ".jsonl", ".tmp"):
+            file.unlink()
+    for file in described:
+        file.unlink()
+    _remove_if_empty(stage)
 
 
 def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:

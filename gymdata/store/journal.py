@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,7 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
         elif line.offset not in known or not line.closed:
             found.append((line, Repair(path, line.offset, len(line.raw), not line.closed)))
     if found:
-        with torn.open("ab") as file:
-            for line, fault in found:
-                text = line.raw.decode("utf-8", "backslashreplace")
-                file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": text}) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        put_aside(torn, [(fault, line.raw) for line, fault in found])
         if found[-1][1].truncated:
             os.truncate(path, found[-1][1].offset)
     elif unclosed_good:
@@ -107,13 +102,31 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
     return rows, [fault for _, fault in found]
 
 
+def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
+    """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.disk, StoreError.link."""
+    try:
+        fd = os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(fd, "ab") as file:
+            for fault, raw in found:
+                text = raw.decode("utf-8", "backslashreplace")
+                file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": text}) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError.from_os(torn, error) from error
+
+
 class Journal:
     """An open journal that rows are appended to. Not for several threads, except that syncing may run beside."""
 
     def __init__(self, path: Path, rows: int = 0) -> None:
         self.path = path
         self.rows = rows
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise StoreError.from_os(path, error, journaled=rows > 0) from error
         self.size = os.fstat(self._fd).st_size
         self._synced = self.size
         self._closing = threading.Lock()
@@ -127,7 +140,7 @@ class Journal:
         except OSError as error:
             if written:
                 os.ftruncate(self._fd, self.size)
-            raise StoreError.disk(self.path, error.strerror or str(error)) from error
+            raise StoreError.from_os(self.path, error, journaled=self.rows > 0) from error
         self.size += len(line)
         self.rows += 1
 
@@ -140,7 +153,7 @@ class Journal:
             try:
                 os.fsync(self._fd)
             except OSError as error:
-                raise StoreError.disk(self.path, error.strerror or str(error)) from error
+                raise StoreError.from_os(self.path, error, journaled=self.rows > 0) from error
             self._synced = size
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class Lock:
         except BlockingIOError as error:
             raise StoreError.locked(folder, _describe(self._path)) from error
         except OSError as error:
-            raise StoreError.disk(folder, error.strerror or str(error)) from error
+            raise StoreError.from_os(self._path, error) from error
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, orjson.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": started}), 0)
@@ -65,7 +65,7 @@ def refuse_held(folder: Path) -> None:
     """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
     path = folder / LOCK
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -78,16 +78,25 @@ def refuse_held(folder: Path) -> None:
 def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
     """Only this process writes ``target`` meanwhile. Its folder is made where it is missing, and taken away again when
     nothing came of it. Raises StoreError as Lock does."""
-    folder, made = target.parent, not target.parent.exists()
+    with made_folder(target.parent) as folder:
+        lock = Lock(folder, f".{target.name}.lock", wait=wait)
+        try:
+            yield
+        finally:
+            lock.remove()
+
+
+@contextlib.contextmanager
+def made_folder(folder: Path) -> Iterator[Path]:
+    """``folder``, made where it is missing, and taken away again when nothing came of it. Raises StoreError.disk."""
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError.disk(folder, error.strerror or str(error)) from error
-    lock = Lock(folder, f".{target.name}.lock", wait=wait)
+        raise StoreError.from_os(folder, error) from error
     try:
-        yield
+        yield folder
     finally:
-        lock.remove()
         if made:
             with contextlib.suppress(OSError):  # not empty: something came of it
                 folder.rmdir()
@@ -95,9 +104,10 @@ def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
 
 def claim(path: Path, *, wait: bool = False) -> int:
     """``path``, made where it is missing, locked for this process: its descriptor. What a killed process left is taken
-    over. Raises BlockingIOError when another one holds it (without ``wait``), OSError when it cannot be made."""
+    over. Raises BlockingIOError when another one holds it (without ``wait``), OSError when it cannot be made or is a
+    symbolic link (ELOOP)."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             # Another process may have finished, and renamed or removed it, between the two.

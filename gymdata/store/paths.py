@@ -30,6 +30,7 @@ JOURNAL = re.compile(r"(\d{5,})\.journal")
 BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
@@ -97,12 +98,23 @@ def beside(file: Path) -> Path:
     return file.with_name(file.name + ".run.json")
 
 
+def local_output(output: str | Path) -> Path:
+    """An output as a path. Raises UsageError for a URL: there is no writing to object stores yet."""
+    # A Path has lost one of the two slashes.
+    if found := _SCHEME.match(str(output)):
+        scheme, rest = found[1], str(output)[found.end() :].lstrip("/")
+        raise UsageError(
+            f"-o {scheme}://{rest}: object stores are not supported yet", hint="give a local path, and copy from there"
+        )
+    return Path(output)
+
+
 def output_file(output: str | Path, name: str) -> Path:
     """What ``-o`` means: a ``.parquet`` or ``.jsonl`` file, or a folder for the file ``name``.
 
     Raises UsageError for the name of a file of another kind, which would become a folder.
     """
-    target = Path(output)
+    target = local_output(output)
     if target.suffix in (".parquet", ".jsonl"):
         return target
     if target.suffix.lower() in _OTHER_FILES and not target.is_dir():

@@ -30,6 +30,7 @@ from gymdata.store.paths import ROLLOUTS_FOLDER, RUN_JSON
 from gymdata.store.rows import check_rollout
 from gymdata.store.run_json import differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.sealing import Sealer, write_parts
+from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import read_table
 
 #: A journal takes about four times the room of the Parquet file that it becomes, so this seals at about 256 MB.
@@ -86,6 +87,7 @@ class Run:
         if rows_per_file is not None and rows_per_file < 1:
             raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
         place = Path(folder)
+        refuse_other_kind(place / RUN_JSON, str(facts.get("stage") or "collect"))
         layout.claim(place)
         lock = Lock(place)
         try:

@@ -82,6 +82,12 @@ def hash_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def describe_file(file: Path, rows: int | None = None, *, path: str | None = None, **more: Any) -> dict[str, Any]:
+    """A written file's entry in run.json: ``path`` (its name), rows where they are counted, bytes, xxh3."""
+    counted = {} if rows is None else {"rows": rows}
+    return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": hash_file(file)}
+
+
 def altered(run_json: Path, files: Iterable[Path]) -> list[str]:
     """A line for each of ``files`` that is not what ``run_json`` recorded of it (size, then every byte); files that it does
     not name are passed over."""
@@ -111,34 +117,48 @@ def changed_since(source: str | Path, files: Iterable[Path]) -> list[str]:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write under; on leaving, its content is ``path``, on disk, whole. Removed on any error.
 
-    Raises StoreError.disk when the disk refuses, StoreError.written when another process is at it.
+    Raises StoreError.disk when the disk refuses, StoreError.written when another process is at it, StoreError.link when
+    there is a symbolic link under either name.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    refuse_link(path)
+    temporary = temporary_of(path)
     try:
         held = claim(temporary)
     except BlockingIOError as error:
         raise StoreError.written(path) from error
     except OSError as error:
-        raise StoreError.disk(path, error.strerror or str(error)) from error
+        raise StoreError.from_os(path, error) from error
     try:
         yield temporary
-        _sync(temporary)
+        sync_file(temporary)
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise StoreError.disk(path, error.strerror or str(error)) from error
+        raise StoreError.from_os(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         os.close(held)
 
 
+def temporary_of(path: Path) -> Path:
+    """The name that ``path`` is written under until it is whole."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def refuse_link(path: Path) -> None:
+    """Raises StoreError.link when ``path`` is a symbolic link, which an output would replace or follow."""
+    if path.is_symlink():
+        raise StoreError.link(path)
+
+
 def sync_folder(folder: Path) -> None:
     """Make names that were created, renamed or removed in ``folder`` survive a power cut."""
-    _sync(folder)
+    sync_file(folder)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Bring what was written to a file to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -18,7 +18,7 @@ from gymdata.core.schema import ROLLOUTS
 from gymdata.errors import GymdataError
 from gymdata.store.journal import read_rows
 from gymdata.store.paths import JOURNAL, ROLLOUTS_FOLDER
-from gymdata.store.run_json import hash_file, sync_folder
+from gymdata.store.run_json import describe_file, sync_folder
 from gymdata.store.tables import row_batches, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
@@ -38,12 +38,7 @@ def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
 
 def describe(part: Path, rows: int) -> dict[str, Any]:
     """A sealed file's entry in run.json."""
-    return {
-        "path": f"{ROLLOUTS_FOLDER}/{part.name}",
-        "rows": rows,
-        "bytes": part.stat().st_size,
-        "xxh3": hash_file(part),
-    }
+    return describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
 
 
 def write_parts(

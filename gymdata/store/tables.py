@@ -65,23 +65,33 @@ def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
     target = Path(path)
     if target.suffix not in (".parquet", ".jsonl"):
         raise UsageError.bad_value("output file", target.name, "a name ending in .parquet or .jsonl")
-    shaped = _shape(data, table, None, "table to write")
+    whole = shaped(data, table)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_batches(shaped.to_batches(), target, table, shaped.schema)
+    write_batches(whole.to_batches(), target, table, whole.schema)
     return target
+
+
+def shaped(data: pa.Table, table: Table) -> pa.Table:
+    """``data`` with the types and order of ``table``. Raises DataError when it is not a ``table``."""
+    return _shape(data, table, None, "table to write")
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], target: Path, table: Table, schema: pa.Schema) -> int:
     """Stream batches of one schema to a file that appears whole. Returns the number of rows."""
-    rows = 0
     with replacing(target) as temporary:
-        sink = ParquetSink(temporary, table, schema) if target.suffix == ".parquet" else JsonLinesSink(temporary)
-        try:
-            for batch in batches:
-                sink.write(batch)
-                rows += batch.num_rows
-        finally:
-            sink.close()
+        return stream_batches(batches, temporary, target.suffix, table, schema)
+
+
+def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, table: Table, schema: pa.Schema) -> int:
+    """Write batches to ``path`` itself, in the format of ``suffix``. Returns the number of rows."""
+    rows = 0
+    sink = ParquetSink(path, table, schema) if suffix == ".parquet" else JsonLinesSink(path)
+    try:
+        for batch in batches:
+            sink.write(batch)
+            rows += batch.num_rows
+    finally:
+        sink.close()
     return rows
 
 
@@ -292,6 +302,9 @@ def _shape(data: pa.Table, table: Table, names: list[str] | None, where: str) ->
 
 
 def _broken_parquet(path: Path, error: Exception) -> DataError:
+    if isinstance(error, MemoryError):
+        # Arrow's own, which says nothing of the file.
+        raise error
     if not path.exists():
         return DataError.missing_path(path)
     if path.stat().st_size == 0:

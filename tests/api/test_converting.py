@@ -225,7 +225,7 @@ def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
 def test_outputs_are_not_overwritten(run: Path, tmp_path: Path) -> None:
     """An existing file, an unknown format and a wrong suffix are refused."""
     (tmp_path / "a.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="exists"):
+    with pytest.raises(StoreError, match="exists"):
         export_rollouts(run, tmp_path / "a.jsonl", "openai")
     with pytest.raises(UsageError, match="verl"):
         export_rollouts(run, tmp_path / "b.jsonl", "verl")

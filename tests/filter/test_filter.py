@@ -163,7 +163,7 @@ def test_what_is_there_is_not_replaced_unasked(run: Path, tmp_path: Path) -> Non
         gymdata.filter_rollouts(run, out, where="reward > 0.6")
     gymdata.filter_rollouts(run, out, where="reward > 0.6", overwrite=True)
     assert len(names(out)) == 6
-    with pytest.raises(StoreError, match="run of its own"):
+    with pytest.raises(StoreError, match="holds a collected run"):
         gymdata.filter_rollouts(out, run, where="reward > 0.6")
     with pytest.raises(UsageError, match="one of the files"):
         gymdata.filter_rollouts(out, out, where="reward > 0.6", overwrite=True)

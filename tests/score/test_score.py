@@ -18,8 +18,7 @@ from gymdata.core.schema import SCORES
 from gymdata.errors import StoreError, UsageError
 from gymdata.ports import RewardPart
 from gymdata.stages.score import Flips, RewardDesk, Weighted, score_batch, total
-from gymdata.store import read_run_json, read_table
-from gymdata.store.lock import writing
+from gymdata.store import StageOutput, read_run_json, read_table
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.rewards.test_rewards import rollout
@@ -58,13 +57,15 @@ def test_it_says_who_flipped(run: Path, tmp_path: Path) -> None:
     assert all(f["old"] == 1 - f["new"] for f in flips["flipped"])
 
 
-def test_old_scores_stay(run: Path) -> None:
-    """Scoring again under one name adds rows after the old ones; --overwrite replaces them."""
-    for expected in (16, 32):
-        score(path=str(run), reward=["numeric"])
-        assert read_table(run / "scores-numeric", SCORES).num_rows == expected
-    score(path=str(run), reward=["numeric"], overwrite=True)
-    assert read_table(run / "scores-numeric", SCORES).num_rows == 16
+def test_old_scores_stay(run: Path, tmp_path: Path) -> None:
+    """Other scores under one name are added after the old ones, equal ones are not; --overwrite replaces all."""
+    reward = tmp_path / "mine.py"
+    for value, expected in ((1.0, 16), (1.0, 16), (0.5, 32), ("float('nan')", 48), ("float('nan')", 48), (1.0, 64)):
+        reward.write_text(f"def mine(completions, **_):\n    return [{value} for _ in completions]\n")
+        score(path=str(run), reward=[f"{reward}:mine"], name="mine")
+        assert read_table(run / "scores-mine", SCORES).num_rows == expected
+    score(path=str(run), reward=[f"{reward}:mine"], name="mine", overwrite=True)
+    assert read_table(run / "scores-mine", SCORES).num_rows == 16
 
 
 def test_one_scores_at_a_time(run: Path, tmp_path: Path) -> None:
@@ -72,10 +73,13 @@ def test_one_scores_at_a_time(run: Path, tmp_path: Path) -> None:
     score(path=str(run), reward=["numeric"])
     for output in (None, tmp_path / "scores.parquet"):
         target = output or run / "scores-numeric" / "scores.parquet"
-        with writing(target), pytest.raises(StoreError, match="another process"):
+        with (
+            StageOutput(target.parent / "run.json", "score", [target.name]),
+            pytest.raises(StoreError, match="another process"),
+        ):
             score(path=str(run), reward=["numeric"], output=output)
         score(path=str(run), reward=["numeric"], output=output)
-    assert read_table(run / "scores-numeric", SCORES).num_rows == 32
+    assert read_table(run / "scores-numeric", SCORES).num_rows == 16
 
 
 def test_a_place_that_cannot_be_written_is_told_at_once(run: Path) -> None:

@@ -268,7 +268,7 @@ def test_wrong_settings_are_usage_errors(open_run, tmp_path: Path):
 def test_a_run_json_that_is_damaged_or_not_ours_is_refused(tmp_path: Path, open_run):
     """A stage's run.json is no run, and one that does not parse is named."""
     write_run_json(tmp_path / "run", {"stage": "pairs"})
-    with pytest.raises(StoreError, match="not that of a collected run"):
+    with pytest.raises(StoreError, match="holds pairs"):
         open_run()
     (tmp_path / "run" / "run.json").write_text(json.dumps({"run_id": 1})[:-3])
     with pytest.raises(DataError, match=r"run\.json: cannot be read: not JSON"):

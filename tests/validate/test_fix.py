@@ -9,7 +9,7 @@ import pytest
 
 from gymdata.api.validation import fix, validate
 from gymdata.core.tokens import expand_prompts
-from gymdata.errors import UsageError
+from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_table
 from tests.rollout_files import rollout
 from tests.validate import test_native, test_nemo_gym
@@ -102,7 +102,7 @@ def test_nothing_is_repaired_in_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is the file to be repaired"):
         fix(source, "drop", source)
     (tmp_path / "there.parquet").touch()
-    with pytest.raises(UsageError, match="exists"):
+    with pytest.raises(StoreError, match="exists"):
         fix(source, "drop", tmp_path / "there.parquet")
     with pytest.raises(UsageError, match="--fix"):
         fix(source, "mend", tmp_path / "x.parquet")  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from gymdata.core import repair, tokens
 from gymdata.core.violations import Violation
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
-from gymdata.store.run_json import replacing
 
 _TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
@@ -32,13 +31,12 @@ def fix_nemo_gym(
     output: Path,
     account: repair.FixReport,
 ) -> None:
-    """Write the repaired rows of ``sources`` to ``output``; count in ``account``."""
+    """Write the repaired rows of ``sources`` to the file ``output`` itself; count in ``account``."""
     faults: dict[tuple[str, int], list[Violation]] = defaultdict(list)
     for v in violations:
         if v.severity == "error":
             faults[v.file or "", v.row].append(v)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output) as temporary, temporary.open("wb") as file:
+    with output.open("wb") as file:
         for source in sources:
             for number, (_, line) in enumerate(iter_lines(source)):
                 for made in _row(line, faults.get((str(source.path), number), []), choice, account):

@@ -20,9 +20,9 @@ import gymdata
 from gymdata.core.curriculum import CurriculumConfig, GroupStats, group_statistics, select_groups
 from gymdata.core.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.errors import RefusedError
-from gymdata.store import find_run_json, hash_file, read_run_json, read_table, scan_batches, write_run_json, write_table
+from gymdata.store import StageOutput, find_run_json, hash_file, read_run_json, read_table, scan_batches
+from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import plain, replacing
-from gymdata.store.tables import write_batches
 
 SELECTION = "selection.json"
 _COLUMNS = ("rollout_id", "task_id", "group_id", "policy_version", "reward")
@@ -112,27 +112,25 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
                 if part.num_rows:
                     yield from _in_shape(part, schema, scores).to_batches()
 
+    parents = [_parent(path) for source in sources for path in (source.run, source.judge) if path is not None]
     file = folder / "rollouts.parquet"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows = write_batches(chosen(), file, ROLLOUTS, schema)
+    # A stage that was stopped is begun again, so what is there may be replaced.
+    with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
+        rows = out.batches(file.name, chosen(), ROLLOUTS, schema).rows or 0
+        out.finish(
+            {
+                "version": gymdata.__version__,
+                "epoch": epoch,
+                "reward": "as collected" if sources[0].judge is None else sources[0].judge.name,
+                "parents": parents,
+            }
+        )
     kept = (
         read_table(file, ROLLOUTS, ["rollout_id"])["rollout_id"].combine_chunks() if rows else pa.array([], pa.string())
     )
     for source in sources:
         if source.judge is not None:
             _copy_judged(source.judge, folder / source.judge.name, kept)
-    parents = [_parent(path) for source in sources for path in (source.run, source.judge) if path is not None]
-    write_run_json(
-        folder,
-        {
-            "stage": "select",
-            "version": gymdata.__version__,
-            "epoch": epoch,
-            "reward": "as collected" if sources[0].judge is None else sources[0].judge.name,
-            "parents": parents,
-            "files": [{"path": file.name, "rows": rows, "bytes": file.stat().st_size, "xxh3": hash_file(file)}],
-        },
-    )
     return rows
 
 
@@ -154,13 +152,13 @@ def _in_shape(batch: pa.RecordBatch, schema: pa.Schema, scores: Mapping[str, flo
 
 
 def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:
-    for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
-        file = judge / f"{table.name}.parquet"
-        if file.is_file():
-            rows = read_table(file, table)
-            write_table(rows.filter(pc.is_in(rows[key], value_set=kept)), folder / file.name, table)
-    facts = {**read_run_json(judge), "parents": [_parent(judge)], "note": "the rows of selected rollouts"}
-    write_run_json(folder, facts)
+    with StageOutput(folder / RUN_JSON, "judge", ["scores.parquet"], overwrite=True) as out:
+        for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
+            file = judge / f"{table.name}.parquet"
+            if file.is_file():
+                rows = read_table(file, table)
+                out.table(file.name, rows.filter(pc.is_in(rows[key], value_set=kept)), table)
+        out.finish({**read_run_json(judge), "parents": [_parent(judge)], "note": "the rows of selected rollouts"})
 
 
 def _parent(path: Path) -> dict[str, Any]:

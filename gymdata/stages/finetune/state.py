@@ -17,7 +17,9 @@ import orjson
 
 from gymdata.errors import DataError, StoreError
 from gymdata.store.lock import Lock
+from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import differences, plain, replacing
+from gymdata.store.stage_output import refuse_other_kind
 
 STATE = "state.json"
 _OURS = ("metrics.jsonl", "result.json", "curve.png", "report.html", "run.json", STATE)
@@ -32,6 +34,7 @@ class State:
     @classmethod
     def open(cls, folder: Path, identity: Mapping[str, Any], run_id: str | None, *, overwrite: bool = False) -> State:
         """Begin or go on. Raises StoreError when the folder is somebody else's, in use, or was begun with other settings."""
+        refuse_other_kind(folder / RUN_JSON, "finetune")
         if folder.is_dir() and not (folder / STATE).is_file():
             inside = sorted(p.name for p in folder.iterdir() if p.name != "lock" and not p.name.startswith(f".{STATE}"))
             if inside:

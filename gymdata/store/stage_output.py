@@ -1,0 +1,319 @@
+"""What a command writes: data files and the run.json that describes them, seen together or not at all.
+
+What always holds: one process writes an output; a folder or file that holds another kind of output is refused, also with
+overwrite; nothing that is there changes before all of the new output is on disk. The protocol: data under temporary names,
+fsync; an intent (``.run.json.pending``: the new run.json, files to remove) appears by one rename, and from then on the new
+output counts; files are renamed, run.json is replaced, the intent is removed. A process killed before the intent leaves
+the old output, one killed after it leaves the rest to whoever opens the output next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gymdata.errors import DataError, StoreError
+from gymdata.store.lock import LOCK, Lock, claim, made_folder
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, local_output, read_facts
+from gymdata.store.run_json import (
+    describe_file,
+    differences,
+    plain,
+    refuse_link,
+    replacing,
+    sync_file,
+    sync_folder,
+    temporary_of,
+    write_run_json,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.core.schema import Table
+
+#: Stage → what its output is called in a refusal.
+_KINDS = {
+    "collect": "a collected run",
+    "import": "an imported run",
+    "import-pairs": "imported pairs",
+    "pairs": "pairs",
+    "experiences": "experiences",
+    "score": "scores",
+    "judge": "a judge's comparisons",
+    "filter": "filtered rollouts",
+    "select": "selected rollouts",
+    "fix": "repaired rollouts",
+    "export": "an export",
+    "audit": "an audit",
+    "train": "a training",
+    "finetune": "a finetuning run",
+    "serve-genrm": "what serve-genrm keeps",
+}
+
+
+def described_by(target: Path, *names: str) -> Path:
+    """The run.json of an output whose first file is ``target``: that of its folder when it is called one of ``names``,
+    which are what the command itself calls it, else the one beside the file."""
+    return target.parent / RUN_JSON if target.name in names else beside(target)
+
+
+def intent_of(run_json: Path) -> Path:
+    """Where the intent to replace an output lies until it is carried out."""
+    return run_json.with_name(f".{run_json.name}.pending")
+
+
+def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> None:
+    """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
+    stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
+    folder = Path(local_output(run_json)).parent
+    whole = run_json.name == RUN_JSON
+    held = kind_held(folder) if whole else _kind_of(read_facts(run_json)) if run_json.is_file() else None
+    if held is not None and held != kind_of_stage(stage):
+        raise StoreError.other_kind(folder if whole else run_json.with_suffix("").with_suffix(""), _name(held))
+    if not whole:
+        for name in files:
+            refuse_owned(folder / name)
+
+
+def refuse_owned(file: Path) -> None:
+    """Raises StoreError when ``file`` is, or would be read as, a part of the output of its folder."""
+    folder = Path(local_output(file)).absolute().parent
+    if folder.name == ROLLOUTS_FOLDER and (folder.parent / RUN_JSON).is_file():
+        raise StoreError(
+            f"{file}: is among the rollouts of a run, where it would count as rows", hint="give another output folder"
+        )
+    described = folder / RUN_JSON
+    if described.is_file():
+        facts = read_facts(described)
+        if file.name in _named(facts):
+            raise StoreError.other_kind(folder, _name(_kind_of(facts)), f" ({file.name} is part of it)")
+
+
+def kind_held(folder: Path) -> str | None:
+    """The kind of output that a folder holds, by its run.json, or by what else only gymdata makes; None for no output."""
+    if (folder / RUN_JSON).is_file():
+        return _kind_of(read_facts(folder / RUN_JSON))
+    rollouts = folder / ROLLOUTS_FOLDER
+    if rollouts.is_dir() and any(PART.fullmatch(p.name) or JOURNAL.fullmatch(p.name) for p in rollouts.iterdir()):
+        return "collect"
+    return "train" if (folder / "job" / "job.json").is_file() else None
+
+
+def kind_of_stage(stage: str) -> str:
+    return "train" if stage.startswith("train-") else stage
+
+
+def _kind_of(facts: Mapping[str, Any]) -> str:
+    stage = str(facts.get("stage") or "collect")
+    return "import-pairs" if stage == "import" and "attempts" not in facts else kind_of_stage(stage)
+
+
+def _name(kind: str) -> str:
+    return _KINDS.get(kind, f"the output of {kind}")
+
+
+def _named(facts: Mapping[str, Any]) -> list[str]:
+    return [str(entry["path"]) for entry in facts.get("files") or []]
+
+
+@dataclass(slots=True)
+class Part:
+    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json."""
+
+    name: str
+    path: Path
+    held: int
+    rows: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class StageOutput:
+    """The output that ``run_json`` describes, open for writing; a context manager.
+
+    ``stage``: what its run.json says wrote it; ``kind``: of output, where a stage has several. ``names``: of the files that
+    must be ours or missing, the first being the main one. ``facts``: what the run.json that is there says, after what a
+    killed process left was finished; empty without one. Opening raises StoreError for another kind of output, a file of
+    that name that no run.json describes (without ``overwrite``), a symbolic link, and while another process writes here;
+    UsageError for what is no local path.
+    """
+
+    def __init__(
+        self, run_json: Path, stage: str, names: Sequence[str], *, overwrite: bool = False, kind: str | None = None
+    ) -> None:
+        self.run_json, self.stage, self.names, self.overwrite = run_json, stage, names, overwrite
+        self.folder = run_json.parent
+        self.facts: dict[str, Any] = {}
+        self._parts: dict[str, Part] = {}
+        self._kind, self._intent = kind or stage, intent_of(run_json)
+        refuse_other_kind(run_json, self._kind, names)
+
+    def __enter__(self) -> StageOutput:
+        whole = self.run_json.name == RUN_JSON
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(made_folder(self.folder))
+            stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock").remove)
+            stack.callback(self._drop_parts)
+            self._recover()
+            # Another process may have written here until now.
+            refuse_other_kind(self.run_json, self._kind, self.names)
+            self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
+            self._refuse_unknown()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def refuse_other(self, key: str, now: Mapping[str, Any], what: str, keep: Iterable[Path] = ()) -> None:
+        """Raises StoreError when ``what`` is there, would go, and was made with another ``facts[key]`` than ``now``.
+        ``keep``: files that would stay (see ``finish``)."""
+        if self.overwrite or not self.facts or ("files" in self.facts and not self._replaced(keep)):
+            return
+        other = differences(self.facts.get(key) or {}, plain(now))
+        if other:
+            raise StoreError.other_settings(self.place, what, other)
+
+    @property
+    def place(self) -> Path:
+        """The folder, or the main file where the output is not a folder's."""
+        return self.folder if self.run_json.name == RUN_JSON else self.folder / self.names[0]
+
+    def part(self, name: str, **more: Any) -> Part:
+        """A file to write, with ``more`` for its entry in run.json. It gets its name in ``finish``."""
+        final = self.folder / name
+        refuse_link(final)
+        path = temporary_of(final)
+        try:
+            held = claim(path)
+        except BlockingIOError as error:
+            raise StoreError.written(final) from error
+        except OSError as error:
+            raise StoreError.from_os(final, error) from error
+        self._parts[name] = part = Part(name, path, held, more=more)
+        return part
+
+    def batches(
+        self, name: str, batches: Iterable[pa.RecordBatch], table: Table, schema: pa.Schema, **more: Any
+    ) -> Part:
+        """Stream batches of one schema to a .parquet or .jsonl file."""
+        from gymdata.store.tables import stream_batches
+
+        part = self.part(name, **more)
+        try:
+            part.rows = stream_batches(batches, part.path, Path(name).suffix, table, schema)
+        except OSError as error:
+            raise StoreError.from_os(self.folder / name, error) from error
+        return part
+
+    def table(self, name: str, data: pa.Table, table: Table, **more: Any) -> Part:
+        """Write a whole table. Raises DataError when ``data`` is not a ``table``."""
+        from gymdata.store.tables import shaped
+
+        whole = shaped(data, table)
+        return self.batches(name, whole.to_batches(), table, whole.schema, **more)
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Describe an output whose files come later, unless there is one: for stages that keep what they paid for."""
+        if not self.facts:
+            write_run_json(self.run_json, {**facts, "stage": self.stage})
+
+    def finish(
+        self, facts: Mapping[str, Any], *, keep: Iterable[Path] = (), copies: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Make the parts and run.json the output; returns its content.
+
+        Files that an earlier run.json names and this one does not are removed, other than ``keep``. ``copies``: names of
+        files that get a run.json of their own.
+        """
+        made = []
+        try:
+            for part in self._parts.values():
+                sync_file(part.path)
+                made.append(describe_file(part.path, part.rows, path=part.name, **part.more))
+            sync_folder(self.folder)
+        except OSError as error:
+            raise StoreError.from_os(self.place, error) from error
+        description = plain({**facts, "stage": self.stage, "files": made})
+        spared = {path.resolve() for path in keep}
+        gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
+        intent = {"description": description, "gone": gone, "copies": list(copies)}
+        with replacing(self._intent) as temporary:
+            temporary.write_bytes(orjson.dumps(intent))
+        try:
+            self._carry_out(intent)
+        except OSError as error:
+            raise StoreError.from_os(self.place, error) from error
+        self.facts = description
+        return description
+
+    def _replaced(self, keep: Iterable[Path]) -> bool:
+        """Whether a file that is there would be written or removed."""
+        spared = {path.resolve() for path in keep}
+        touched = (self.folder / name for name in [*self.names, *self._stale(self.names)])
+        return any(path.exists() and path.resolve() not in spared for path in touched)
+
+    def _stale(self, new: Iterable[str]) -> list[str]:
+        """Names that only the earlier run.json has. Beside a file only those called after it: its other sides."""
+        stem, new = Path(self.names[0]).stem, set(new)
+        whole = self.run_json.name == RUN_JSON
+        names = [n for n in dict.fromkeys(_named(self.facts)) if n not in new and Path(n).name == n]
+        return [n for n in names if whole or (n.startswith(f"{stem}.") and n != self.names[0])]
+
+    def _recover(self) -> None:
+        """Finish what a killed process had decided on."""
+        if not self._intent.is_file():
+            return
+        try:
+            intent = orjson.loads(self._intent.read_bytes())
+            names = [*_named(intent["description"]), *intent["gone"], *intent["copies"]]
+            if any(Path(name).name != name for name in names):
+                raise ValueError("it names files elsewhere")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError.unreadable(self._intent, str(error), "remove it, and run the command again") from error
+        try:
+            self._carry_out(intent)
+        except OSError as error:
+            raise StoreError.from_os(self.place, error) from error
+
+    def _carry_out(self, intent: Mapping[str, Any]) -> None:
+        """Every step may have been done before."""
+        description = intent["description"]
+        for name in _named(description):
+            with contextlib.suppress(FileNotFoundError):
+                temporary_of(self.folder / name).replace(self.folder / name)
+        for name in intent["gone"]:
+            (self.folder / name).unlink(missing_ok=True)
+            beside(self.folder / name).unlink(missing_ok=True)
+        for name in intent["copies"]:
+            write_run_json(beside(self.folder / name), description)
+        write_run_json(self.run_json, description)
+        self._intent.unlink()
+        sync_folder(self.folder)
+
+    def _refuse_unknown(self) -> None:
+        ours = set(_named(self.facts)) if "files" in self.facts else set(self.names) if self.facts else set()
+        for name in self.names:
+            file = self.folder / name
+            refuse_link(file)
+            if beside(file).is_file() and self.run_json != beside(file):
+                refuse_other_kind(beside(file), self._kind)
+            elif file.exists() and name not in ours and not self.overwrite:
+                raise StoreError.not_described(file)
+
+    def _drop_parts(self) -> None:
+        for part in self._parts.values():
+            with contextlib.suppress(OSError):
+                part.path.unlink(missing_ok=True)
+            os.close(part.held)
+        self._parts.clear()

@@ -1,0 +1,255 @@
+"""What may be written where: other outputs, links, URLs, and what is said when the system refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from gymdata_cli.main import main
+
+from gymdata.core.schema import SCORES
+from gymdata.errors import StoreError
+from gymdata.store import Run, StageOutput, read_run_json, read_table
+from gymdata.store.journal import Journal
+from gymdata.store.run_json import hash_file, replacing
+from tests.rollout_files import rollout, write_run
+
+ROWS = [
+    rollout(f"t{task}", n, float(n), [([1, 5 + task], [40 + n, 2])], text=f"q={n + 1}")
+    for task in range(3)
+    for n in range(2)
+]
+#: Commands that write an output, without their -o; {run}: a collected run, {pairs}: a folder of pairs.
+WRITERS = {
+    "pairs": "pairs {run}",
+    "experiences": "experience {run} --estimator rloo",
+    "scores": "score {run} --reward regex:q",
+    "a judge's comparisons": "judge {run} --endpoint http://127.0.0.1:9 -m judge",
+    "filtered rollouts": "filter {run} --where reward>=0",
+    "an imported run": "import {nemo}",
+    "an audit": "audit {run} -m sample_data/policy",
+    "a training": "train-sft {run} -m sample_data/policy",
+    "a collected run": "collect sample_data/tasks/train.jsonl -m sample_data/policy",
+    "what serve-genrm keeps": "serve-genrm --endpoint http://127.0.0.1:9 -m judge",
+}
+FILES = {
+    "an export": "export {run} --format nemo-gym -o",
+    "repaired rollouts": "validate {run} --fix drop -o",
+    "a query": "query select(1)n {run} -o",
+}
+
+
+def score_rows(*values: float) -> pa.Table:
+    rows = [
+        {"rollout_id": f"r{n}", "name": "s", "value": v, "status": "scored", "source": "x", "run_id": "run-1"}
+        for n, v in enumerate(values)
+    ]
+    return pa.Table.from_pylist(rows, schema=SCORES.schema)
+
+
+def write_scores(folder: Path, value: float, *, fail: bool = False, overwrite: bool = True) -> None:
+    with StageOutput(folder / "run.json", "score", ["scores.parquet"], overwrite=overwrite) as out:
+        out.table("scores.parquet", score_rows(value), SCORES)
+        if fail:
+            raise RuntimeError("stopped")
+        out.finish({})
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): hash_file(p) for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    run = write_run(tmp_path / "run", ROWS)
+    nemo = tmp_path / "nemo.jsonl"
+    assert main(["export", str(run), "-o", str(nemo), "--format", "nemo-gym"]) == 0
+    assert main(["pairs", str(run), "-o", str(tmp_path / "pairs")]) == 0
+    capsys.readouterr()
+    return {"run": str(run), "nemo": str(nemo), "pairs": str(tmp_path / "pairs")}
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]], ids=["as it is", "overwrite"])
+@pytest.mark.parametrize("writes", WRITERS)
+def test_another_kind_of_output_is_refused(
+    writes: str, more: list[str], words: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with the output of another command stays as it is, also with --overwrite; the message says what it has."""
+    if writes == "what serve-genrm keeps" and more:
+        pytest.skip("it has no --overwrite")
+    for place, holds in ((words["run"], "a collected run"), (words["pairs"], "pairs")):
+        if holds == writes:
+            continue
+        before = tree(Path(place))
+        command = [*WRITERS[writes].format(**words).split(), "-o", place, *more]
+        assert main(command) == 2, command
+        said = capsys.readouterr().err
+        assert f"{place}: holds {holds}" in said
+        assert "another output folder" in said
+        assert tree(Path(place)) == before
+
+
+@pytest.mark.parametrize("writes", FILES)
+def test_a_file_of_another_output_is_refused(
+    writes: str, words: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a file that another command wrote, nor one that a folder's run.json names, nor one among a run's rollouts."""
+    mine = tmp_path / "mine.jsonl"
+    assert main(["pairs", words["run"], "-o", str(mine)]) == 0
+    places = {
+        mine: "holds pairs",
+        Path(words["pairs"], "pairs.parquet"): "pairs.parquet is part of it",
+        Path(words["run"], "rollouts", "x.jsonl"): "among the rollouts of a run",
+    }
+    for place, said in places.items():
+        if writes == "an export" and place.suffix == ".parquet":
+            continue
+        before = tree(tmp_path)
+        overwrite = [] if writes == "a query" else ["--overwrite"]
+        assert main([*FILES[writes].format(**words).split(), str(place), *overwrite]) == 2
+        assert said in capsys.readouterr().err
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("writes", [*WRITERS, *FILES])
+def test_a_url_is_no_place_to_write(
+    writes: str, words: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s3:// and the like are refused before anything is made; no folder called `s3:` appears."""
+    monkeypatch.chdir(Path(words["run"]).parent)
+    (Path("sample_data")).symlink_to(Path(__file__).parents[2] / "sample_data")
+    if writes in WRITERS:
+        command = [*WRITERS[writes].format(**words).split(), "-o", "s3://bucket/out"]
+    else:
+        command = [*FILES[writes].format(**words).split(), "s3://bucket/out.jsonl"]
+    assert main(command) == 2, command
+    said = capsys.readouterr().err
+    assert "s3://bucket/out" in said
+    assert "object stores are not supported yet" in said
+    assert not Path("s3:").exists()
+
+
+def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
+    """Links planted at the lock, the temporary name, the intent and the output's own name are named, and what they lead to
+    is not touched."""
+    victim = tmp_path / "victim"
+    for name in (
+        "lock",
+        ".scores.parquet.tmp",
+        "scores.parquet",
+        "run.json",
+        ".run.json.tmp",
+        "..run.json.pending.tmp",
+    ):
+        victim.write_text("untouched")
+        folder = tmp_path / name.strip(".")
+        folder.mkdir()
+        (folder / name).symlink_to(victim)
+        if name == "run.json":
+            victim.write_text('{"stage": "score"}')
+        before = victim.read_bytes()
+        with pytest.raises(StoreError, match="is a symbolic link"):
+            write_scores(folder, 1.0)
+        assert victim.read_bytes() == before
+        assert (folder / name).is_symlink()
+    with pytest.raises(StoreError, match="symbolic link"):
+        Journal(tmp_path / "scores.parquet" / "scores.parquet")
+
+
+def test_a_run_does_not_follow_links(tmp_path: Path) -> None:
+    """A lock that is a link stops a run before anything is written."""
+    (tmp_path / "victim").write_text("untouched")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(StoreError, match="lock: is a symbolic link"):
+        Run.open(tmp_path / "run", identity={}, extent={}, operation={})
+    assert (tmp_path / "victim").read_text() == "untouched"
+
+
+def test_only_what_is_safe_is_called_safe(tmp_path: Path) -> None:
+    """Rows are said to be journaled where there is a journal with rows; a full disk asks for space, a folder for rights."""
+    full = str(StoreError.from_os(tmp_path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert full.endswith("No space left on device\n  → free space and run the same command again")
+    closed = str(StoreError.from_os(tmp_path, PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
+    assert closed.endswith("make it writable or give another output folder and run the same command again")
+    with pytest.raises(StoreError) as replaced, replacing(tmp_path / "a.json"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert "journaled" not in str(replaced.value)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_journal_that_cannot_grow_says_what_it_holds(tmp_path: Path, rows: int) -> None:
+    """The row that did not fit is not in the journal; earlier ones are said to be safe, if there are any."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from gymdata.store.journal import Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for _ in range(int(sys.argv[2])): journal.append(b'{}\\t00000000\\n')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size + 1, journal.size + 1))\n"
+        "journal.append(b'{}\\t00000000\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "00000.journal"), str(rows)], capture_output=True, text=True
+    )
+    assert "File too large" in done.stderr
+    assert ("rows journaled so far are safe" in done.stderr) == (rows == 1)
+    assert (tmp_path / "00000.journal").stat().st_size == 12 * rows
+
+
+def test_too_little_memory_is_said_so(tmp_path: Path) -> None:
+    """A command that may not have the memory ends with exit code 3 and says so, leaving what was there."""
+    big = [rollout("t", n, float(n), [([1], [7 + n] * 400_000)]) for n in range(12)]
+    run = write_run(tmp_path / "run", big)
+    code = (
+        "import resource, sys, gymdata.api, pyarrow.dataset; from gymdata_cli.main import main\n"
+        "from gymdata.store import read_table; read_table(sys.argv[2], columns=['rollout_id'])\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (64 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size)); sys.exit(main(sys.argv[1:]))\n"
+    )
+    words = ["pairs", str(run), "-o", str(tmp_path / "p"), "--strategy", "all"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert (done.returncode, "out of memory" in done.stderr) == (3, True), done.stderr
+    assert "defect" not in done.stderr
+    assert not (tmp_path / "p").exists()
+
+
+def test_two_writers_never_share_an_output(tmp_path: Path) -> None:
+    """The second is refused while the first writes, and what the first had made is untouched."""
+    place = tmp_path / "out" / "run.json"
+    with StageOutput(place, "score", ["scores.parquet"]) as first:
+        first.table("scores.parquet", score_rows(1.0), SCORES)
+        with pytest.raises(StoreError, match="another process writes"), StageOutput(place, "score", ["scores.parquet"]):
+            pass
+        first.finish({"name": "s"})
+    assert read_table(place.parent, SCORES)["value"].to_pylist() == [1.0]
+    assert [f["path"] for f in read_run_json(place)["files"]] == ["scores.parquet"]
+    assert sorted(p.name for p in place.parent.iterdir()) == ["run.json", "scores.parquet"]
+
+
+def test_an_error_leaves_the_old_output(tmp_path: Path) -> None:
+    """Nothing of an output that was not finished is seen, and a folder that was made for it is gone."""
+    out = tmp_path / "out"
+    with pytest.raises(RuntimeError):
+        write_scores(out, 1.0, fail=True)
+    assert not out.exists()
+    write_scores(out, 2.0)
+    before = tree(out)
+    with pytest.raises(RuntimeError):
+        write_scores(out, 3.0, fail=True, overwrite=False)
+    assert tree(out) == before
+
+
+def test_an_intent_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path) -> None:
+    """What a planted intent says of other folders is not done."""
+    (tmp_path / "precious").write_text("mine")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".run.json.pending").write_text('{"description": {"files": []}, "gone": ["../precious"], "copies": []}')
+    with pytest.raises(Exception, match="names files elsewhere"), StageOutput(out / "run.json", "score", ["s.parquet"]):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
