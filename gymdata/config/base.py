@@ -146,16 +146,32 @@ def _loader() -> Any:
     import re
 
     import yaml
+    from yaml.composer import Composer
 
-    class Loader(yaml.SafeLoader):
+    bases: tuple[Any, ...] = (yaml.SafeLoader,)
+    if yaml.__with_libyaml__:
+        # libyaml reads four times as fast. Its own composer has no limit of depth and would end the process.
+        bases = (Composer, yaml.CSafeLoader)
+
+    class Loader(*bases):  # type: ignore[misc]
         """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
 
+        def __init__(self, stream: str) -> None:
+            bases[-1].__init__(self, stream)
+            self.anchors: dict[str, Any] = {}
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-            twice = next((key for key in keys if keys.count(key) > 1), None)
-            if twice is not None:
-                raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
-            return super().construct_mapping(node, deep=deep)
+            seen: set[Any] = set()
+            for child, _ in node.value:
+                key = self.construct_object(child, deep=deep)
+                # What cannot be a key is refused below, in YAML's own words.
+                if not isinstance(key, Hashable):
+                    continue
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+                seen.add(key)
+            made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return made
 
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
