@@ -44,7 +44,14 @@ class Config(pydantic.BaseModel):
         """
         values: dict[str, Any] = read_yaml(file) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+        given: dict[str, str] = {}
         for text in sets:
+            key, _, value = text.partition("=")
+            if key.strip() in given:
+                raise UsageError(
+                    f"--set {key.strip()}: given twice: {given[key.strip()]} and {value}", hint="give it once"
+                )
+            given[key.strip()] = value
             _assign(values, text)
         return cls.of(values, str(file) if file is not None else "settings")
 
