@@ -61,8 +61,13 @@ class DataError(GymdataError):
 
     @classmethod
     def missing_path(cls, path: Path | str, expected: str = "a run folder, a file or a glob") -> DataError:
-        parent = Path(path).parent
-        near = _nearest(Path(path).name, (p.name for p in parent.iterdir())) if parent.is_dir() else None
+        given = Path(path)
+        if given.is_symlink() and not given.exists():
+            return cls(f"{path}: is a link to {given.readlink()}, which does not exist (expected {expected})")
+        if given.exists():
+            return cls(f"{path}: is a {'folder' if given.is_dir() else 'file'}, expected {expected}")
+        parent = given.parent
+        near = _nearest(given.name, (p.name for p in parent.iterdir())) if parent.is_dir() else None
         return cls(f"{path}: no such file or folder (expected {expected})", hint=near)
 
     @classmethod
@@ -195,5 +200,6 @@ class OutsideError(GymdataError):
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:
-    match = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    # What was given itself is no better a suggestion than it was the first time.
+    match = difflib.get_close_matches(got, [name for name in known if name != got], n=1, cutoff=0.6)
     return f"did you mean {match[0]!r}?" if match else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -20,6 +20,9 @@ class Config(pydantic.BaseModel):
     """Base of every command's settings."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    #: How a command line gives a setting that has no default: its flag, or the name of the argument.
+    given_as: ClassVar[Mapping[str, str]] = {}
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -73,8 +76,9 @@ class Config(pydantic.BaseModel):
         if first["type"] == "extra_forbidden":
             return UsageError.unknown_key(path, cls.model_fields, where)
         if first["type"] == "missing":
+            how = cls.given_as.get(path)
             return UsageError(
-                f"{where}: {path} is missing", hint=f"give --{path.replace('_', '-')}, or set it in --config"
+                f"{where}: {path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
             )
         context = first.get("ctx") or {}
         if first["type"] == "literal_error":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -93,6 +94,8 @@ class GenrmConfig(Config):
 
 class JudgeConfig(GenrmConfig):
     """``gymdata judge``. ``limit``: only the first so many groups. ``name``: of the comparisons and of the rewards."""
+
+    given_as: ClassVar[Mapping[str, str]] = {"path": "the run as the argument"}
 
     path: str
     output: Path | None = None

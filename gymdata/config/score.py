@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import pydantic
 
@@ -19,6 +20,8 @@ class ScoreConfig(Config):
     passing fault. ``recipe``: a file that chooses and weights rewards by task; it stands alone. ``tokenizer``: whose text a
     server is sent (default: that of the model which the rollouts were collected with).
     """
+
+    given_as: ClassVar[Mapping[str, str]] = {"path": "the run as the argument"}
 
     path: str
     reward: list[str] = pydantic.Field(default_factory=list)

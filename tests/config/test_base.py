@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pydantic
 import pytest
@@ -15,6 +16,8 @@ from gymdata.errors import UsageError
 
 class Settings(Config):
     """What these tests set."""
+
+    given_as: ClassVar[Mapping[str, str]] = {"strategy": "--strategy"}
 
     strategy: Literal["all", "best-worst"]
     learning_rate: float = pydantic.Field(1e-3, gt=0)
