@@ -120,9 +120,19 @@ def run() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
+def _log_tracebacks(verbose: bool) -> None:
+    """What user code raised may be the fault of some rows alone and end no command: its traceback is logged."""
+    import logging
+
+    logger = logging.getLogger("gymdata")
+    logger.handlers = [logging.StreamHandler()] if verbose else []
+    logger.setLevel(logging.DEBUG if verbose else logging.NOTSET)
+
+
 def main(argv: list[str]) -> int:
     """Run one command; returns its exit code. A traceback is shown only with ``-v``."""
     verbose = "-v" in argv or "--verbose" in argv
+    _log_tracebacks(verbose)
     try:
         command = next((word for word in argv if not word.startswith("-")), None)
         result: Any = build(command)(args=rewritten(command, argv), standalone_mode=False, prog_name="gymdata")

@@ -174,7 +174,7 @@ class StoreError(GymdataError):
 
 
 class OutsideError(GymdataError):
-    """An outside system failed. ``system`` is one of engine, environment, judge, trainer.
+    """An outside system failed. ``system`` is one of engine, environment, reward, judge, trainer.
 
     The message may quote anything; lone surrogates in it, which no file can hold, become question marks.
     """
@@ -197,6 +197,45 @@ class OutsideError(GymdataError):
         self.retry_after_s = retry_after_s
         #: The system is gone: other requests to it cannot succeed either.
         self.fatal = fatal
+
+
+class RewardError(OutsideError):
+    """A reward failed: a user's function, a reward model or a reward server. ``fatal``: on every rollout alike.
+
+    ``where`` is the file and line of the user's code.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False) -> None:
+        super().__init__("reward", message, hint=hint, fatal=fatal)
+
+    @classmethod
+    def raised(cls, name: str, error: BaseException, where: str) -> RewardError:
+        return cls(f"{name} raised {type(error).__name__}: {error} ({where})")
+
+    @classmethod
+    def wrong_count(cls, name: str, got: int, expected: int, where: str) -> RewardError:
+        """Which value belongs to which rollout cannot be known, so none is used."""
+        return cls(
+            f"{name} returned {got} value(s) for {expected} rollout(s), expected one for each ({where})",
+            hint="return a list with one number, or None, per completion, in their order",
+            fatal=True,
+        )
+
+    @classmethod
+    def wrong_type(cls, name: str, got: object, where: str) -> RewardError:
+        return cls(
+            f"{name} returned {_article(type(got).__name__)}, expected a list of numbers ({where})",
+            hint="return a list with one number, or None, per completion, in their order",
+            fatal=True,
+        )
+
+    @classmethod
+    def no_number(cls, name: str, got: object, where: str) -> RewardError:
+        return cls(f"{name} returned {got!r} for a rollout, expected a number or None ({where})")
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from gymdata.adapters.http_client import Advice, HttpClient, base_url
 from gymdata.adapters.rewards.saved_ids import first_prompt_ids, last_ids
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, RewardError, UsageError
 
 _IN_FLIGHT = 8
 _KEYS = ("GYMDATA_REWARD_API_KEY",)
@@ -88,7 +88,7 @@ class RemoteReward:
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:
         client = HttpClient(
-            self._url, "environment", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
+            self._url, "reward", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
             key_names=_KEYS, advice=_ADVICE,
         )  # fmt: skip
         room = asyncio.Semaphore(_IN_FLIGHT)
@@ -154,4 +154,4 @@ def _number(reward: Any) -> float | OutsideError:
         with contextlib.suppress(OverflowError):
             if math.isfinite(number := float(reward)):
                 return number
-    return OutsideError("environment", f"the server gave {reward!r}, expected a finite number")
+    return RewardError(f"the server gave {reward!r}, expected a finite number")
