@@ -205,8 +205,8 @@ class RewardError(OutsideError):
     ``where`` is the file and line of the user's code.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False) -> None:
-        super().__init__("reward", message, hint=hint, fatal=fatal)
+    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False, fatal: bool = False) -> None:
+        super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
 
     @classmethod
     def raised(cls, name: str, error: BaseException, where: str) -> RewardError:

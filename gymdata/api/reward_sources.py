@@ -67,8 +67,9 @@ def load_sources(config: ScoreConfig, progress: Progress | None = None) -> Rewar
         rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, decode)]
         if config.reward_model is not None:
             rewards.append(Weighted(loader.model(config.reward_model, None)))
-        if config.reward_url is not None:
-            rewards.append(Weighted(loader.remote(config.reward_url, None)))
+        urls = config.reward_url
+        names = [None] if len(urls) == 1 else [f"remote_{k}" for k in range(1, len(urls) + 1)]
+        rewards += [Weighted(loader.remote(url, name), 1 / len(urls)) for url, name in zip(urls, names, strict=True)]
         _refuse_same_names(rewards)
         return RewardSources(rewards, models=loader.models)
     recipe = read_recipe(config.recipe)
