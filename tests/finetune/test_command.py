@@ -180,7 +180,6 @@ def test_a_trainer_that_is_async_or_no_class_is_refused(
         + "value = 3\n"
         + "class Failing:\n"
         + "    def __init__(self):\n"
-        + "        \n"
         + "        1 / 0\n"
     )
     values = yaml.safe_load(config.read_text())
