@@ -201,6 +201,22 @@ def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(tmp_path:
     assert function._function.__globals__["asked"] == [1]  # type: ignore[attr-defined]
 
 
+def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_rollout(tmp_path: Path) -> None:
+    """Rollouts that come one at a time get no reward either; a function that counts right is called so once only."""
+    (tmp_path / "r.py").write_text(
+        "calls = []\n"
+        "def one(completions, **_):\n    return [1.0]\n"
+        "def each(completions, **_):\n    calls.append(len(completions))\n    return [1.0] * len(completions)\n"
+    )
+    ((one, _),) = load_rewards([f"{tmp_path / 'r.py'}:one"])
+    for _ in range(2):
+        with pytest.raises(RewardError, match=r"returned 1 value\(s\) for 2 rollout\(s\)"):
+            one([rollout("a")])
+    ((each, _),) = load_rewards([f"{tmp_path / 'r.py'}:each"])
+    assert [each([rollout("a")]) for _ in range(3)] == [[1.0]] * 3
+    assert each._function.__globals__["calls"] == [1, 2, 1, 1]  # type: ignore[attr-defined]
+
+
 def test_what_is_no_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
     """A class, a value and a builtin are usage errors; an instance that can be called is taken, async or not."""
     (tmp_path / "r.py").write_text(

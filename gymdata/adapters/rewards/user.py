@@ -39,6 +39,8 @@ class UserReward:
         self.source = source
         self.broken: RewardError | None = None
         self._function = function
+        #: Whether it returned as many values as there were rollouts, for more than one.
+        self._counts = False
         self._defined = place_of(function)
         #: Where it raised what; the traceback of each is logged once.
         self._seen: set[tuple[str, str]] = set()
@@ -68,6 +70,13 @@ class UserReward:
         """One value each. Raises RewardError when the function raises or returns something else."""
         if self.broken is not None:
             raise self.broken
+        values = self._called(rollouts)
+        if not self._counts and len(rollouts) == 1:
+            self._called([*rollouts, *rollouts])
+        self._counts = True
+        return values
+
+    def _called(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         try:
             values = self._function(**self._arguments(rollouts))
             if inspect.isawaitable(values):
