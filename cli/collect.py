@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts
+from gymdata_cli.console import (
+    ConfigFile,
+    JsonFlag,
+    OverwriteFlag,
+    SeedFlag,
+    SetFlag,
+    Watch,
+    emit_json,
+    facts,
+    prints_apart,
+)
 
 REWARD_HELP = (
     "NAME[:ARG][=WEIGHT], path.py:function[=WEIGHT] or the URL of a reward server; repeatable. exact_match, numeric, "
@@ -107,7 +117,8 @@ def collect(
 
     resolved = CollectConfig.load(config, overrides, set_)
     if dry_run:
-        planned = collecting.plan(resolved)
+        with prints_apart():
+            planned = collecting.plan(resolved)
         if as_json:
             emit_json(planned)
         else:

@@ -6,11 +6,13 @@ few seconds.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
@@ -149,10 +151,34 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
+@contextlib.contextmanager
+def prints_apart() -> Iterator[None]:
+    """While it lasts, what user code and libraries print goes to stderr, so that stdout has a command's data alone."""
+    out = sys.stdout
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        # Code that hangs was left behind in its thread, and may still print.
+        left = threading.active_count() > 1 and not isinstance(out, _MainThreadOnly)
+        sys.stdout = cast("TextIO", _MainThreadOnly(out)) if left else out
+
+
+class _MainThreadOnly:
+    """Stdout for this thread; for the others, stderr."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._mine = out, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out if threading.get_ident() == self._mine else sys.stderr, name)
+
+
 class Watch:
     """Progress of a long stage (implements ports.Progress): a bar on a terminal, else a line every few seconds.
 
-    ``update`` takes running totals: done, total, and any of tokens, failures, reward (a mean).
+    ``update`` takes running totals: done, total, and any of tokens, failures, reward (a mean). Meanwhile nothing but the
+    command's data is written to stdout: prints go to stderr.
     """
 
     def __init__(self, what: str, *, every_s: float = 5.0) -> None:
@@ -163,8 +189,10 @@ class Watch:
         self._began = self._said = time.monotonic()
         self._bar: Bar | None = None
         self._task: TaskID | None = None
+        self._apart = prints_apart()
 
     def __enter__(self) -> Watch:
+        self._apart.__enter__()
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -184,6 +212,7 @@ class Watch:
             self._bar.stop()
         elif self._counts:
             self._say()
+        self._apart.__exit__(None, None, None)
 
     def update(self, **counts: float) -> None:
         if not self._counts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note, show
+from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note, prints_apart, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def finetune(
 
     if (config is None) == (config_file is None):
         raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
-    with Board() as board:
+    with Board() as board, prints_apart():
         result = run(
             config or config_file or "", [pair(text) for text in override or []], dataset=dataset,
             validation_dataset=validation_dataset, validation_interval=validation_interval,

@@ -15,7 +15,10 @@ PromptFile = Annotated[
     typer.Option("--judge-prompt", help="Jinja file for a judge without the roles; 'default' is the shipped one."),
 ]
 Principle = Annotated[str | None, typer.Option("--principle", help="By which the judge decides.")]
-UsePrinciple = Annotated[bool | None, typer.Option("--use-principle/--no-principle", help="Always or never show one.")]
+UsePrinciple = Annotated[
+    bool | None,
+    typer.Option("--use-principle/--no-principle", help="Show one to the judge, or never (default: only --principle)."),
+]
 Show = Annotated[
     str | None, typer.Option("--show", help="final (answer only, default) or transcript (with tool calls and results).")
 ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import importlib
 import os
+import re
 import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from gymdata.errors import BROUGHT_BY, EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError, UsageError
 
@@ -38,6 +41,40 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+class OnceCommand(TyperCommand):
+    """A command whose options of one value are given once: the parser alone would take the last and drop the others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises UsageError for an option that is given twice, or both on and off."""
+        every, options = self.make_parser(ctx), {}
+        for param in self.get_params(ctx):
+            if param.param_type_name == "option" and not param.multiple and not getattr(param, "count", False):
+                options[param.name] = gathering = copy.copy(param)
+                gathering.multiple = True
+                gathering.add_to_parser(every, ctx)
+        given, _, order = every.parse_args(args=list(args))
+        if not any(param.is_eager for param in order):
+            for name, option in options.items():
+                _refuse_twice(option, given.get(name) or [])
+        return super().parse_args(ctx, args)
+
+
+def _refuse_twice(option: Any, values: list[Any]) -> None:
+    if option.is_flag:
+        # Said twice, a flag means what it means; on and off exclude each other.
+        names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
+        values = [names[value] for value in dict.fromkeys(values)]
+    if len(values) > 1:
+        often = "twice" if len(values) == 2 else f"{len(values)} times"
+        listed = f"{', '.join(map(_shown, values[:-1]))} and {_shown(values[-1])}"
+        raise UsageError(f"{option.opts[-1]}: given {often}: {listed}", hint="it takes one value: give it once")
+
+
+def _shown(value: object) -> str:
+    """What was typed, without the parts of a URL that may be a secret."""
+    return re.sub(r"://[^/?#]*@", "://…@", re.sub(r"(://[^?#]*)\?.*", r"\1?…", str(value)))
+
+
 def build(command: str | None) -> typer.Typer:
     """The application with ``command`` in full; the others are only named, so that nothing they need is loaded."""
     app = typer.Typer(
@@ -53,7 +90,7 @@ def build(command: str | None) -> typer.Typer:
     for name, (module, function, summary) in COMMANDS.items():
         if name == command:
             body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
-            app.command(name)(body)
+            app.command(name, cls=OnceCommand)(body)
         else:
             app.command(name, help=summary)(_named_only)
     return app
@@ -84,9 +121,19 @@ def run() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
+def _log_tracebacks(verbose: bool) -> None:
+    """What user code raised may be the fault of some rows alone and end no command: its traceback is logged."""
+    import logging
+
+    logger = logging.getLogger("gymdata")
+    logger.handlers = [logging.StreamHandler()] if verbose else []
+    logger.setLevel(logging.DEBUG if verbose else logging.NOTSET)
+
+
 def main(argv: list[str]) -> int:
     """Run one command; returns its exit code. A traceback is shown only with ``-v``."""
     verbose = "-v" in argv or "--verbose" in argv
+    _log_tracebacks(verbose)
     try:
         command = next((word for word in argv if not word.startswith("-")), None)
         result: Any = build(command)(args=rewritten(command, argv), standalone_mode=False, prog_name="gymdata")

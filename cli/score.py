@@ -25,7 +25,8 @@ def score(
         str | None, typer.Option(help="Folder of a reward model, such as `gymdata train-reward` makes.")
     ] = None,
     reward_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Reward server: POST queries and prompts, answered rewards.")
+        list[str] | None,
+        typer.Option(metavar="URL", help="Reward server (POST queries, prompts); of several the mean counts."),
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file that chooses and weights rewards by what the task says.")

@@ -51,7 +51,15 @@ def serve_genrm(
     constrain: Constrain = None,
     host: Annotated[str | None, typer.Option(help="Address to serve on (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port (default 8000; 0 takes a free one).")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder to keep what was judged.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Name by which others reach this server; repeatable (default: loopback, host)."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder to keep what was judged (default: nothing is kept).")
+    ] = None,
     num_rollouts_per_prompt: Annotated[int | None, typer.Option(help="Members of a cohort (default 16).")] = None,
     cohort_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for its members (default 600).")] = None,
     on_judge_failure: Annotated[str | None, typer.Option(help="error (503, default) or default-score.")] = None,
@@ -75,6 +83,10 @@ def serve_genrm(
     request_timeout: RequestTimeout = None,
     concurrency: Concurrency = None,
     seed: SeedFlag = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Bytes per request (default 33554432).")] = None,
+    max_responses: Annotated[int | None, typer.Option(help="Responses per /compare request (default 256).")] = None,
+    max_depth: Annotated[int | None, typer.Option(help="Levels of nesting per request (default 100).")] = None,
+    max_waiting: Annotated[int | None, typer.Option(help="Members waiting for their cohorts (default 16384).")] = None,
     workers: Annotated[int | None, typer.Option(help="More than 1 is refused: a cohort lives in one process.")] = None,
     config: ConfigFile = None,
     set_: SetFlag = [],  # noqa: B006 - typer copies it

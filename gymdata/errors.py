@@ -81,8 +81,13 @@ class DataError(GymdataError):
 
     @classmethod
     def missing_path(cls, path: Path | str, expected: str = "a run folder, a file or a glob") -> DataError:
-        parent = Path(path).parent
-        near = _nearest(Path(path).name, (p.name for p in parent.iterdir())) if parent.is_dir() else None
+        given = Path(path)
+        if given.is_symlink() and not given.exists():
+            return cls(f"{path}: is a link to {given.readlink()}, which does not exist (expected {expected})")
+        if given.exists():
+            return cls(f"{path}: is a {'folder' if given.is_dir() else 'file'}, expected {expected}")
+        parent = given.parent
+        near = _nearest(given.name, (p.name for p in parent.iterdir())) if parent.is_dir() else None
         return cls(f"{path}: no such file or folder (expected {expected})", hint=near)
 
     @classmethod
@@ -230,7 +235,7 @@ class StoreError(GymdataError):
 
 
 class OutsideError(GymdataError):
-    """An outside system failed. ``system`` is one of engine, environment, judge, trainer.
+    """An outside system failed. ``system`` is one of engine, environment, reward, judge, trainer.
 
     The message may quote anything; lone surrogates in it, which no file can hold, become question marks.
     """
@@ -255,6 +260,45 @@ class OutsideError(GymdataError):
         self.fatal = fatal
 
 
+class RewardError(OutsideError):
+    """A reward failed: a user's function, a reward model or a reward server. ``fatal``: on every rollout alike.
+
+    ``where`` is the file and line of the user's code.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False, fatal: bool = False) -> None:
+        super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
+
+    @classmethod
+    def raised(cls, name: str, error: BaseException, where: str) -> RewardError:
+        return cls(f"{name} raised {type(error).__name__}: {error} ({where})")
+
+    @classmethod
+    def wrong_count(cls, name: str, got: int, expected: int, where: str) -> RewardError:
+        """Which value belongs to which rollout cannot be known, so none is used."""
+        return cls(
+            f"{name} returned {got} value(s) for {expected} rollout(s), expected one for each ({where})",
+            hint="return a list with one number, or None, per completion, in their order",
+            fatal=True,
+        )
+
+    @classmethod
+    def wrong_type(cls, name: str, got: object, where: str) -> RewardError:
+        return cls(
+            f"{name} returned {_article(type(got).__name__)}, expected a list of numbers ({where})",
+            hint="return a list with one number, or None, per completion, in their order",
+            fatal=True,
+        )
+
+    @classmethod
+    def no_number(cls, name: str, got: object, where: str) -> RewardError:
+        return cls(f"{name} returned {got!r} for a rollout, expected a number or None ({where})")
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
+
+
 def require(extra: str, *modules: str) -> None:
     """Raise UsageError with the command that installs ``extra`` unless all of ``modules`` are there; none is imported, so
     that a command can say so before it does anything."""
@@ -275,5 +319,6 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:
-    match = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    # What was given itself is no better a suggestion than it was the first time.
+    match = difflib.get_close_matches(got, [name for name in known if name != got], n=1, cutoff=0.6)
     return f"did you mean {match[0]!r}?" if match else None

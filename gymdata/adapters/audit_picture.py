@@ -26,7 +26,7 @@ def draw(
     tolerance: float,
     title: str,
 ) -> None:
-    """Write a PNG to ``path`` itself. ``positions`` and ``turns``: rows with tokens, mean_abs and max_abs. Raises UsageError without
+    """Write a PNG to ``path`` itself. ``positions`` and ``turns``: rows with tokens, mean_abs, max_abs. Raises UsageError without
     matplotlib."""
     with needs("train"):
         import matplotlib

@@ -23,7 +23,7 @@ from gymdata.core.audit import TOLERANCE
 from gymdata.core.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.core.violations import Report
 from gymdata.errors import DataError, UsageError, require
-from gymdata.ports import Progress
+from gymdata.ports import PolicyModel, Progress
 from gymdata.stages.audit import Audit, AuditReport
 from gymdata.stages.audit_causes import explain
 from gymdata.stages.train import lineage

@@ -7,14 +7,14 @@ parameter for is an error that names the nearest.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from gymdata.config.finetune import KINDS, CommandAdapter, FinetuneConfig, Part
 from gymdata.config.finetune_file import find, part_of, shipped
-from gymdata.config.user_code import load_symbol
+from gymdata.config.user_code import load_symbol, place_in, place_of
 from gymdata.errors import UsageError, require
 from gymdata.ports import Commands, TrainerAdapter, TrajectoryBuilder
 
@@ -83,8 +83,14 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
             known = [*KINDS[section], *points, "path.py:Class"]
             raise UsageError.unknown_choice(flag, part.type_, known)
         kind = points[part.type_].load()
+    if not callable(kind) or inspect.iscoroutinefunction(kind):
+        got = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
+        raise UsageError(f"{flag}: got {got}, expected a class", hint="gymdata/ports says what it must be able to do")
     keys = part.keys()
-    parameters = inspect.signature(kind).parameters
+    try:
+        parameters = inspect.signature(kind).parameters
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{flag}: {part.type_}: its parameters cannot be read: {error}") from error
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for key in keys:
             if key not in parameters:
@@ -93,10 +99,25 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
         made = kind(**keys)
     except TypeError as error:
         raise UsageError(f"{where}: {section}.{name}: {error}") from error
-    missing = [method for method in _METHODS[section] if not callable(getattr(made, method, None))]
-    if missing:
-        raise UsageError(f"{flag}: {part.type_} has no {', '.join(missing)}", hint="gymdata/ports says what they do")
+    except Exception as error:  # user code may raise anything
+        at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
+        raise UsageError(f"{flag}: {part.type_} raised {type(error).__name__}: {error} ({at})") from error
+    _check_methods(made, _METHODS[section], f"{flag}: {part.type_}")
     return made
+
+
+def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
+    """Raises UsageError for a part that lacks a method, or whose method would return a coroutine that nobody awaits."""
+    missing = [name for name in names if not callable(getattr(made, name, None))]
+    if missing:
+        raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/ports says what they do")
+    for name in names:
+        method = getattr(made, name)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise UsageError(
+                f"{what}: {name} is async ({place_of(method)}), expected a plain method",
+                hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)",
+            )
 
 
 def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:

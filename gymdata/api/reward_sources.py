@@ -45,12 +45,14 @@ class RewardSources:
             name = "no rule fits" if rule is None else str(self.recipe.rules[rule])
             self.of_rule[name] = self.of_rule.get(name, 0) + 1
 
-    def refuse_unreachable(self) -> None:
-        """Raises OutsideError when a server was never reached: nothing is known of it, so nothing is written."""
+    def refuse_useless(self) -> None:
+        """Raises OutsideError when a server was never reached, or a function does not return one value for each rollout:
+        nothing of it is known to be right, so nothing is written."""
         for reward in self.rewards:
-            fault: OutsideError | None = getattr(reward.function, "unreachable", None)
-            if fault is not None:
-                raise fault
+            for name in ("unreachable", "broken"):
+                fault: OutsideError | None = getattr(reward.function, name, None)
+                if fault is not None:
+                    raise fault
 
 
 def load_sources(config: ScoreConfig, progress: Progress | None = None) -> RewardSources:
@@ -65,8 +67,9 @@ def load_sources(config: ScoreConfig, progress: Progress | None = None) -> Rewar
         rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, decode)]
         if config.reward_model is not None:
             rewards.append(Weighted(loader.model(config.reward_model, None)))
-        if config.reward_url is not None:
-            rewards.append(Weighted(loader.remote(config.reward_url, None)))
+        urls = config.reward_url
+        names = [None] if len(urls) == 1 else [f"remote_{k}" for k in range(1, len(urls) + 1)]
+        rewards += [Weighted(loader.remote(url, name), 1 / len(urls)) for url, name in zip(urls, names, strict=True)]
         _refuse_same_names(rewards)
         return RewardSources(rewards, models=loader.models)
     recipe = read_recipe(config.recipe)

@@ -181,7 +181,7 @@ async def _score_all(
     for batch in _batches(config.path, rewards):
         views = [saved_view(row) for row in batch]
         scored = await asyncio.gather(*(desk.score(view) for view in views))
-        sources.refuse_unreachable()
+        sources.refuse_useless()
         for row, view, result in zip(batch, views, scored, strict=True):
             sources.count(view["task"])
             for part in result.parts:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ def serve_genrm(
     command: str | None = None,
     **settings: Any,
 ) -> None:
-    """Serve /compare, /verify, /health and /metrics until a signal comes. ``say`` hears the address.
+    """Serve /compare, /verify, /health and /metrics until a signal comes, which whoever waits is answered. ``say`` hears
+    the address. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it.
 
     Raises UsageError for several workers (a cohort lives in one process), StoreError when another process has the
     folder, OutsideError when the address is taken or the judge cannot be started.
@@ -47,11 +50,13 @@ def serve_genrm(
     judge = judge or load_judge(config)
     with contextlib.ExitStack() as stack:
         folder = config.output
-        refuse_other_kind(folder / RUN_JSON, "serve-genrm")
-        stack.callback(Claimed(folder).close)
-        run_id = _run_id(folder, config, judge, command)
-        kept, answers = Kept(folder / "verdicts.journal"), Kept(folder / "answers.journal")
-        comparisons = Added(folder / "comparisons.jsonl", "comparison_id")
+        run_id = secrets.token_hex(8)
+        if folder is not None:
+            refuse_other_kind(folder / RUN_JSON, "serve-genrm")
+            stack.callback(Claimed(folder).close)
+            run_id = _run_id(folder, config, judge, command)
+        kept, answers = (Kept(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
+        comparisons = Added(folder and folder / "comparisons.jsonl", "comparison_id")
         for file in (kept, answers, comparisons):
             stack.callback(file.close)
             for repair in file.repairs:
@@ -64,7 +69,7 @@ def serve_genrm(
             concurrency=config.concurrency,
             stop_when_gone=False,
         )
-        service = Service(config, Desk(config, referee, comparisons), answers, run_id)
+        service = Service(config, Desk(config, referee, comparisons), answers, run_id, say)
 
         async def stop() -> None:
             await referee.close()
@@ -88,16 +93,44 @@ def serve_genrm(
             log_level="error",
             access_log=False,
             backlog=8192,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=2,
             workers=1,
         )
+
+        class Server(uvicorn.Server):
+            """Answers whoever waits before it waits for connections to end."""
+
+            async def shutdown(self, sockets: list[Any] | None = None) -> None:
+                await service.stop("the server is stopping")
+                await super().shutdown(sockets)
+
         socket = _bind(config)
         stack.callback(socket.close)
-        say(f"serving on http://{config.host}:{socket.getsockname()[1]}, writing to {folder}")
+        stack.enter_context(_sigterm_interrupts())
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        where = (
+            f"writing to {folder}"
+            if folder is not None
+            else "keeping nothing on disk (-o FOLDER keeps what was judged)"
+        )
+        say(f"serving on http://{host}:{socket.getsockname()[1]}, {where}")
         with contextlib.suppress(SystemExit):
-            uvicorn.Server(options).run(sockets=[socket])
+            Server(options).run(sockets=[socket])
         if trouble:
             raise trouble[0]
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_workers(config: ServeConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -20,6 +20,9 @@ class Config(pydantic.BaseModel):
     """Base of every command's settings."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    #: How a command line gives a setting that has no default: its flag, or the name of the argument.
+    given_as: ClassVar[Mapping[str, str]] = {}
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -44,7 +47,14 @@ class Config(pydantic.BaseModel):
         """
         values: dict[str, Any] = read_yaml(file) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+        given: dict[str, str] = {}
         for text in sets:
+            key, _, value = text.partition("=")
+            if key.strip() in given:
+                raise UsageError(
+                    f"--set {key.strip()}: given twice: {given[key.strip()]} and {value}", hint="give it once"
+                )
+            given[key.strip()] = value
             _assign(values, text)
         return cls.of(values, str(file) if file is not None else "settings")
 
@@ -66,8 +76,9 @@ class Config(pydantic.BaseModel):
         if first["type"] == "extra_forbidden":
             return UsageError.unknown_key(path, cls.model_fields, where)
         if first["type"] == "missing":
+            how = cls.given_as.get(path)
             return UsageError(
-                f"{where}: {path} is missing", hint=f"give --{path.replace('_', '-')}, or set it in --config"
+                f"{where}: {path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
             )
         context = first.get("ctx") or {}
         if first["type"] == "literal_error":
@@ -146,16 +157,32 @@ def _loader() -> Any:
     import re
 
     import yaml
+    from yaml.composer import Composer
 
-    class Loader(yaml.SafeLoader):
+    bases: tuple[Any, ...] = (yaml.SafeLoader,)
+    if yaml.__with_libyaml__:
+        # libyaml reads four times as fast. Its own composer has no limit of depth and would end the process.
+        bases = (Composer, yaml.CSafeLoader)
+
+    class Loader(*bases):  # type: ignore[misc]
         """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
 
+        def __init__(self, stream: str) -> None:
+            bases[-1].__init__(self, stream)
+            self.anchors: dict[str, Any] = {}
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-            twice = next((key for key in keys if keys.count(key) > 1), None)
-            if twice is not None:
-                raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
-            return super().construct_mapping(node, deep=deep)
+            seen: set[Any] = set()
+            for child, _ in node.value:
+                key = self.construct_object(child, deep=deep)
+                # What cannot be a key is refused below, in YAML's own words.
+                if not isinstance(key, Hashable):
+                    continue
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+                seen.add(key)
+            made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return made
 
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -30,6 +31,8 @@ class CollectConfig(Config):
     ``chat_endpoint`` in messages; ``on_break``: whether a rollout whose prompt was read otherwise than sent is kept.
     ``env``: None, ``path.py:Name`` or the URL of a resource server; ``workflow_url``: where whole rollouts are made.
     """
+
+    given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
 
     tasks: str
     model: str | None = None

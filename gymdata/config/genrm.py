@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -19,8 +20,9 @@ class GenrmConfig(Config):
     ``genrm``: folder of a judge whose chat template has the roles principle, response_1 and response_2, run in this
     process. ``endpoint`` and ``model``: one that is served behind /v1/chat/completions. ``judge_prompt``: a Jinja file
     for a model without those roles, or ``default`` for the shipped one. ``principle``: shown to the judge;
-    ``use_principle`` true shows one always, false never. ``show``: what the judge sees of a response, its ``final``
-    answer or the ``transcript`` with tool calls and results; reasoning never.
+    ``use_principle`` true shows one always, false never; left out, one is shown where ``principle`` gives it.
+    ``show``: what the judge sees of a response, its ``final`` answer or the ``transcript`` with tool calls and results;
+    reasoning never.
     ``genrm_parse_retries``: further tries when an answer holds no verdict; ``retries``: further tries of a request that
     failed. ``verdicts``: ``strict`` takes no impossible or missing number; ``published`` fills in the defaults.
     ``constrain``: hold the judge to the verdict's JSON schema: ``on``, ``off``, or ``auto``: where an endpoint can (it
@@ -84,15 +86,16 @@ class GenrmConfig(Config):
         return {name: getattr(self, name) for name in names}
 
     def principle_for(self, given: str | None) -> str | None:
-        """The principle of a request that brought ``given``."""
-        if self.use_principle is False:
-            return None
-        chosen = given or self.principle
-        return chosen or (DEFAULT_PRINCIPLE if self.use_principle else None)
+        """The principle that the judge is shown for a request that brought ``given``. As published, none unless the
+        settings ask for one; then the request's own comes first."""
+        shown = self.principle is not None if self.use_principle is None else self.use_principle
+        return (given or self.principle or DEFAULT_PRINCIPLE) if shown else None
 
 
 class JudgeConfig(GenrmConfig):
     """``gymdata judge``. ``limit``: only the first so many groups. ``name``: of the comparisons and of the rewards."""
+
+    given_as: ClassVar[Mapping[str, str]] = {"path": "the run as the argument"}
 
     path: str
     output: Path | None = None
@@ -107,12 +110,23 @@ class JudgeConfig(GenrmConfig):
 class ServeConfig(GenrmConfig):
     """``gymdata serve-genrm``. ``cohort_timeout``: seconds from a cohort's first member to the end of waiting for the
     others. ``on_judge_failure``: answer 503 (``error``) or the default score, marked (``default-score``). ``output``: the
-    folder for comparisons, verdicts and answered rewards; what is there is used again after a restart."""
+    folder for comparisons, verdicts and answered rewards; what is there is used again after a restart. Without it nothing
+    is kept on disk.
+
+    ``allow_host``: names in a request's Host header that are taken beside the loopback names and the address served on.
+    Limits: ``max_body_bytes`` and ``max_depth`` (levels of nesting) of a request, ``max_responses`` of a /compare,
+    ``max_waiting`` members of cohorts that are not full.
+    """
 
     host: str = "127.0.0.1"
     port: int = pydantic.Field(8000, ge=0, le=65535)
-    output: Path = Path("runs/genrm")
+    allow_host: list[str] = pydantic.Field(default_factory=list)
+    output: Path | None = None
     num_rollouts_per_prompt: int = pydantic.Field(16, ge=1)
     cohort_timeout: float = pydantic.Field(600.0, gt=0.0)
     on_judge_failure: Literal["error", "default-score"] = "error"
     workers: int = pydantic.Field(1, ge=1)
+    max_body_bytes: int = pydantic.Field(32 * 1024**2, ge=1)
+    max_depth: int = pydantic.Field(100, ge=1)
+    max_responses: int = pydantic.Field(256, ge=1)
+    max_waiting: int = pydantic.Field(16_384, ge=1)

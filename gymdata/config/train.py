@@ -42,6 +42,8 @@ class TrainConfig(Config):
     #: Sequences that a row of training stands for.
     sides: ClassVar[int] = 1
 
+    given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model", "output": "-o/--output"}
+
     model: str
     output: Path
     max_length: int | None = pydantic.Field(None, ge=2, description="Cut longer sequences; prints what that costs.")

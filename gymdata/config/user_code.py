@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import inspect
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,26 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
     return getattr(module, name), f"{file.name}:{name}@{digest}"
+
+
+def place_in(error: BaseException, file: str | None) -> str | None:
+    """``file.py:12, in name``: the last line of ``file`` that an exception passed through; None when it passed none.
+
+    The file is named from the current folder where it lies below it.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{_short(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
+
+
+def place_of(function: Any) -> str:
+    """``file.py:12``: where a function, or the class of an instance that is called as one, is defined."""
+    code = getattr(inspect.unwrap(function), "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code is not None else "no Python source"
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -83,6 +105,8 @@ def _module(file: Path, flag: str) -> Any:
         sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may fail in any way
-        raise UsageError(f"{flag}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # a user's file may fail in any way
+        at = place_in(error, module.__file__)
+        where = f" ({at.partition(',')[0]})" if at else ""
+        raise UsageError(f"{flag}: {file} cannot be imported: {type(error).__name__}: {error}{where}") from error
     return module

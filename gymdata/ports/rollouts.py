@@ -224,7 +224,7 @@ class RewardPart:
 
 @runtime_checkable
 class RewardFunction(Protocol):
-    """Scores finished rollouts in batches. A function that fails raises OutsideError("environment", …).
+    """Scores finished rollouts in batches. A function that fails raises RewardError; a fatal one fails on all.
 
     One that fails on some of them only puts an OutsideError in the place of each of those.
     """

@@ -2,7 +2,7 @@
 
 What always holds: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
 further member opens another; with group and rollout ids a repeated request joins or repeats its own answer and is never a
-second member; an answer that was given is kept and given again, also after a restart.
+second member; an answer that was given is kept and given again, also after a restart; no more members wait than may.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gymdata.store.verdicts import Kept
 
 
 class NotAnswered(Exception):  # noqa: N818 - an answer of its own kind, not a defect
-    """Why a member gets no reward. ``kind``: cohort_incomplete, judge_failed or conflict."""
+    """Why a member gets no reward. ``kind``: cohort_incomplete, judge_failed, conflict, stopping or waiting (too many)."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -27,11 +27,13 @@ class NotAnswered(Exception):  # noqa: N818 - an answer of its own kind, not a d
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One request. ``key``: which cohort it belongs to; ``identity``: (group, attempt, rollout), when given."""
+    """One request. ``key``: which cohort it belongs to; ``identity``: (group, attempt, rollout), when given; ``index``:
+    which rollout of its task it is, when both are given."""
 
     key: str
     identity: tuple[str, str, str] | None
     contest: Contest  # with this one entrant
+    index: int | None = None
 
     @property
     def entrant(self) -> Entrant:
@@ -41,6 +43,14 @@ class Member:
     def content(self) -> str:
         """What must not change when a request is repeated."""
         return digest(repr(self.contest.conversation), self.entrant.answer, self.contest.principle or "")
+
+    @property
+    def seat(self) -> tuple[str, ...] | None:
+        """Equal for a request and its repetition while the first waits. An index comes again in the next epoch, with
+        another response, so it names a seat only together with the response."""
+        if self.identity is None and self.index is not None:
+            return (self.key, str(self.index), self.content)
+        return self.identity
 
 
 @dataclass(slots=True)
@@ -58,14 +68,23 @@ class _Cohort:
 
 
 class Cohorts:
-    """Cohorts of ``size`` (≥ 2); ``decide`` judges one; ``answers`` keeps rewards by identity."""
+    """Cohorts of ``size`` (≥ 2); ``decide`` judges one; ``answers`` keeps rewards by identity; at most ``max_waiting``
+    members wait for others."""
 
     def __init__(
-        self, size: int, timeout_s: float, decide: Callable[[Contest], Awaitable[Outcome]], answers: Kept
+        self,
+        size: int,
+        timeout_s: float,
+        decide: Callable[[Contest], Awaitable[Outcome]],
+        answers: Kept,
+        max_waiting: int,
     ) -> None:
         self.size, self.timeout_s, self._decide, self._answers = size, timeout_s, decide, answers
+        self.max_waiting = max_waiting
+        self._waiting = 0
+        self._stopping: NotAnswered | None = None
         self._open: dict[str, _Cohort] = {}
-        self._seats: dict[tuple[str, str, str], _Seat] = {}
+        self._seats: dict[tuple[str, ...], _Seat] = {}
         #: Contests that left a member without a reward: its repetition asks again for what failed.
         self._unanswered: dict[tuple[str, str, str], Contest] = {}
         self._numbers: dict[str, int] = {}
@@ -74,15 +93,17 @@ class Cohorts:
 
     async def join(self, member: Member) -> float:
         """The member's reward. Raises NotAnswered."""
+        if self._stopping is not None:
+            raise self._stopping
         if (identity := member.identity) is not None:
             known = self._answers.get(digest(*identity))
             if known is not None:
                 _same(member, known["content"])
                 return float(known["reward"])
-            seat = self._seats.get(identity)
-            if seat is not None:
-                _same(member, seat.member.content)
-                return await asyncio.shield(seat.answer)
+        if member.seat is not None and (seat := self._seats.get(member.seat)) is not None:
+            _same(member, seat.member.content)
+            return await asyncio.shield(seat.answer)
+        if identity is not None:
             contest = self._unanswered.get(identity)
             if contest is not None:
                 return await self._again(member, contest)
@@ -90,7 +111,7 @@ class Cohorts:
 
     def waiting(self) -> int:
         """Members in cohorts that are not full."""
-        return sum(len(cohort.seats) for cohort in self._open.values())
+        return self._waiting
 
     def open(self) -> int:
         """Cohorts that are not full."""
@@ -100,10 +121,15 @@ class Cohorts:
         """Full cohorts whose answers are not there yet."""
         return len(self._judging)
 
-    async def close(self) -> None:
-        """Answer everybody that nothing will come."""
+    async def close(self, why: str = "the server is stopping", grace_s: float = 0.0) -> None:
+        """Answer everybody who waits, now and from now on, that nothing will come, and why. Cohorts that are being judged
+        have ``grace_s`` to end."""
+        self._stopping = NotAnswered("stopping", why)
         for cohort in list(self._open.values()):
-            self._end(cohort, NotAnswered("cohort_incomplete", "the server is stopping"))
+            arrived = f"{why}: {len(cohort.seats)} of {self.size} members had arrived"
+            self._end(cohort, NotAnswered("stopping", arrived))
+        if self._judging and grace_s:
+            await asyncio.wait(self._judging, timeout=grace_s)
         for task in list(self._judging):
             task.cancel()
         await asyncio.gather(*self._judging, return_exceptions=True)
@@ -113,6 +139,9 @@ class Cohorts:
     def _sit(self, member: Member) -> _Seat:
         loop = asyncio.get_running_loop()
         cohort = self._open.get(member.key)
+        # The last member of a cohort is always let in: it ends the waiting of the others.
+        if self._waiting >= self.max_waiting and (cohort is None or len(cohort.seats) < self.size - 1):
+            raise NotAnswered("waiting", f"{self._waiting:,} members are waiting for the others of their cohorts")
         if cohort is None:
             number = self._numbers.get(member.key, 0) if member.identity else 0
             cohort = self._open[member.key] = _Cohort(member.key, number)
@@ -121,8 +150,9 @@ class Cohorts:
         # A caller that has hung up leaves nobody to look at a fault.
         seat.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         cohort.seats.append(seat)
-        if member.identity is not None:
-            self._seats[member.identity] = seat
+        self._waiting += 1
+        if member.seat is not None:
+            self._seats[member.seat] = seat
         if len(cohort.seats) == self.size:
             self._close(cohort)
             task = loop.create_task(self._judge(cohort))
@@ -131,7 +161,9 @@ class Cohorts:
         return seat
 
     def _close(self, cohort: _Cohort) -> None:
-        self._open.pop(cohort.key, None)
+        if self._open.get(cohort.key) is cohort:
+            del self._open[cohort.key]
+            self._waiting -= len(cohort.seats)
         if cohort.timer is not None:
             cohort.timer.cancel()
 
@@ -148,8 +180,8 @@ class Cohorts:
                 seat.answer.set_exception(fault)
 
     def _forget(self, seat: _Seat) -> None:
-        if seat.member.identity is not None:
-            self._seats.pop(seat.member.identity, None)
+        if seat.member.seat is not None:
+            self._seats.pop(seat.member.seat, None)
 
     async def _judge(self, cohort: _Cohort) -> None:
         # By rollout id, so that a group judged again after a restart has the same seats and finds its verdicts.
@@ -162,7 +194,7 @@ class Cohorts:
             outcome = await self._decide(contest)
         except BaseException as error:
             self.failed += 1
-            self._end(cohort, NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
+            self._end(cohort, self._stopping or NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
             if isinstance(error, Exception):  # those who wait have been told; there is nobody else
                 return
             raise

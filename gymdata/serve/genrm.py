@@ -1,30 +1,35 @@
 """The compare server that online trainers call: /compare, /verify, /health, /metrics.
 
 What always holds: requests and answers keep the published shapes; every request ends in a reward or in a status that says
-why there is none; what was judged is written down before it is answered.
+why there is none, also when the server stops; what was judged is written down before it is answered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
 import pydantic
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from gymdata.config.genrm import ServeConfig
 from gymdata.core import genrm
 from gymdata.serve.cohorts import Cohorts, Member, NotAnswered
 from gymdata.serve.desk import Desk
+from gymdata.serve.requests import Bodies, OnlyHosts, Refused, refused_fields
 from gymdata.stages.judge import Contest, Entrant, digest
 from gymdata.stages.judge_rollouts import response_transcript
 from gymdata.store.verdicts import Kept
 
-_STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503}
+_STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
+#: Time for what is being judged when the server stops; those who wait for members are answered before.
+_GRACE_S = 1.0
 Id = str | int | None
+M = TypeVar("M", bound=pydantic.BaseModel)
 
 
 def _has_output(response: dict[str, Any]) -> dict[str, Any]:
@@ -53,13 +58,16 @@ class CreateParams(pydantic.BaseModel):
 
 
 class VerifyRequest(pydantic.BaseModel):
-    """One response. ``group_id``, ``attempt`` and ``rollout_id`` make it repeatable; ``prompt_id`` only says which
-    responses belong together."""
+    """One response. ``_ng_task_index`` or ``prompt_id``, with the prompt, say which responses belong together.
+    ``group_id``, ``attempt`` and ``rollout_id`` make a request repeatable, also after a restart."""
 
-    model_config = pydantic.ConfigDict(extra="allow")
+    model_config = pydantic.ConfigDict(extra="allow", populate_by_name=True)
     responses_create_params: CreateParams
     response: ResponseObject
     principle: str | None = None
+    #: The published names of a task's place in its data and of a rollout's among the task's.
+    task_index: int | None = pydantic.Field(None, alias="_ng_task_index")
+    rollout_index: int | None = pydantic.Field(None, alias="_ng_rollout_index")
     group_id: Id = None
     prompt_id: Id = None
     attempt: Id = None
@@ -67,24 +75,82 @@ class VerifyRequest(pydantic.BaseModel):
 
 
 class Service:
-    """The endpoints' work. ``run_id`` goes into every comparison."""
+    """The endpoints' work. ``run_id`` goes into every comparison; ``say`` hears what the operator should know."""
 
-    def __init__(self, config: ServeConfig, desk: Desk, answers: Kept, run_id: str) -> None:
+    def __init__(
+        self, config: ServeConfig, desk: Desk, answers: Kept, run_id: str, say: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.config, self.desk, self.run_id = config, desk, run_id
-        self.cohorts = Cohorts(max(2, config.num_rollouts_per_prompt), config.cohort_timeout, desk.decide, answers)
+        self.bodies = Bodies.of(config)
+        size = max(2, config.num_rollouts_per_prompt)
+        self.cohorts = Cohorts(size, config.cohort_timeout, desk.decide, answers, config.max_waiting)
         self.requests: dict[tuple[str, int], int] = {}
+        self._say = say
+        self._hid_a_principle = False
+        self._stopping: str | None = None
+        self._working: set[asyncio.Task[Response]] = set()
 
-    async def compare(self, request: CompareRequest) -> tuple[int, dict[str, Any]]:
-        """All at once. (status, body)."""
+    async def answer(self, request: Request, work: Callable[[bytes], Awaitable[Response]]) -> Response:
+        """``work`` of the request's body, counted; a request that is refused, or still unanswered when the server stops, is
+        answered with the reason."""
+
+        async def read_and_work() -> Response:
+            if self._stopping is not None:
+                raise asyncio.CancelledError
+            return await work(await self.bodies.read(request))
+
+        task = asyncio.ensure_future(read_and_work())
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        try:
+            response = await task
+        except Refused as refused:
+            response = refused.response()
+        except asyncio.CancelledError:
+            if self._stopping is None:
+                raise
+            response = _json(503, {"detail": self._stopping, "kind": "stopping"})
+        path = request.url.path
+        self.requests[path, response.status_code] = self.requests.get((path, response.status_code), 0) + 1
+        return response
+
+    async def stop(self, why: str) -> None:
+        """Answer every request, those that wait at once and those being judged after a second, and refuse new ones."""
+        self._stopping = why
+        await self.cohorts.close(why, _GRACE_S)
+        # Those just answered still have to say so.
+        await asyncio.sleep(0)
+        for task in list(self._working):
+            task.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+
+    async def compare(self, body: bytes) -> Response:
+        """All responses to one prompt at once."""
+        contest, n = await self.bodies.read_as(body, self._contest)
+        if contest is None:
+            rewards = [self.config.default_score] * n
+            return _json(200, {"rewards": rewards, "comparison_results": [], "metrics": {}, "failures": []})
+        return _json(*await self._compared(contest))
+
+    def _contest(self, body: bytes) -> tuple[Contest | None, int]:
+        """What is to be judged, None for fewer than two responses; and how many there are."""
+        given = self.bodies.parse(body)
+        listed = given.get("response_objs") if isinstance(given, dict) else None
+        if isinstance(listed, list) and len(listed) > self.config.max_responses:
+            most = self.config.max_responses
+            raise Refused.over(422, "responses", "responses", len(listed), most, "--max-responses")
+        request = _read(CompareRequest, given)
         texts = [self._texts(response) for response in request.response_objs]
         if len(texts) < 2:
-            rewards = [self.config.default_score] * len(texts)
-            return 200, {"rewards": rewards, "comparison_results": [], "metrics": {}, "failures": []}
-        principle = self.config.principle_for(request.principle)
+            return None, len(texts)
+        principle = self._principle(request.principle)
         conversation = as_messages(request.conversation_history)
         entrants = [Entrant(str(n), n, answer, reasoning) for n, (reasoning, answer) in enumerate(texts)]
         group = digest(repr(conversation), principle or "", *(e.answer for e in entrants))
-        outcome = await self.desk.decide(Contest(self.run_id, group, group, conversation, entrants, principle))
+        return Contest(self.run_id, group, group, conversation, entrants, principle), len(texts)
+
+    async def _compared(self, contest: Contest) -> tuple[int, dict[str, Any]]:
+        outcome = await self.desk.decide(contest)
         without = [n for n, reward in enumerate(outcome.rewards) if reward is None]
         body = {
             "rewards": outcome.rewards,
@@ -101,51 +167,61 @@ class Service:
         detail = f"no reward for response(s) {', '.join(map(str, without))}: {reasons[str(without[0])]}"
         return 503, {**body, "detail": detail, "kind": "judge_failed", "reasons": reasons}
 
-    async def verify(self, request: VerifyRequest) -> tuple[int, dict[str, Any]]:
-        """One of a cohort. (status, body)."""
-        echo = request.model_dump(mode="json", exclude_unset=True)
+    async def verify(self, body: bytes) -> Response:
+        """One response of a cohort. The answer is the request with its reward."""
+        member, taken = await self.bodies.read_as(body, self._member)
         if self.config.num_rollouts_per_prompt == 1:
-            return 200, {**echo, "reward": self.config.default_score, "judge_failed": False}
+            return _echo(body, taken, {"reward": self.config.default_score, "judge_failed": False})
         try:
-            reward = await self.cohorts.join(self._member(request))
+            reward = await self.cohorts.join(member)
         except NotAnswered as why:
+            if why.kind == "waiting":
+                most = self.config.max_waiting
+                raise Refused.over(429, "waiting", "waiting members", most + 1, most, "--max-waiting") from why
             if why.kind == "judge_failed" and self.config.on_judge_failure == "default-score":
-                body = {"reward": self.config.default_score, "judge_failed": True, "judge_failure": why.reason}
-                return 200, {**echo, **body}
-            return _STATUS[why.kind], {"detail": why.reason, "kind": why.kind}
-        return 200, {**echo, "reward": reward, "judge_failed": False}
+                failed = {"reward": self.config.default_score, "judge_failed": True, "judge_failure": why.reason}
+                return _echo(body, taken, failed)
+            return _json(_STATUS[why.kind], {"detail": why.reason, "kind": why.kind})
+        return _echo(body, taken, {"reward": reward, "judge_failed": False})
 
-    def _member(self, request: VerifyRequest) -> Member:
+    def _member(self, body: bytes) -> tuple[Member, bool]:
+        """The member, and whether the request has a key that the answer adds."""
+        given = self.bodies.parse(body)
+        request = _read(VerifyRequest, given)
         conversation = as_messages(request.responses_create_params.input)
-        principle = self.config.principle_for(request.principle)
-        group, prompt, attempt, rollout = (
+        group, prompt, attempt, rollout, task = (
             None if value is None else str(value)
-            for value in (request.group_id, request.prompt_id, request.attempt, request.rollout_id)
-        )
+            for value in (
+                request.group_id, request.prompt_id, request.attempt, request.rollout_id, request.task_index
+            )
+        )  # fmt: skip
         attempt = attempt or "0"
         named = group is not None and rollout is not None
-        belongs = group if group is not None else prompt
-        what = belongs if belongs is not None else digest(repr(conversation))
-        key = digest(
-            "id" if belongs is not None else "prompt", what, attempt if group is not None else "", principle or ""
-        )
+        # As published: the task's index, else the prompt's id, and the prompt itself with its principle in any case.
+        belongs = ("task", task) if task is not None else ("prompt", prompt) if prompt is not None else ("", "")
+        apart = ("group", group, attempt) if group is not None else ()
+        key = digest(*belongs, *apart, _canonical(request.responses_create_params.input), request.principle or "")
         reasoning, answer = self._texts(request.response)
         entrant = Entrant(rollout or "", 0, answer, reasoning)
         written = (f"{group}#{attempt}" if attempt != "0" else str(group)) if named else ""
-        contest = Contest(self.run_id, written, prompt or group or "", conversation, [entrant], principle)
+        principle = self._principle(request.principle)
+        contest = Contest(self.run_id, written, prompt or group or task or "", conversation, [entrant], principle)
         identity = (str(group), attempt, str(rollout)) if named else None
-        return Member(key, identity, contest)
+        index = request.rollout_index if task is not None else None
+        return Member(key, identity, contest, index), not {"reward", "judge_failed", "judge_failure"}.isdisjoint(given)
+
+    def _principle(self, given: str | None) -> str | None:
+        shown = self.config.principle_for(given)
+        if given and shown is None and not self._hid_a_principle:
+            self._hid_a_principle = True
+            self._say("a request brought a principle, which the judge is not shown: --use-principle shows it")
+        return shown
 
     def _texts(self, response: dict[str, Any]) -> tuple[str, str]:
         """(reasoning, what the judge sees)."""
         if self.config.show == "transcript":
             return genrm.reasoning_text(response), response_transcript(response)
         return genrm.response_texts(response)
-
-    def counted(self, path: str, status: int, body: dict[str, Any]) -> Response:
-        """The answer, counted."""
-        self.requests[path, status] = self.requests.get((path, status), 0) + 1
-        return Response(json.dumps(body), status, media_type="application/json")
 
     def health(self) -> dict[str, Any]:
         """That it runs, and what it is waiting for."""
@@ -195,6 +271,46 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool" if "output" in item else "assistant", "content": genrm.plain_text(text)}
 
 
+def _canonical(given: list[dict[str, Any]] | str) -> str:
+    """The same for the same prompt, in whatever order its keys were written."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    typed = [{"type": "message", **item} if "role" in item else item for item in items]
+    return json.dumps(typed, sort_keys=True)
+
+
+def _read(model: type[M], given: Any) -> M:
+    try:
+        return model.model_validate(given)
+    except pydantic.ValidationError as error:
+        raise refused_fields(error) from error
+
+
+def _json(status: int, body: dict[str, Any]) -> Response:
+    return Response(json.dumps(body), status, media_type="application/json")
+
+
+def _echo(body: bytes, taken: bool, added: dict[str, Any]) -> Response:
+    """The request as it was sent, with more keys; ``taken``: it may have some of them."""
+    if taken:
+        return _json(200, {**json.loads(body), **added})
+    more = json.dumps(added).encode()
+    return Response(body.rstrip()[:-1] + b", " + more[1:], 200, media_type="application/json")
+
+
+def _described(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """The body in /openapi.json, which does not come from a signature as the server reads bodies itself."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict):
+            name = str(value.get("$ref", "")).rpartition("/")[2]
+            return whole(parts[name]) if name in parts else {k: whole(v) for k, v in value.items()}
+        return [whole(v) for v in value] if isinstance(value, list) else value
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema)}}}}
+
+
 def create_app(service: Service, start: Callable[[], Any], stop: Callable[[], Any]) -> FastAPI:
     """The application; ``start`` and ``stop`` are awaited around its life."""
 
@@ -204,18 +320,20 @@ def create_app(service: Service, start: Callable[[], Any], stop: Callable[[], An
         try:
             yield
         finally:
-            await service.cohorts.close()
+            await service.stop("the server is stopping")
+            service.bodies.threads.shutdown(wait=False)
             await stop()
 
     app = FastAPI(title="gymdata serve-genrm", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(OnlyHosts, hosts=[service.config.host, *service.config.allow_host])
 
-    @app.post("/compare")
-    async def compare(request: CompareRequest) -> Response:
-        return service.counted("/compare", *await service.compare(request))
+    @app.post("/compare", openapi_extra=_described(CompareRequest))
+    async def compare(request: Request) -> Response:
+        return await service.answer(request, service.compare)
 
-    @app.post("/verify")
-    async def verify(request: VerifyRequest) -> Response:
-        return service.counted("/verify", *await service.verify(request))
+    @app.post("/verify", openapi_extra=_described(VerifyRequest))
+    async def verify(request: Request) -> Response:
+        return await service.answer(request, service.verify)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

@@ -52,8 +52,8 @@ def total(parts: Sequence[RewardPart]) -> float | None:
 
 
 def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scored]:
-    """Score finished rollouts. A batch that makes a function fail is scored one by one, three tries each; a function that
-    knows which rollouts it failed on answers with an OutsideError in their places."""
+    """Score finished rollouts. A batch that makes a function fail is scored one by one, three tries each, unless the fault
+    is fatal; a function that knows which rollouts it failed on returns an OutsideError in their places."""
     result = [Scored([], {}) for _ in views]
     for reward in rewards:
         weights = [reward.weight_for(view) for view in views]
@@ -74,6 +74,8 @@ def _values(function: RewardFunction, views: Sequence[View]) -> list[float | Out
     try:
         return list(function(views))
     except OutsideError as error:
+        if error.fatal:
+            return [error] * len(views)
         if len(views) > 1:
             return [value for view in views for value in _values(function, [view])]
         last = error
@@ -219,7 +221,7 @@ class PartTally:
         """Count one rollout's part; ``fault``: why it failed."""
         if fault is not None:
             self.failed += 1
-            self.first_error = self.first_error or fault.removeprefix("environment: ")
+            self.first_error = self.first_error or fault.removeprefix("reward: ")
         elif value is None:
             self.does_not_apply += 1
         else:

@@ -23,16 +23,20 @@ _SYNC_S = 1.0
 
 
 class Kept:
-    """Records by key in one journal; the last record of a key counts.
+    """Records by key in one journal, or without a file in memory alone; the last record of a key counts.
 
     ``repairs``: what a crash had torn. Raises DataError for a file that is not such a journal.
     """
 
-    def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self.repairs: list[Repair] = repair(file)[1] if file.exists() else []
-        self._records = {record["key"]: record["value"] for record in _records(file)}
-        self._journal = Journal(file, len(self._records))
+    def __init__(self, file: Path | None) -> None:
+        self.repairs: list[Repair] = []
+        self._records: dict[str, Any] = {}
+        self._journal: Journal | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.repairs = repair(file)[1] if file.exists() else []
+            self._records = {record["key"]: record["value"] for record in _records(file)}
+            self._journal = Journal(file, len(self._records))
         self._synced = time.monotonic()
 
     def get(self, key: str) -> Any:
@@ -41,10 +45,11 @@ class Kept:
 
     def put(self, key: str, value: Any) -> None:
         """Keep a JSON value. Raises StoreError.disk."""
-        self._journal.append(frame(encode_any({"key": key, "value": value})))
+        if self._journal is not None:
+            self._journal.append(frame(encode_any({"key": key, "value": value})))
         self._records[key] = value
         now = time.monotonic()
-        if now - self._synced >= _SYNC_S:
+        if self._journal is not None and now - self._synced >= _SYNC_S:
             self._synced = now
             self._journal.sync()
 
@@ -54,39 +59,50 @@ class Kept:
 
     def close(self) -> None:
         """Sync and close."""
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def __len__(self) -> int:
         return len(self._records)
 
 
 class Added:
-    """JSON rows added to one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out."""
+    """JSON rows added to one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out.
 
-    def __init__(self, file: Path, key: str) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    Without a file rows are only counted.
+    """
+
+    def __init__(self, file: Path | None, key: str) -> None:
         self.path = file
-        self.repairs = repair_failures(file)
+        self.repairs: list[Repair] = []
         self._key = key
-        self._there = {decode(line)[key] for _, line in iter_lines(Source(file, "jsonl"))} if file.exists() else set()
-        self._journal = Journal(file, len(self._there))
+        self._there: set[Any] = set()
+        self._journal: Journal | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.repairs = repair_failures(file)
+            if file.exists():
+                self._there = {decode(line)[key] for _, line in iter_lines(Source(file, "jsonl"))}
+            self._journal = Journal(file, len(self._there))
         self._synced = time.monotonic()
 
     def add(self, row: Mapping[str, Any]) -> bool:
         """Append one row; False when it was there. Raises StoreError.disk."""
         if row[self._key] in self._there:
             return False
-        self._journal.append(encode_any(dict(row)) + b"\n")
+        if self._journal is not None:
+            self._journal.append(encode_any(dict(row)) + b"\n")
         self._there.add(row[self._key])
         now = time.monotonic()
-        if now - self._synced >= _SYNC_S:
+        if self._journal is not None and now - self._synced >= _SYNC_S:
             self._synced = now
             self._journal.sync()
         return True
 
     def close(self) -> None:
         """Sync and close."""
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def __len__(self) -> int:
         return len(self._there)

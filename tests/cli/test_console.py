@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,23 @@ def test_a_bar_without_a_count_is_removed(counts: dict[str, float]) -> None:
             watch.update(**counts)
     assert watch._bar is not None
     assert watch._bar.live.transient is not bool(counts)
+
+
+def test_what_is_left_behind_prints_on_stderr_for_good(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints during a stage, and those of a thread that outlives it, are no data; the command's own are."""
+    over, printed = threading.Event(), threading.Event()
+
+    def late() -> None:
+        over.wait()
+        sys.stdout.write("late\n")
+        printed.set()
+
+    with Watch("stage"):
+        sys.stdout.write("early\n")
+        threading.Thread(target=late, daemon=True).start()
+    over.set()
+    printed.wait()
+    sys.stdout.write("data\n")
+    shown = capsys.readouterr()
+    assert shown.out == "data\n"
+    assert shown.err == "early\nlate\n"

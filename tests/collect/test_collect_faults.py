@@ -134,6 +134,22 @@ def test_a_reward_that_raises_is_said_and_stays_a_fault(tasks: Tasks, tmp_path: 
         assert (summary.parts["numeric"].scored, summary.parts["boom"].failed) == (3, 3)
 
 
+@pytest.mark.parametrize(("values", "got", "of"), [("[1.0]", 1, 2), ("[1.0, 1.0]", 2, 1)])
+def test_a_reward_with_the_wrong_number_of_values_scores_nothing(
+    tasks: Tasks, tmp_path: Path, values: str, got: int, of: int
+) -> None:
+    """The rollouts are kept, none has a reward, and each failure is the reward's, naming what was got and expected."""
+    (tmp_path / "my.py").write_text(f"def two(**_):\n    return {values}\n")
+    made = parts(rewards=[f"{tmp_path / 'my.py'}:two"])
+    # One at a time, so that each is a batch of its own.
+    summary = collect(tasks=str(tasks(3)), output=tmp_path / "run", concurrency=1, parts=made)
+    assert (summary.rollouts, summary.reward_faults, summary.exit_code) == (3, 3, 1)
+    records = failures_of(tmp_path / "run")
+    assert {(r["kind"], r["place"]) for r in records} == {("reward", "reward two")}
+    assert all(f"two returned {got} value(s) for {of} rollout(s)" in r["message"] for r in records)
+    assert [row["reward"] for row in rows_of(tmp_path / "run")] == [None] * 3
+
+
 def test_an_error_that_quotes_half_a_character_is_written(tasks: Tasks, tmp_path: Path) -> None:
     """A model cut off inside a character gives a lone surrogate; what a reward says of it must not end the run."""
     (tmp_path / "my.py").write_text("def boom(**_):\n    raise ValueError('got \\ud83d')\n")

@@ -54,18 +54,18 @@ def arguments(run: Path, *more: str) -> list[str]:
 
 def test_twenty_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
     """After 20 SIGKILLs at random journal lengths, the resumed run's sealed rows are those of an uninterrupted one."""
-    remote = ["--endpoint", server, "-m", "fake", "--tokenizer", str(POLICY), "-c", "5", "--rows-per-file", "83"]
+    remote = ["--endpoint", server, "-m", "fake", "--tokenizer", str(POLICY), "--rows-per-file", "83"]
     run, rng = tmp_path / "killed", random.Random(20)
     killed = 0
     for _ in range(20):
-        process = fork(arguments(run, *remote))
+        process = fork(arguments(run, *remote, "-c", "5"))
         assert process.pid is not None
         kill_at(process.pid, run, rows_there(run) + rng.randint(1, 20))
         process.join()
         killed += process.exitcode == -9
         assert session_members(process.pid) == []
     assert killed == 20
-    last = start(arguments(run, *remote, "--json"))
+    last = start(arguments(run, *remote, "-c", "5", "--json"))
     out, err = last.communicate(timeout=DEADLINE_S)
     assert last.returncode == 0, err.decode()
     assert json.loads(out)["rollouts"] == TASKS * ROLLOUTS

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pydantic
 import pytest
+import yaml
 
 from gymdata.config.base import Config, read_yaml
 from gymdata.errors import UsageError
@@ -14,6 +16,8 @@ from gymdata.errors import UsageError
 
 class Settings(Config):
     """What these tests set."""
+
+    given_as: ClassVar[Mapping[str, str]] = {"strategy": "--strategy"}
 
     strategy: Literal["all", "best-worst"]
     learning_rate: float = pydantic.Field(1e-3, gt=0)
@@ -56,6 +60,35 @@ def test_a_key_given_twice_is_refused(tmp_path: Path):
     file = tmp_path / "c.yaml"
     file.write_text("a: 1\na: 2\n")
     with pytest.raises(UsageError, match="given twice"):
+        read_yaml(file)
+
+
+def test_keys_are_compared_a_bounded_number_of_times_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The check for a key given twice costs as much per key in a long mapping as in a short one."""
+    compared = 0
+
+    class Key(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    for loader in (yaml.SafeLoader, yaml.CSafeLoader):
+        monkeypatch.setitem(loader.yaml_constructors, "!key", lambda self, node: Key(node.value))
+    file = tmp_path / "c.yaml"
+    file.write_text("".join(f"!key key_{n}: {n}\n" for n in range(2_000)))
+    assert len(read_yaml(file)) == 2_000
+    assert compared <= 2_000 * 2
+
+
+def test_nesting_without_end_is_a_mistake_of_usage(tmp_path: Path):
+    """100,000 open brackets are refused with the file's name."""
+    file = tmp_path / "c.yaml"
+    file.write_text("a: " + "[" * 100_000)
+    with pytest.raises(UsageError, match=r"c\.yaml"):
         read_yaml(file)
 
 

@@ -255,3 +255,18 @@ def test_what_is_no_environment(file: Path, name: str, said: str) -> None:
     """A wrong name, a tool without hints or docstring, and something else altogether are usage errors."""
     with pytest.raises(UsageError, match=said):
         load_environment(f"{file}:{name}")
+
+
+@pytest.mark.parametrize("name", ["reset", "get_reward", "close"])
+def test_an_async_method_that_is_no_tool_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nobody would await it: reset would do nothing, and the reward would be a coroutine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e.py").write_text(
+        "class Box:\n"
+        f"    async def {name}(self, **_): ...\n"
+        "    async def look(self) -> str:\n"
+        '        """Look."""\n'
+        "        return 'x'\n"
+    )
+    with pytest.raises(UsageError, match=rf"{name} is async \(e\.py:2\), expected a plain method"):
+        load_environment("e.py:Box")

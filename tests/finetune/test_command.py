@@ -150,6 +150,47 @@ def test_a_part_of_ones_own_is_checked(
     assert message in capsys.readouterr().err
 
 
+ADAPTER = """
+class {name}:
+    def data(self, algorithm): return "pairs"
+    def submit(self, job): return "ref"
+    {async_} status(self, ref): ...
+    def wait(self, ref, progress): ...
+    def cancel(self, ref): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Waiting", "Waiting: status is async (parts.py:5), expected a plain method"),
+        ("make", "got an async function, expected a class"),
+        ("value", "got a value of type int, expected a class"),
+        ("Failing", "Failing raised ZeroDivisionError: division by zero (parts.py:12, in __init__)"),
+    ],
+)
+def test_a_trainer_that_is_async_or_no_class_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    """Exit 2 with file and line before anything is started: a coroutine that nobody awaits would train nothing."""
+    monkeypatch.chdir(config.parent)
+    (config.parent / "parts.py").write_text(
+        ADAPTER.format(name="Waiting", async_="async def")
+        + "async def make(): ...\n"
+        + "value = 3\n"
+        + "class Failing:\n"
+        + "    def __init__(self):\n"
+        + "        1 / 0\n"
+    )
+    values = yaml.safe_load(config.read_text())
+    values["trainer_adapters"]["t"] = {"_type": f"parts.py:{name}"}
+    config.write_text(yaml.safe_dump(values))
+    assert main(["finetune", str(config)]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "defect" not in shown
+
+
 def test_a_loop_of_ones_own(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trainer that is a class gets the plan and the parts, and what it returns is shown."""
     (tmp_path / "loop.py").write_text(

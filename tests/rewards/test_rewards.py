@@ -9,7 +9,8 @@ import pytest
 
 from gymdata.adapters.rewards import load_rewards, parse_spec
 from gymdata.adapters.rewards.named import last_number, named_reward
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import RewardError, UsageError
+from gymdata.stages.score import Weighted, score_batch
 
 
 def rollout(text: str, **task: Any) -> dict[str, Any]:
@@ -160,14 +161,95 @@ def test_async_none_and_nan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["return [1, 2]", "return 'x'", "raise KeyError('k')", "return [object()]", "return [10**400]", "exit(3)"]
+    ("body", "said"),
+    [
+        ("return [1, 2]", "f returned 2 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
+        ("return []", "f returned 0 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
+        ("return 'x'", "f returned a str, expected a list of numbers (r.py:1)"),
+        ("return 1.0", "f returned a float, expected a list of numbers (r.py:1)"),
+        ("return {'a': 1}", "f returned a dict, expected a list of numbers (r.py:1)"),
+        ("yield 1; yield 2", "f returned 2 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
+        ("raise KeyError('k')", "f raised KeyError: 'k' (r.py:2, in f)"),
+        ("exit(3)", "f raised SystemExit: 3 (r.py:2, in f)"),
+        ("return ['1']", "f returned '1' for a rollout, expected a number or None (r.py:1)"),
+        ("return [10**400]", "expected a number or None (r.py:1)"),
+        ("import json; return json.loads('{')", "(r.py:2, in f)"),
+    ],
 )
-def test_a_function_that_fails_is_the_environments_fault(tmp_path: Path, body: str) -> None:
-    """Raising, a wrong count and a value that is no number are OutsideErrors that name the function."""
+def test_a_function_that_fails_is_the_rewards_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    """Raising, a wrong count and a value that is no number say what was got and expected, and the user's file and line."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "r.py").write_text(f"def f(completions, **_):\n    {body}\n")
     ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
-    with pytest.raises(OutsideError, match="environment: f "):
+    with pytest.raises(RewardError) as caught:
         function([rollout("a")])
+    assert said in caught.value.message
+    assert caught.value.message.startswith("reward: f r")
+    assert caught.value.exit_code == 3
+
+
+def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(tmp_path: Path) -> None:
+    """Asked one by one, a function that returns one value would be right by accident; it is useless from then on."""
+    (tmp_path / "r.py").write_text("asked = []\ndef f(completions, **_):\n    asked.append(1)\n    return [1.0]\n")
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    scored = score_batch([Weighted(function)], [rollout("a"), rollout("b"), rollout("c")])
+    assert [one.parts[0].value for one in scored] == [None] * 3
+    assert all("returned 1 value(s) for 3 rollout(s)" in one.faults["f"] for one in scored)
+    assert score_batch([Weighted(function)], [rollout("a")])[0].parts[0].value is None
+    assert function._function.__globals__["asked"] == [1]  # type: ignore[attr-defined]
+
+
+def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_rollout(tmp_path: Path) -> None:
+    """Rollouts that come one at a time get no reward either; a function that counts right is called so once only."""
+    (tmp_path / "r.py").write_text(
+        "calls = []\n"
+        "def one(completions, **_):\n    return [1.0]\n"
+        "def each(completions, **_):\n    calls.append(len(completions))\n    return [1.0] * len(completions)\n"
+    )
+    ((one, _),) = load_rewards([f"{tmp_path / 'r.py'}:one"])
+    for _ in range(2):
+        with pytest.raises(RewardError, match=r"returned 1 value\(s\) for 2 rollout\(s\)"):
+            one([rollout("a")])
+    ((each, _),) = load_rewards([f"{tmp_path / 'r.py'}:each"])
+    assert [each([rollout("a")]) for _ in range(3)] == [[1.0]] * 3
+    assert each._function.__globals__["calls"] == [1, 2, 1, 1]  # type: ignore[attr-defined]
+
+
+def test_what_is_no_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
+    """A class, a value and a builtin are usage errors; an instance that can be called is taken, async or not."""
+    (tmp_path / "r.py").write_text(
+        "class Kind:\n"
+        "    async def __call__(self, completions, **_):\n"
+        "        return [2.0 for _ in completions]\n"
+        "instance, value, builtin = Kind(), 3, min\n"
+        "async def stream(completions, **_):\n"
+        "    yield 1.0\n"
+    )
+    for name, said in (
+        ("Kind", "got the class Kind, expected a function"),
+        ("value", "a function, got int"),
+        ("builtin", "its parameters cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load_rewards([f"{tmp_path / 'r.py'}:{name}"])
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:instance"])
+    assert function([rollout("a")]) == [2.0]
+    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:stream"])
+    with pytest.raises(RewardError, match="stream returned an async_generator, expected a list of numbers"):
+        function([rollout("a")])
+
+
+def test_a_file_that_fails_while_it_is_imported_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the module's own code raises, sys.exit included, is a usage error with file and line."""
+    monkeypatch.chdir(tmp_path)
+    for body, said in (("x = 1 / 0", "ZeroDivisionError"), ("import sys; sys.exit(0)", "SystemExit: 0")):
+        (tmp_path / "r.py").write_text(f"y = 1\n{body}\ndef f(**_): ...\n")
+        with pytest.raises(UsageError) as caught:
+            load_rewards([f"{tmp_path / 'r.py'}:f"])
+        assert said in caught.value.message
+        assert caught.value.message.endswith("(r.py:2)")
 
 
 def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def app_of(behaviour: Behaviour) -> web.Application:
             next((value for text, value in behaviour.instead.items() if text in query), reward_of(query))
             for query in body["queries"]
         ]
-        if fault == "short":
-            rewards = rewards[:-1]
+        if fault in ("short", "one"):
+            rewards = rewards[: {"short": -1, "one": 1}[fault]]
         return web.Response(text=json.dumps({"scores": rewards} if fault == "keys" else {"rewards": rewards}))
 
     app = web.Application()
@@ -125,7 +125,8 @@ def test_a_passing_fault_leaves_no_trace(run: Path, url: str, behaviour: Behavio
         ("429", "429"),
         ("500", "boom"),
         ("garbage", "rewards|JSON"),
-        ("short", "rewards, not|expected|rewards"),
+        ("short", r"gave 3 rewards, expected 4"),
+        ("one", r"gave 1 rewards, expected 4"),
         ("keys", '"rewards"'),
         ("hang", "did not answer within"),
     ],
@@ -203,6 +204,30 @@ def test_the_text_of_the_saved_ids_is_sent(tmp_path: Path, url: str, behaviour: 
     assert body["queries"][0] == "w1w5w10w11w2w30w31w33w2"
     assert body["prompts"][0] == "w1w5"
     assert body["queries"][1].startswith("user: question t")
+
+
+@pytest.mark.parametrize("by", ["a list", "commas", "the command line"])
+def test_several_servers_count_their_mean(run: Path, url: str, by: str) -> None:
+    """Each server's rewards are a part with its number, and the total is their mean, beside other rewards."""
+    with serving(app_of(Behaviour(instead={"answer": 7.0}))) as base:
+        urls = [url, base + PATH]
+        if by == "the command line":
+            flags = [word for one in urls for word in ("--reward-url", one)]
+            assert main(["score", str(run), *flags, "--reward", "regex:answer", "--name", "both"]) == 0
+        else:
+            given: Any = urls if by == "a list" else ",".join(urls)
+            score(path=str(run), reward_url=given, reward=["regex:answer"], name="both")
+    rows = read_table(run / "scores-both", SCORES).to_pylist()
+    value = {(r["rollout_id"], r["name"]): r["value"] for r in rows}
+    assert value["t1-0", "remote_2"] == 7.0
+    assert value["t1-0", "both"] == 1.0 + (value["t1-0", "remote_1"] + 7.0) / 2
+    assert read_run_json(run / "scores-both")["rewards"][1]["weight"] == 0.5
+
+
+def test_one_server_twice_is_refused(run: Path, url: str) -> None:
+    """It would only ask the same server the same twice."""
+    with pytest.raises(UsageError, match="given twice"):
+        score(path=str(run), reward_url=[url, url])
 
 
 def test_a_url_is_a_reward_among_others(run: Path, url: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gymdata_cli.main import main
 
 from gymdata.adapters.rewards import load_rewards
 from gymdata.api.collecting import collect
@@ -15,7 +17,7 @@ from gymdata.api.pairing import build_pairs
 from gymdata.api.scoring import score
 from gymdata.config.user_code import in_thread
 from gymdata.core.schema import SCORES
-from gymdata.errors import StoreError, UsageError
+from gymdata.errors import RewardError, StoreError, UsageError
 from gymdata.ports import RewardPart
 from gymdata.stages.score import Flips, RewardDesk, Weighted, score_batch, total
 from gymdata.store import StageOutput, read_run_json, read_table
@@ -110,6 +112,43 @@ def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: 
     assert summary.exit_code == 1
     said = dict(summary.table())["picky failed"]
     assert str(said).startswith("2; first: picky raised ZeroDivisionError")
+
+
+def test_a_function_with_the_wrong_number_of_values_is_an_error(run: Path, tmp_path: Path) -> None:
+    """What was got and expected, and nothing is written: whose value is whose cannot be known."""
+    (tmp_path / "one.py").write_text("def one(completions, **_):\n    return [1.0]\n")
+    with pytest.raises(RewardError, match=r"^reward: one returned 1 value\(s\) for 16 rollout\(s\).*one\.py:1"):
+        score(path=str(run), reward=[f"{tmp_path / 'one.py'}:one"])
+    assert not (run / "scores-one" / "scores.parquet").exists()
+
+
+def test_what_a_function_prints_is_no_data(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With --json stdout is one JSON object; what the file prints when it is imported and called is on stderr."""
+    (tmp_path / "loud.py").write_text(
+        "print('imported')\ndef loud(completions, **_):\n    print('called')\n    return [1.0 for _ in completions]\n"
+    )
+    assert main(["score", str(run), "--reward", f"{tmp_path / 'loud.py'}:loud", "--json"]) == 0
+    shown = capfd.readouterr()
+    assert json.loads(shown.out)["mean"] == 1.0
+    assert "imported" in shown.err
+    assert "called" in shown.err
+
+
+def test_the_traceback_of_a_function_is_shown_on_request(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason has file and line; -v shows the whole traceback, once."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text("def inner(x):\n    return 1 / x\ndef bad(**_):\n    return [inner(0)]\n")
+    words = ["score", str(run), "--reward", "bad.py:bad"]
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert "16; first: bad raised ZeroDivisionError: division by zero (bad.py:2, in inner)" in shown.out
+    assert "Traceback" not in shown.err
+    assert main([*words, "-v"]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("Traceback") == 1
+    assert "return [inner(0)]" in shown.err
 
 
 def test_a_reward_that_applies_to_nothing_says_what_it_needs(run: Path) -> None:

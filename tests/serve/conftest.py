@@ -26,6 +26,8 @@ class Server:
 
     url: str
     process: subprocess.Popen[str]
+    #: What it wrote before it served.
+    said: str
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         """(status, JSON)."""
@@ -62,16 +64,18 @@ def judge() -> Iterator[tuple[Behaviour, str]]:
         yield behaviour, url
 
 
-def start(judge_url: str, folder: Path, *flags: str) -> Server:
+def start(judge_url: str, folder: Path | None, *flags: str, cwd: Path | None = None) -> Server:
     command = [sys.executable, "-m", "gymdata_cli", "serve-genrm", "--endpoint", judge_url, "-m", "judge"]
-    command += ["--port", "0", "-o", str(folder), "--genrm-parse-retry-sleep-s", "0", "--set", "retry_pause=0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command += ["--port", "0", "--genrm-parse-retry-sleep-s", "0", "--set", "retry_pause=0", *flags]
+    command += ["-o", str(folder)] if folder is not None else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd)
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
         said += line
         if found := re.search(r"serving on (http://\S+?),", line):
-            server = Server(found[1], process)
+            server = Server(found[1], process, said)
             _await(server)
             return server
     pytest.fail(f"the server did not start: {said}")
@@ -93,8 +97,9 @@ def serve(judge: tuple[Behaviour, str], tmp_path: Path) -> Iterator[Callable[...
     """Start a server on the judge: ``serve(*flags, folder=…)``."""
     started: list[Server] = []
 
-    def run(*flags: str, folder: Path | None = None) -> Server:
-        started.append(start(judge[1], folder or tmp_path / "online", *flags))
+    def run(*flags: str, folder: Path | None = None, kept: bool = True) -> Server:
+        place = (folder or tmp_path / "online") if kept else None
+        started.append(start(judge[1], place, *flags, cwd=tmp_path))
         return started[-1]
 
     yield run

@@ -95,6 +95,44 @@ def test_prompts_and_principles_keep_cohorts_apart(judge, serve):
     assert [b["reward"] for _, b in answers] == [1] * 4 + [5] * 4
 
 
+def test_the_task_and_the_prompt_keep_cohorts_apart(judge, serve):
+    """As published: task index and prompt, else prompt id and prompt, else prompt; so one id never joins two prompts."""
+    server = serve("--num-rollouts-per-prompt", "2")
+    kinds = [
+        {"prompt": "p1", "_ng_task_index": 0},
+        {"prompt": "p1", "_ng_task_index": 1},
+        {"prompt": "p1", "prompt_id": "a"},
+        {"prompt": "p2", "prompt_id": "a"},
+        {"prompt": "p2"},
+        {"prompt": "p1", "group_id": "g"},
+        {"prompt": "p2", "group_id": "g"},
+    ]
+    bodies = [verify_body(f"q={q} of {n}", **kind) for q in (1, 5) for n, kind in enumerate(kinds)]
+    answers = verify_all(server, bodies)
+    assert [b["reward"] for _, b in answers] == [1] * 7 + [5] * 7
+    assert answers[0][1] == {**bodies[0], "reward": 1.0, "judge_failed": False}
+
+
+def test_the_task_comes_before_the_prompts_id(judge, serve):
+    """Two responses of one task and prompt meet, whatever else they bring; the order of a prompt's keys says nothing."""
+    server = serve("--num-rollouts-per-prompt", "2")
+    first = verify_body("q=1", _ng_task_index=3, prompt_id="a", _ng_rollout_index=0)
+    second = verify_body("q=5", task_index=3, prompt_id="b", _ng_rollout_index=1)
+    second["responses_create_params"] = {"input": [{"type": "message", "content": "q", "role": "user"}]}
+    assert [b["reward"] for _, b in verify_all(server, [first, second])] == [1, 5]
+
+
+def test_a_rollout_of_a_task_sent_again_while_it_waits_is_no_second_member(judge, serve):
+    """The same index of the same task with the same response joins the first; with another response it is another member."""
+    server = serve("--num-rollouts-per-prompt", "2")
+    ids = {"_ng_task_index": 0, "_ng_rollout_index": 0}
+    once, other = verify_body("q=1", **ids), verify_body("q=5", _ng_task_index=0, _ng_rollout_index=1)
+    assert [b["reward"] for _, b in verify_all(server, [once, once, once, other])] == [1, 1, 1, 5]
+    # The next epoch has the same indices, and other responses.
+    epoch = [verify_body("q=2", **ids), verify_body("q=4", **ids)]
+    assert [b["reward"] for _, b in verify_all(server, epoch)] == [2, 4]
+
+
 def test_a_member_left_without_a_reward_can_ask_again(judge, serve):
     """Its repetition asks only for what failed; the others keep their answers."""
     behaviour, _ = judge

@@ -54,9 +54,9 @@ def test_the_length_coefficient_ties_and_the_circle(judge, serve):
 
 
 def test_principles_and_blank_answers_reach_the_judge(judge, serve):
-    """A given principle is a message of its own; a blank answer is shown as None; text parts reach the judge."""
+    """With --use-principle a given one is a message of its own; a blank answer is shown as None; parts reach the judge."""
     behaviour, _ = judge
-    server = serve()
+    server = serve("--use-principle")
     parts = [
         {"role": "user", "content": [{"type": "input_text", "text": "see "}, {"type": "input_text", "text": "this"}]}
     ]
@@ -68,6 +68,18 @@ def test_principles_and_blank_answers_reach_the_judge(judge, serve):
         {"role": "response_1", "content": "None"},
         {"role": "response_2", "content": "b"},
     ]
+
+
+def test_no_principle_is_shown_unless_the_server_is_to_show_one(judge, serve, tmp_path):
+    """As published: a request's principle is not shown by default; with --principle it is, before the server's own."""
+    behaviour, _ = judge
+    assert compare(serve(), "q=1", "q=2", principle="be brief")[0] == 200
+    assert [m["role"] for m in behaviour.requests[0]["messages"]] == ["user", "response_1", "response_2"]
+    behaviour.requests.clear()
+    server = serve("--principle", "be kind", folder=tmp_path / "other")
+    compare(server, "q=1", "q=2", principle="be brief")
+    compare(server, "q=1", "q=2")
+    assert [r["messages"][1]["content"] for r in behaviour.requests[::2]] == ["be brief", "be kind"]
 
 
 def test_transcripts_reach_the_judge_on_request(judge, serve):
@@ -181,6 +193,18 @@ def test_several_workers_are_refused(tmp_path: Path):
     done = run_server("--endpoint", "http://127.0.0.1:9", "-m", "x", "--workers", "2", "-o", str(tmp_path))
     assert done.returncode == 2
     assert "2 workers" in done.stderr
+
+
+def test_without_an_output_nothing_is_kept_on_disk(judge, serve, tmp_path):
+    """It says so at the start, judges all the same, and leaves the current folder as it was."""
+    server = serve("--num-rollouts-per-prompt", "2", kept=False)
+    assert "keeping nothing on disk (-o FOLDER keeps" in server.said
+    assert compare(server, "q=1", "q=5")[1]["rewards"] == [1, 5]
+    bodies = [verify_body(f"q={n}", group_id="g", rollout_id=n) for n in (1, 5)]
+    assert [b["reward"] for _, b in verify_all(server, bodies)] == [1, 5]
+    # As long as it runs, an answer is repeated.
+    assert server.post("/verify", bodies[0])[1]["reward"] == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_has_one_server(judge, serve, tmp_path):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gymdata.adapters.environments.told import as_text, clean, told
-from gymdata.config.user_code import in_thread, load_symbol
+from gymdata.config.user_code import in_thread, load_symbol, place_of
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Message, StepResult, Task
 
@@ -42,6 +42,13 @@ class PythonTools:
                 for name, _ in inspect.getmembers(self._factory, inspect.isfunction)
                 if not name.startswith("_") and name not in _NOT_TOOLS
             ]
+            for name in sorted(_NOT_TOOLS):
+                if inspect.iscoroutinefunction(method := getattr(self._factory, name, None)):
+                    # Called like the others, it would do nothing, and the rollouts would look whole.
+                    raise UsageError(
+                        f"{identity['spec']}: {name} is async ({place_of(method)}), expected a plain method",
+                        hint="only tools may be async; run async work inside with asyncio.run(…)",
+                    )
             tools: list[Tool] = [getattr(self._factory, name) for name in self._names]
         else:
             tools = list(target) if isinstance(target, (list, tuple)) else [target]

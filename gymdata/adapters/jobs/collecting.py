@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gymdata.config.finetune import CollectBuilder
-from gymdata.errors import EXIT_FAULTS, GymdataError, OutsideError
+from gymdata.errors import EXIT_FAULTS, GymdataError, RewardError
 from gymdata.ports import CollectOrder, Commands, Progress
 from gymdata.store.run_json import plain, replacing
 
@@ -37,7 +37,9 @@ class CollectingBuilder:
         log = order.output.parent / "logs" / f"{order.output.name}.log"
         told = self._commands.run(["collect", "--config", str(file)], log, progress)
         if told.get("reward_faults"):
-            raise OutsideError("environment", f"{told['reward_faults']:,} rollouts could not be scored; see {log}")
+            first = next((part["first_error"] for part in told["parts"].values() if part["failed"]), None)
+            why = f"{told['reward_faults']:,} rollouts could not be scored" + (f"; first: {first}" if first else "")
+            raise RewardError(why, hint=f"the whole log is {log}; mend the reward and run the same command again")
         wanted = int(told["tasks"]) * own["num_rollouts"]
         missing = wanted - int(told["rollouts"])
         if told["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.rewards.saved_ids import last_ids, without_ids
-from gymdata.errors import DataError, OutsideError, needs
+from gymdata.errors import DataError, OutsideError, RewardError, needs
 
 #: Tokens with padding that go through the model at a time.
 BATCH_TOKENS = 16_384
@@ -128,4 +128,4 @@ def _load(folder: str) -> Any:
 
 
 def _unscored(why: str) -> OutsideError:
-    return OutsideError("environment", why)
+    return RewardError(why)

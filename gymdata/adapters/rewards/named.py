@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import OutsideError, UsageError, needs
+from gymdata.errors import RewardError, UsageError, needs
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 #: Hyphen, minus and dashes that models write for a minus sign.
@@ -92,7 +92,7 @@ def _math_verify(argument: str | None) -> NamedReward:
             gold = [math_verify.parse(a if "$" in a or "\\" in a else f"${a}$", parsing_timeout=None) for a in answers]
             return float(any(math_verify.verify(g, got, timeout_seconds=None) for g in gold))
         except Exception as error:  # sympy fails in its own many ways on what models write
-            raise OutsideError("environment", f"math_verify raised {type(error).__name__}: {error}") from error
+            raise RewardError(f"math_verify raised {type(error).__name__}: {error}") from error
 
     return NamedReward("math_verify", check, quick=False)
 
@@ -108,7 +108,7 @@ def _regex(argument: str | None) -> NamedReward:
             try:
                 pattern = re.compile(task["pattern"])
             except re.error as error:
-                raise OutsideError("environment", f"regex: the task's pattern is not one: {error}") from error
+                raise RewardError(f"regex: the task's pattern is not one: {error}") from error
         return float(pattern.search(text) is not None)
 
     # A pattern can take exponential time, so it runs where it can be left behind.
@@ -148,7 +148,7 @@ def _json_schema(argument: str | None) -> NamedReward:
             try:
                 use = validator(orjson.loads(schema) if isinstance(schema, str) else schema)
             except (orjson.JSONDecodeError, jsonschema.SchemaError) as error:
-                raise OutsideError("environment", f"json_schema: the task's schema is not one: {error}") from error
+                raise RewardError(f"json_schema: the task's schema is not one: {error}") from error
         try:
             value = orjson.loads(_without_fence(text))
         except orjson.JSONDecodeError:

@@ -6,7 +6,8 @@ without ids, the messages as lines of ``role: content``.
 
 What always holds: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
 length, or a reward that is no finite number, is a fault of those rollouts, with its reason, and never a score; a batch
-that the server refuses is asked for one by one, so that one rollout cannot take others with it.
+that the server refuses is asked for one by one, so that one rollout cannot take others with it, but not one that was
+answered with the wrong number of rewards: by itself a rollout would get a reward that may be another's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 
 from gymdata.adapters.http_client import Advice, HttpClient, base_url
 from gymdata.adapters.rewards.saved_ids import first_prompt_ids, last_ids
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, RewardError, UsageError
 
 _IN_FLIGHT = 8
 _KEYS = ("GYMDATA_REWARD_API_KEY",)
@@ -37,6 +38,10 @@ _ADVICE = Advice(
 
 Decode = Callable[[Sequence[int]], str]
 _Answers = list[float | OutsideError | None]
+
+
+class _MiscountError(RewardError):
+    """An answer with more or fewer rewards than texts."""
 
 
 class RemoteReward:
@@ -88,7 +93,7 @@ class RemoteReward:
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:
         client = HttpClient(
-            self._url, "environment", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
+            self._url, "reward", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
             key_names=_KEYS, advice=_ADVICE,
         )  # fmt: skip
         room = asyncio.Semaphore(_IN_FLIGHT)
@@ -106,7 +111,12 @@ class RemoteReward:
             answer = await self._ask(client, texts, retries=0 if self.unreachable else None)
         if not isinstance(answer, OutsideError):
             return answer
-        if len(texts) == 1 or answer.fatal or isinstance(answer.__cause__, TimeoutError):
+        if (
+            len(texts) == 1
+            or answer.fatal
+            or isinstance(answer, _MiscountError)
+            or isinstance(answer.__cause__, TimeoutError)
+        ):
             return [answer] * len(texts)
         singles = []
         for text in texts:
@@ -125,7 +135,7 @@ class RemoteReward:
             if not isinstance(rewards, list):
                 raise client.garbage('an object with a list "rewards"', answer)
             if len(rewards) != len(texts):
-                raise client.garbage(f"{len(texts)} rewards", f"{len(rewards)} of them")
+                raise _MiscountError(f"the server gave {len(rewards)} rewards, expected {len(texts)}", retryable=True)
             return [_number(reward) for reward in rewards]
 
         try:
@@ -154,4 +164,4 @@ def _number(reward: Any) -> float | OutsideError:
         with contextlib.suppress(OverflowError):
             if math.isfinite(number := float(reward)):
                 return number
-    return OutsideError("environment", f"the server gave {reward!r}, expected a finite number")
+    return RewardError(f"the server gave {reward!r}, expected a finite number")

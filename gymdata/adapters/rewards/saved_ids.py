@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.core.tokens import expand_prompts
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, RewardError
 
 
 def last_ids(rollout: Mapping[str, Any]) -> np.ndarray:
@@ -33,4 +33,4 @@ def first_prompt_ids(rollout: Mapping[str, Any]) -> np.ndarray:
 
 def without_ids() -> OutsideError:
     """A rollout that came without token ids cannot be scored as it was sampled."""
-    return OutsideError("environment", "T205: the rollout has no token ids")
+    return RewardError("T205: the rollout has no token ids")

@@ -1,0 +1,111 @@
+"""Messages and hints name only flags that can be given."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from gymdata_cli.main import COMMANDS, build, main
+
+from gymdata.config.base import Config
+from gymdata.config.collect import CollectConfig
+from gymdata.config.genrm import JudgeConfig, ServeConfig
+from gymdata.config.score import ScoreConfig
+from gymdata.config.train import TRAINERS
+from gymdata.errors import DataError
+
+ROOT = Path(__file__).parents[2]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
+#: Flags of other programs, which messages name or which are passed on to them.
+OTHERS = {
+    "accelerate launch": {
+        "--config_file", "--dynamo_backend", "--main_process_port", "--mixed_precision", "--multi_gpu",
+        "--num_machines", "--num_processes",
+    },
+    "vllm serve": {
+        "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none", "--tool-call-parser",
+        "--max-logprobs", "--logprobs-mode",
+    },
+    "python -m gymdata.….json_schema": {"--write", "--check"},
+}  # fmt: skip
+
+
+def flags_of(command: str) -> set[str]:
+    group: Any = typer.main.get_command(build(command))
+    params = group.commands[command].params
+    return {"--help", *(name for param in params for name in (*param.opts, *param.secondary_opts))}
+
+
+def named() -> Iterator[tuple[str, str]]:
+    """(file:line, flag) of every flag in a string of the sources."""
+    for file in sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for flag in FLAG.findall(node.value):
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", flag
+
+
+def test_every_flag_that_a_message_names_exists() -> None:
+    """Each ``--flag`` in a string of gymdata/ and cli/ is a flag of some command, or of a program that is named here."""
+    known = {"--version"}.union(*map(flags_of, COMMANDS), *OTHERS.values())
+    assert [f"{where} {flag}" for where, flag in named() if flag not in known] == []
+
+
+def test_flags_of_other_programs_are_still_named() -> None:
+    """The list above holds no flag that no message names any more."""
+    used = {flag for _, flag in named()}
+    assert set().union(*OTHERS.values()) - used == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_without_arguments_names_its_own_flags(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What ``gymdata COMMAND`` alone complains of can be given as it says."""
+    if command == "demo":
+        return  # needs no argument
+    monkeypatch.chdir(tmp_path)
+    assert main([command]) == 2
+    said = capsys.readouterr().err
+    assert set(FLAG.findall(said)) <= flags_of(command)
+
+
+SETTINGS: dict[str, type[Config]] = {
+    "collect": CollectConfig,
+    "score": ScoreConfig,
+    "judge": JudgeConfig,
+    "serve-genrm": ServeConfig,
+    **{f"train-{name}": kind for name, kind in TRAINERS.items()},
+}
+
+
+@pytest.mark.parametrize("command", SETTINGS)
+def test_a_setting_without_a_default_says_how_it_is_given(command: str) -> None:
+    """Every required setting of a command names a flag of that command, or its argument."""
+    kind = SETTINGS[command]
+    required = {name for name, field in kind.model_fields.items() if field.is_required()}
+    assert set(kind.given_as) == required
+    for how in kind.given_as.values():
+        flags = set(FLAG.findall(how))
+        assert flags <= flags_of(command)
+        assert flags or "argument" in how
+
+
+def test_a_suggestion_is_never_what_was_given(tmp_path: Path) -> None:
+    """A path that is there but of another kind, and a link to nothing, say so; a typo still names its neighbour."""
+    (tmp_path / "rollouts.jsonl").write_text("")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    assert "did you mean 'rollouts.jsonl'?" in str(DataError.missing_path(tmp_path / "rollout.jsonl"))
+    for path, said in (
+        (tmp_path / "rollouts.jsonl", "is a file, expected a folder with a model"),
+        (tmp_path, "is a folder, expected a folder with a model"),
+        (tmp_path / "gone.jsonl", f"is a link to {tmp_path / 'nothing'}, which does not exist"),
+    ):
+        text = str(DataError.missing_path(path, "a folder with a model"))
+        assert said in text
+        assert "did you mean" not in text

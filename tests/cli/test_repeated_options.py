@@ -1,0 +1,62 @@
+"""Options that take one value, given more than once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from gymdata_cli.main import COMMANDS, build, main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def options(command: str) -> list[Any]:
+    """Every option of a command, from its parser."""
+    group: Any = typer.main.get_command(build(command))
+    return [param for param in group.commands[command].params if param.param_type_name == "option"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_of_one_value_given_twice_is_refused(command: str, capsys: Capture) -> None:
+    """Each such option of each command exits 2 when repeated, under any of its names, and both values are named."""
+    single = [o for o in options(command) if not o.is_flag and not o.multiple]
+    assert single
+    for option in single:
+        for first, second in ((option.opts[0], option.opts[-1]), (option.opts[-1], option.opts[0])):
+            assert main([command, first, "1", second, "2"]) == 2, option.opts
+            assert f"{option.opts[-1]}: given twice: 1 and 2" in capsys.readouterr().err
+
+
+def test_three_values_are_all_named(capsys: Capture) -> None:
+    """The message counts and lists them; what a URL may keep secret is left out."""
+    urls = ["http://u:pw@a/v1", "http://b/v1?key=pw", "http://c"]
+    assert main(["judge", "run", *(word for url in urls for word in ("--endpoint", url))]) == 2
+    said = capsys.readouterr().err
+    assert "--endpoint: given 3 times: http://…@a/v1, http://b/v1?… and http://c" in said
+    assert "pw" not in said
+
+
+def test_on_and_off_exclude_each_other(capsys: Capture) -> None:
+    """A flag given both ways is refused; the same flag twice means what it means once."""
+    assert main(["collect", "--keep-reasoning", "--no-keep-reasoning"]) == 2
+    assert "given twice: --keep-reasoning and --no-keep-reasoning" in capsys.readouterr().err
+    assert main(["collect", "--json", "--json", "--help"]) == 0
+
+
+def test_lists_stay_lists(capsys: Capture) -> None:
+    """An option that is a list may be repeated; the help of a command is shown whatever else is given."""
+    assert main(["collect", "--reward", "nothing-like-it", "--reward", "exact_match", "--dry-run"]) == 2
+    assert "given twice" not in capsys.readouterr().err
+    assert main(["collect", "--seed", "1", "--seed", "2", "--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    "sets", [("temperature=0.5", "temperature=1"), ("engine.max_model_len=64", "engine.max_model_len=128")]
+)
+def test_a_key_set_twice_is_refused(sets: tuple[str, str], capsys: Capture) -> None:
+    """``--set KEY=1 --set KEY=2`` would take the last in silence."""
+    words = [word for text in sets for word in ("--set", text)]
+    assert main(["collect", "t.jsonl", *words]) == 2
+    key, first = sets[0].split("=")
+    assert f"--set {key}: given twice: {first} and {sets[1].split('=')[1]}" in capsys.readouterr().err
