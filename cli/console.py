@@ -24,6 +24,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object in
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags beat it.")]
 SetFlag = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
 OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start again, replacing what is there.")]
+AllowChangedFlag = Annotated[
+    bool, typer.Option("--allow-changed", help="Read sealed files that differ from what run.json recorded.")
+]
 SeedFlag = Annotated[int | None, typer.Option("--seed", help="Makes everything that is drawn repeatable.")]
 
 _UNWRAPPED = 1_000

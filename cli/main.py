@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from gymdata_cli.console import AllowChangedFlag, note
 
-from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
+from gymdata.store.reading import current, reading
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -36,6 +40,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
 }
 
+#: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
+READERS = frozenset(
+    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query"]
+    + [name for name in COMMANDS if name.startswith("train-")]
+)
+
 
 def build(command: str | None) -> typer.Typer:
     """The application with ``command`` in full; the others are only named, so that nothing they need is loaded."""
@@ -52,10 +62,26 @@ def build(command: str | None) -> typer.Typer:
     for name, (module, function, summary) in COMMANDS.items():
         if name == command:
             body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
-            app.command(name)(body)
+            app.command(name)(with_allow_changed(body) if name in READERS else body)
         else:
             app.command(name, help=summary)(_named_only)
     return app
+
+
+def with_allow_changed(body: Callable[..., Any]) -> Callable[..., Any]:
+    """``body`` with the flag ``--allow-changed``, which means the same in every command that reads sealed files."""
+
+    def run(*args: Any, allow_changed: bool, **given: Any) -> Any:
+        if allow_changed:
+            current().allow_changed = True
+        return body(*args, **given)
+
+    signature = inspect.signature(body, eval_str=True)
+    flag = inspect.Parameter("allow_changed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AllowChangedFlag)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]  # inspect reads it
+    run.__annotations__ = {p.name: p.annotation for p in (*signature.parameters.values(), flag)}
+    run.__doc__ = body.__doc__
+    return run
 
 
 def rewritten(command: str | None, argv: list[str]) -> list[str]:
@@ -84,7 +110,16 @@ def run() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; returns its exit code. A traceback is shown only with ``-v``."""
+    """Run one command; returns its exit code. A traceback is shown only with ``-v``.
+
+    What readers had to leave out is said on stderr when it is found, and makes an exit code of 0 into 1.
+    """
+    with reading(report=lambda line: note(f"warning: {line}")) as found:
+        code = _main(argv)
+    return code or (EXIT_FAULTS if found.damage else EXIT_OK)
+
+
+def _main(argv: list[str]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     try:
         command = next((word for word in argv if not word.startswith("-")), None)

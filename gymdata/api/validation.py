@@ -62,7 +62,7 @@ def validate(
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
-        from gymdata.store.run_json import altered
+        from gymdata.store.reading import altered
 
         report.notes = altered(described, [s.path for s in sources])
     report.seconds = time.perf_counter() - began
