@@ -152,6 +152,15 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
+def warn_once(lines: Iterable[str]) -> None:
+    """Notes of a report as warnings, but for those that readers have said already."""
+    from gymdata.store.reading import current
+
+    for line in lines:
+        if line not in current().warnings:
+            note(f"warning: {line}")
+
+
 class Watch:
     """Progress of a long stage (implements ports.Progress): a bar on a terminal, else a line every few seconds.
 

@@ -77,7 +77,9 @@ def with_allow_changed(body: Callable[..., Any]) -> Callable[..., Any]:
         return body(*args, **given)
 
     signature = inspect.signature(body, eval_str=True)
-    flag = inspect.Parameter("allow_changed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AllowChangedFlag)
+    flag = inspect.Parameter(
+        "allow_changed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AllowChangedFlag
+    )
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]  # inspect reads it
     run.__annotations__ = {p.name: p.annotation for p in (*signature.parameters.values(), flag)}
     run.__doc__ = body.__doc__

@@ -47,7 +47,9 @@ def query(
         elif json:
             names = reader.schema.names
             columns = ([python_values(column) for column in batch.columns] for batch in reader)
-            rows = [json_value(dict(zip(names, row, strict=True))) for batch in columns for row in zip(*batch, strict=True)]
+            rows = [
+                json_value(dict(zip(names, row, strict=True))) for batch in columns for row in zip(*batch, strict=True)
+            ]
             emit_json({"columns": names, "rows": rows, "row_count": len(rows)})
         else:
             _show(reader)

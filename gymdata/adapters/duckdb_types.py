@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS = frozenset(
-    "boolean tinyint smallint integer bigint hugeint utinyint usmallint uinteger ubigint uhugeint float double decimal".split()
+    ["boolean", "tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint"]
+    + ["uhugeint", "float", "double", "decimal"]
 )
-_TEXTS = frozenset(["varchar", "enum", "uuid", "null", "\"null\""])
+_TEXTS = frozenset(["varchar", "enum", "uuid", "null", '"null"'])
 _TIMES = frozenset(
     ["date", "time", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"]
 )

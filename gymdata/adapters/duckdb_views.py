@@ -275,7 +275,9 @@ class Views:
                 "SELECT count(*), min(rollout_id) FROM (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING count(*) > 1)"
             ).fetchone()
             if found is not None and found[0]:
-                warn(f"{found[0]:,} rollouts are there more than once (first: {found[1]}): their rows are counted as often")
+                warn(
+                    f"{found[0]:,} rollouts are there more than once (first: {found[1]}): their rows are counted as often"
+                )
 
     def _reward_names(self, body: str) -> list[str]:
         rows = self.con.execute(f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n").fetchall()

@@ -179,7 +179,9 @@ def write_text(reader: pa.RecordBatchReader, file: TextIO, kind: str) -> int:
         columns = [python_values(column) for column in batch.columns]
         for row in zip(*columns, strict=True):
             if kind == "csv":
-                table.writerow([json.dumps(json_value(v), default=str) if isinstance(v, (list, dict)) else v for v in row])
+                table.writerow(
+                    [json.dumps(json_value(v), default=str) if isinstance(v, (list, dict)) else v for v in row]
+                )
             else:
                 write(encode_any(json_value(dict(zip(names, row, strict=True)))).decode() + "\n")
         rows += batch.num_rows

@@ -23,7 +23,7 @@ from gymdata.store.lock import writing
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.store.tables import _chosen, _present, _read_source, _shape, broken_parquet
+from gymdata.store.tables import _chosen, _present, _read_source, _refuse_short, _shape, broken_parquet
 
 _MADE_FROM = b"gymdata.made_from"
 
@@ -78,6 +78,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
         try:
             with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
+                _refuse_short(where, data.num_rows, sizes[index])
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()

@@ -183,9 +183,17 @@ def _read_source(source: Source, table: Table, names: list[str] | None) -> pa.Ta
         with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             data = file.read(columns=_present(file.schema_arrow, table, names, where))
+            expected = file.metadata.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise broken_parquet(source.path, error) from error
+    _refuse_short(where, data.num_rows if data.num_columns else expected, expected)
     return _shape(data, table, names, where)
+
+
+def _refuse_short(where: str, rows: int, expected: int) -> None:
+    """What a footer says of one column can be damaged: it is then read as a shorter one."""
+    if rows != expected:
+        raise DataError.damaged(where, f"{rows:,} of {expected:,} rows can be read")
 
 
 def _scan_source(source: Source, table: Table, names: list[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -205,9 +213,12 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
         dataset = ds.dataset(source.path, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
         check_version(dataset.schema.metadata, where, table)
         present = _present(dataset.schema, table, names, where)
+        seen, expected = 0, dataset.count_rows()
         for batch in dataset.to_batches(columns=present, batch_size=batch_size, batch_readahead=4):
+            seen += batch.num_rows
             if batch.num_rows:
                 yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
+        _refuse_short(where, seen, expected)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise broken_parquet(source.path, error) from error
 

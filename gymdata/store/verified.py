@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ _OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_bu
 _FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=_OPTIONS)
 #: Rows of a batch: token lists of one row take as much room as a thousand rewards.
 _FLAT_ROWS, _NESTED_ROWS = 1 << 16, 1 << 12
+_SHORT = "a column stream ends too early"
 
 
 class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
@@ -33,6 +34,7 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
 
     def __init__(self, files: ds.FileSystemDataset) -> None:
         super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
+        self._rows = files.count_rows()
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> ds.Scanner:
         """What DuckDB asks for: ``columns`` (all, when None) of the rows that pass ``filter``."""
@@ -40,14 +42,15 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         rows = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
         options = {"batch_size": rows, "batch_readahead": 8, **options}
         if filter is None:
-            return super().scanner(columns=columns, **options)
+            reader = _counted(super().scanner(columns=names, **options), self._rows)
+            return ds.Scanner.from_batches(reader)
         named = _named_in(str(filter), self.schema.names)
         both = [*names, *(n for n in named if n not in names)]
         found = self._row_groups_with(named, filter) if set(names) - set(named) else list(self.get_fragments())
         if not found:
             return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
         held = ds.FileSystemDataset(found, self.schema, self.format, self.filesystem)
-        reader = held.scanner(columns=both, **options).to_reader()
+        reader = _counted(held.scanner(columns=both, **options), held.count_rows())
         return ds.Scanner.from_batches(reader, columns=names, filter=filter)
 
     def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
@@ -55,10 +58,26 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         groups = [group for fragment in self.get_fragments() for group in fragment.split_by_row_group()]
         passing = []
         for group in groups:
-            reader = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS).to_reader()
+            scanner = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS)
+            reader = _counted(scanner, group.count_rows())
             if ds.Scanner.from_batches(reader, filter=filter).count_rows():
                 passing.append(group)
         return passing
+
+
+def _counted(scanner: ds.Scanner, rows: int) -> pa.RecordBatchReader:
+    """The batches of a scanner; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column alone
+    can be damaged, too, and the reader would take it for a shorter column."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in scanner.to_batches():
+            seen += batch.num_rows
+            yield batch
+        if seen != rows:
+            raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
+
+    return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
 
 
 def _named_in(text: str, names: Sequence[str]) -> list[str]:
@@ -139,7 +158,10 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
             with pq.ParquetFile(file, page_checksum_verification=True) as opened:
                 for index in range(opened.num_row_groups):
                     for name in opened.schema_arrow.names:
-                        opened.read_row_group(index, columns=[name])
+                        rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
+                        if read.num_rows != rows:
+                            what = f"column {name!r} has {read.num_rows:,} of {rows:,} rows"
+                            return DataError.damaged(file, what)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             return broken_parquet(file, error)
     return None
