@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS = frozenset(
-    ["boolean", "tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint"]
-    + ["uhugeint", "float", "double", "decimal"]
-)
+    ("boolean", "tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint",
+     "uhugeint", "float", "double", "decimal")
+)  # fmt: skip
 _TEXTS = frozenset(["varchar", "enum", "uuid", "null", '"null"'])
 _TIMES = frozenset(
     ["date", "time", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"]

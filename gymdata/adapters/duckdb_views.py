@@ -314,6 +314,10 @@ def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raises UsageError unless ``sql`` is one statement that only reads."""
     import duckdb
 
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError.bad_value("SQL", ascii(sql[error.start : error.start + 1]), "text in UTF-8") from error
     statements = con.extract_statements(sql)
     if len(statements) != 1:
         raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")

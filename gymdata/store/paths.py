@@ -93,7 +93,7 @@ def read_facts(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError.unreadable(file, f"not JSON ({error})", hint) from error
     if not isinstance(facts, dict) or not facts:
-        raise DataError.unreadable(file, f"{str(facts)[:40]} describes no run", hint)
+        raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", hint)
     if (fault := _fault_in(facts)) is not None:
         raise DataError.unreadable(file, fault, hint)
     return facts
@@ -110,7 +110,8 @@ def _fault_in(facts: dict[str, Any]) -> str | None:
         return str(error)
     for where, kind in _SHAPES.items():
         for at, value in _at(facts, where.split(".")):
-            if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            allowed = value is None and not where.endswith("[]")
+            if not allowed and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
                 return f"{at}: got {json.dumps(value)[:40]}, expected {_CALLED[kind]}"
     if any(not f.get("path") or "\0" in f["path"] for f in facts.get("files") or []):
         return "files: an entry names no file"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -42,9 +41,8 @@ READERS = [
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield
 
 
 def described(folder: Path, suffix: str = "parquet") -> Path:
@@ -80,7 +78,7 @@ def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path, with_run_json: 
     file.write_bytes(whole)
     expected = [gymdata.query(sql, file).to_pylist() for sql in QUERIES]
     draw = random.Random(11)
-    errors = 0
+    errors = []
     for flip in range(200):
         damaged = bytearray(whole)
         damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
@@ -89,9 +87,9 @@ def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path, with_run_json: 
         try:
             assert gymdata.query(sql, file).to_pylist() == values
         except GymdataError as error:
-            errors += 1
-            assert str(file) in str(error)
-    assert errors > 50
+            errors.append(str(error))
+    assert len(errors) > 50
+    assert all(str(file) in error for error in errors)
 
 
 def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,9 +197,7 @@ def test_python_reads_changed_files_where_it_is_allowed(tmp_path: Path) -> None:
         assert gymdata.load_rollouts(run)["reward"].to_pylist()[0] == 0.5
     with pytest.raises(DataError, match="differs from what"):
         gymdata.load_rollouts(run)
-    assert gymdata.validate(run).notes == [
-        f"{part} differs from what run.json recorded: other bytes (xxh3)"
-    ]
+    assert gymdata.validate(run).notes == [f"{part} differs from what run.json recorded: other bytes (xxh3)"]
 
 
 def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +235,12 @@ def test_failures_carry_checksums(tmp_path: Path, open_run, capsys: pytest.Captu
     file = tmp_path / "run" / "failures.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     assert lines[0] == frame(lines[0].rpartition(b"\t")[0])
-    file.write_bytes(lines[0] + lines[1].replace(b"gone", b"lost") + lines[2] + b'{"kind":"judge","attempt":9}\n' + b"{x\n")
-    with pytest.warns(DataWarning, match=rf"2 damaged records left out \(line 2 at byte {len(lines[0])}, line 5 at byte"):
+    file.write_bytes(
+        lines[0] + lines[1].replace(b"gone", b"lost") + lines[2] + b'{"kind":"judge","attempt":9}\n' + b"{x\n"
+    )
+    with pytest.warns(
+        DataWarning, match=rf"2 damaged records left out \(line 2 at byte {len(lines[0])}, line 5 at byte"
+    ):
         assert [f["attempt"] for f in read_failures(tmp_path / "run")] == [0, 2, 9]
     assert main(["query", "SELECT count(*) AS n FROM failures", str(tmp_path / "run"), "--csv"]) == 1
     shown = capsys.readouterr()
