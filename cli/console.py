@@ -26,6 +26,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object in
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags beat it.")]
 SetFlag = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
 OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start again, replacing what is there.")]
+AllowChangedFlag = Annotated[
+    bool, typer.Option("--allow-changed", help="Read sealed files that differ from what run.json recorded.")
+]
 SeedFlag = Annotated[int | None, typer.Option("--seed", help="Makes everything that is drawn repeatable.")]
 
 _UNWRAPPED = 1_000
@@ -172,6 +175,15 @@ class _MainThreadOnly:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._out if threading.get_ident() == self._mine else sys.stderr, name)
+
+
+def warn_once(lines: Iterable[str]) -> None:
+    """Notes of a report as warnings, but for those that readers have said already."""
+    from gymdata.store.reading import current
+
+    for line in lines:
+        if line not in current().warnings:
+            note(f"warning: {line}")
 
 
 class Watch:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, note
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, warn_once
 
 if TYPE_CHECKING:
     from gymdata.stages.experience import ExperiencesReport
@@ -101,8 +101,7 @@ def experience(
     settings = ExperienceConfig.load(config, flags, sets)
     with Watch("experiences") as watch:
         report = build_experiences(path, output, config=settings, overwrite=overwrite, command=sys.argv, progress=watch)
-    for text in report.notes:
-        note(text)
+    warn_once(report.notes)
     if json:
         emit_json(report.as_json())
     else:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import copy
 import errno
 import importlib
+import inspect
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from gymdata_cli.console import AllowChangedFlag, note
 from typer.core import TyperCommand
 
-from gymdata.errors import BROUGHT_BY, EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError, UsageError
+from gymdata.errors import (
+    BROUGHT_BY,
+    EXIT_FAULTS,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_OUTSIDE,
+    EXIT_USAGE,
+    GymdataError,
+    UsageError,
+)
+from gymdata.store.reading import current, reading
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -39,6 +52,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
     "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
 }
+
+#: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
+READERS = frozenset(
+    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query"]
+    + [name for name in COMMANDS if name.startswith("train-")]
+)
 
 
 class OnceCommand(TyperCommand):
@@ -90,10 +109,28 @@ def build(command: str | None) -> typer.Typer:
     for name, (module, function, summary) in COMMANDS.items():
         if name == command:
             body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
-            app.command(name, cls=OnceCommand)(body)
+            app.command(name, cls=OnceCommand)(with_allow_changed(body) if name in READERS else body)
         else:
             app.command(name, help=summary)(_named_only)
     return app
+
+
+def with_allow_changed(body: Callable[..., Any]) -> Callable[..., Any]:
+    """``body`` with the flag ``--allow-changed``, which means the same in every command that reads sealed files."""
+
+    def run(*args: Any, allow_changed: bool, **given: Any) -> Any:
+        if allow_changed:
+            current().allow_changed = True
+        return body(*args, **given)
+
+    signature = inspect.signature(body, eval_str=True)
+    flag = inspect.Parameter(
+        "allow_changed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AllowChangedFlag
+    )
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]  # inspect reads it
+    run.__annotations__ = {p.name: p.annotation for p in (*signature.parameters.values(), flag)}
+    run.__doc__ = body.__doc__
+    return run
 
 
 def rewritten(command: str | None, argv: list[str]) -> list[str]:
@@ -131,7 +168,16 @@ def _log_tracebacks(verbose: bool) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; returns its exit code. A traceback is shown only with ``-v``."""
+    """Run one command; returns its exit code. A traceback is shown only with ``-v``.
+
+    What readers had to leave out is said on stderr when it is found, and makes an exit code of 0 into 1.
+    """
+    with reading(report=lambda line: note(f"warning: {line}")) as found:
+        code = _main(argv)
+    return code or (EXIT_FAULTS if found.damage else EXIT_OK)
+
+
+def _main(argv: list[str]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     _log_tracebacks(verbose)
     try:

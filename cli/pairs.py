@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts, note
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts, warn_once
 
 if TYPE_CHECKING:
     from gymdata.api.pairing import PairsReport
@@ -65,8 +65,7 @@ def pairs(
     flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)
-    for line in report.notes:
-        note(f"warning: {line}")
+    warn_once(report.notes)
     if json:
         emit_json(report.as_json())
     else:

@@ -31,28 +31,32 @@ def query(
     verbose: _Verbose = False,
 ) -> None:
     """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. It can only read."""
-    from gymdata.api.querying import check_target, refuse_unwritable, run_query, write_result, write_text
+    from gymdata.adapters.duckdb_types import json_value, python_values
+    from gymdata.api.querying import check_target, run_query, write_result, write_text
     from gymdata.errors import UsageError
 
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
     if output is not None:
         check_target(output, *paths)
-    with run_query(sql, *paths) as reader:
+    with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:
         if output is not None:
             note(f"{write_result(reader, output):,} rows in {output}")
         elif csv:
-            refuse_unwritable(reader.schema, "csv")
             write_text(reader, sys.stdout, "csv")
         elif json:
-            refuse_unwritable(reader.schema, "json")
-            rows = [row for batch in reader for row in batch.to_pylist()]
-            emit_json({"columns": reader.schema.names, "rows": rows, "row_count": len(rows)})
+            names = reader.schema.names
+            columns = ([python_values(column) for column in batch.columns] for batch in reader)
+            rows = [
+                json_value(dict(zip(names, row, strict=True))) for batch in columns for row in zip(*batch, strict=True)
+            ]
+            emit_json({"columns": names, "rows": rows, "row_count": len(rows)})
         else:
             _show(reader)
 
 
 def _show(reader: pa.RecordBatchReader) -> None:
+    from gymdata.adapters.duckdb_types import python_values
     from gymdata.api.querying import too_wide
 
     names, terminal = reader.schema.names, sys.stdout.isatty()
@@ -64,7 +68,7 @@ def _show(reader: pa.RecordBatchReader) -> None:
     for batch in reader:
         total += batch.num_rows
         if room := _SHOWN - len(rows):
-            columns = [column.to_pylist() for column in batch.slice(0, room).columns]
+            columns = [python_values(column) for column in batch.slice(0, room).columns]
             whole = list(zip(*columns, strict=True))
             rows += [[too_wide(v) or v for v in row] for row in whole]
             if terminal:

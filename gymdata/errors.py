@@ -117,6 +117,24 @@ class DataError(GymdataError):
         return cls(f"{path}: cannot be read: {why}", hint=hint)
 
     @classmethod
+    def damaged(cls, path: Path | str, why: str) -> DataError:
+        """Content that is not what was written. A fault of the data, not of the command."""
+        error = cls(f"{path}: is damaged: {why}", hint="bring the file back from a copy, or write it again")
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
+    def changed(cls, path: Path | str, run_json: Path | str, why: str) -> DataError:
+        """A sealed file that is not as it was written. A fault of the data, not of the command."""
+        error = cls(
+            f"{path}: differs from what {run_json} recorded: {why}",
+            hint="bring the file back from a copy; if the change was meant, --allow-changed reads it "
+            "(in Python: `with gymdata.reading(allow_changed=True):`)",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def newer_schema(cls, path: Path | str, table: str, got: int, known: int) -> DataError:
         return cls(
             f"{path}: {table} version {got} is newer than this gymdata understands ({known})",

@@ -1,40 +1,32 @@
 """gymdata's files as DuckDB views: rollouts, turns, messages, failures, and the tables that stages wrote.
 
-What always holds: SQL can read the given files and nothing else, and can change nothing; views over Parquet are lazy, so
-a query reads the columns that it names; ``turns.prompt_token_ids`` is the prompt that the model read, digests checked.
+What always holds: SQL can read the given files and nothing else, and can change nothing; no value is shown of a file
+that is damaged or was changed; views over Parquet are lazy, so a query reads the columns that it names;
+``turns.prompt_token_ids`` is the prompt that the model read, digests checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.core.schema import ROLLOUTS, SCHEMA_KEY, TABLES, check_version
+from gymdata.core.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.errors import DataError, UsageError
 from gymdata.store.failures import FAILURES
 from gymdata.store.foreign import foreign_format
 from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.reading import check_source, same_content, warn
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
-    import pyarrow.dataset as ds
 
-#: Of which tables a column tells that a file holds them, when the file does not say so itself.
-_TELLTALE = {
-    "pairs": "chosen_ids",
-    "comparisons": "comparison_id",
-    "experiences": "loss_mask",
-    "violations": "severity",
-    "scores": "value",
-    "audit": "ref_logprobs",
-    "rollouts": "turns",
-}
 _ALWAYS = ("rollouts", "turns", "messages", "failures")
 _UDF = "gymdata_prompts"
 _UDF_FIELDS = {
@@ -56,8 +48,8 @@ class Files:
     by_table: dict[str, list[Source]] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
 
-    def parquet(self) -> list[str]:
-        return [str(s.path.resolve()) for found in self.by_table.values() for s in found if s.kind == "parquet"]
+    def parquet(self) -> list[Path]:
+        return [s.path.resolve() for found in self.by_table.values() for s in found if s.kind == "parquet"]
 
 
 def find_files(paths: Sequence[str | Path]) -> Files:
@@ -79,6 +71,8 @@ def find_files(paths: Sequence[str | Path]) -> Files:
             _add(files, match)
     for table, found in files.by_table.items():
         files.by_table[table] = list({source.path.resolve(): source for source in found}.values())
+        for source in files.by_table[table]:
+            check_source(source, TABLES[table])
     files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
     if not files.by_table and not any((f / ROLLOUTS.name).is_dir() or (f / FAILURES).is_file() for f in files.folders):
         raise DataError.empty(paths[0], "rows of a gymdata table")
@@ -108,22 +102,39 @@ def _table_of(source: Source) -> str:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from gymdata.store.tables import broken_parquet
+
         try:
             schema = pq.read_schema(source.path)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError.unreadable(
-                where, str(error).splitlines()[0], "the file is cut off or no Parquet"
-            ) from error
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise broken_parquet(source.path, error) from error
         columns = schema.names
-        name = (schema.metadata or {}).get(SCHEMA_KEY, b"").decode()
-        check_version(schema.metadata, where)
+        if (name := check_version(schema.metadata, where)) is not None:
+            if name not in TABLES:
+                raise DataError(f"{where}: says that it holds {name!r}, which is no table of gymdata")
+            return name
+        needed = {table.name: table.required() for table in TABLES.values()}
     else:
-        name, columns = "", _first_keys(source)
-    name = name or next((table for table, column in _TELLTALE.items() if column in columns), "")
-    if name not in TABLES:
-        held = ", ".join(columns[:8]) or "nothing"
-        raise DataError(f"{where}: holds none of gymdata's tables (it has {held})")
-    return name
+        columns = _first_keys(source)
+        needed = {
+            table.name: [n for n in table.required() if not table.schema.field(n).nullable] for table in TABLES.values()
+        }
+    return _table_with(columns, needed, where)
+
+
+def _table_with(columns: Sequence[str], needed: Mapping[str, Sequence[str]], where: str) -> str:
+    """The table all of whose columns are there: of several the one with most. One column of a table tells nothing."""
+    whole = [name for name, wanted in needed.items() if set(wanted) <= set(columns)]
+    if whole:
+        return max(whole, key=lambda name: len(needed[name]))
+    held = ", ".join(columns[:8]) or "nothing"
+    near = max(needed, key=lambda name: len(set(needed[name]) & set(columns)) / len(needed[name]))
+    lacks = [name for name in needed[near] if name not in columns]
+    close = len(lacks) <= len(needed[near]) / 2
+    raise DataError(
+        f"{where}: holds none of gymdata's tables (it has {held})",
+        hint=f"for {near} it lacks {', '.join(lacks)}" if close else None,
+    )
 
 
 def _first_keys(source: Source) -> list[str]:
@@ -174,10 +185,13 @@ class Views:
         return self
 
     def __exit__(self, *_: object) -> None:
+        import duckdb
+
         if self._con is not None:
             # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
             if self._udf:
-                self._con.remove_function(_UDF)
+                with contextlib.suppress(duckdb.Error):  # what ended the block is told, not that a result is open
+                    self._con.remove_function(_UDF)
             self._con.close()
             self._spill.cleanup()
 
@@ -197,8 +211,7 @@ class Views:
         everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
         self._make(named or self.names, rewards=everything or "reward_" in text,
                    prompts=everything or "prompt_token_ids" in text)  # fmt: skip
-        allowed = ", ".join(_text(path) for path in self.files.parquet())
-        self.con.execute(f"SET allowed_paths=[{allowed}]")
+        self._warn_of_copies(named or self.names)
         self.con.execute("SET enable_external_access=false")
         self.con.execute("SET lock_configuration=true")
 
@@ -227,22 +240,44 @@ class Views:
         if name in self._made:
             return
         self._made.add(name)
-        sources = self.files.by_table[name]
+        from gymdata.store.verified import verified_datasets
+
+        sources, table = self.files.by_table[name], TABLES[name]
+        # DuckDB's own reader takes no notice of checksums, and takes a file's statistics for true.
+        loaded: list[Any] = [*verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)]
+        loaded += [_load(source, table) for source in sources if source.kind != "parquet"]
         parts = []
-        # DuckDB takes every path for a glob, so files whose names look like one reach it by another way.
-        direct = [s for s in sources if s.kind == "parquet" and not glob.has_magic(str(s.path.resolve()))]
-        if direct:
-            paths = ", ".join(_text(str(s.path.resolve())) for s in direct)
-            parts.append(f"SELECT * FROM read_parquet([{paths}], union_by_name=true)")
-        for number, source in enumerate(s for s in sources if s not in direct):
-            loaded = f"gymdata_{name}_{number}"
-            self.con.register(loaded, _load(source, name))
-            parts.append(f"SELECT * FROM {loaded}")
+        for number, data in enumerate(loaded):
+            self.con.register(f"gymdata_{name}_{number}", data)
+            parts.append(f"SELECT * FROM gymdata_{name}_{number}")
         body = " UNION ALL BY NAME ".join(parts)
         if name == "rollouts" and rewards:
             extra = "".join(f", {column}" for column in _reward_columns(self._reward_names(body)))
             body = f"SELECT *{extra} FROM ({body})"
         self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    def broken(self) -> DataError | None:
+        """The file that cannot be read, when that is why a query failed."""
+        from gymdata.store.verified import first_broken
+
+        return first_broken(self.files.parquet())
+
+    def _warn_of_copies(self, names: Iterable[str]) -> None:
+        """Rows that several paths give are counted as often."""
+        wanted = {"rollouts" if name in ("turns", "messages") else name for name in names}
+        for name in wanted & set(self.files.by_table):
+            for path, copy in same_content(s.path for s in self.files.by_table[name]):
+                warn(f"{copy} holds the same bytes as {path}: their {name} are counted twice")
+        for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in wanted):
+            warn(f"{copy} holds the same bytes as {path}: their failures are counted twice")
+        if "rollouts" in wanted and len({s.path.parent for s in self.files.by_table["rollouts"]}) > 1:
+            found = self.con.execute(
+                "SELECT count(*), min(rollout_id) FROM (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING count(*) > 1)"
+            ).fetchone()
+            if found is not None and found[0]:
+                warn(
+                    f"{found[0]:,} rollouts are there more than once (first: {found[1]}): their rows are counted as often"
+                )
 
     def _reward_names(self, body: str) -> list[str]:
         rows = self.con.execute(f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n").fetchall()
@@ -279,10 +314,21 @@ def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raises UsageError unless ``sql`` is one statement that only reads."""
     import duckdb
 
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError.bad_value("SQL", ascii(sql[error.start : error.start + 1]), "text in UTF-8") from error
     statements = con.extract_statements(sql)
     if len(statements) != 1:
         raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")
-    kind = statements[0].type
+    try:
+        kind = statements[0].type
+    except ValueError:
+        # DuckDB's bindings do not know all of its statements.
+        raise UsageError(
+            "SQL: got a statement that is no SELECT: query only reads",
+            hint="`-o FILE.parquet` writes the result of a SELECT",
+        ) from None
     explained = re.sub(r"^\s*explain(\s+analyze)?\s+", "", statements[0].query, flags=re.IGNORECASE)
     if kind == duckdb.StatementType.EXPLAIN and explained != statements[0].query:
         check_statement(con, explained)
@@ -327,22 +373,18 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
   SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
 
 
-def _load(source: Source, name: str) -> pa.Table | ds.Dataset:
-    """Rows in memory; of Parquet, what reads them when they are asked for."""
+def _load(source: Source, table: Table) -> pa.Table:
+    """The rows of JSON lines or a journal, in memory."""
     from gymdata.store.tables import read_table
 
-    if source.kind == "parquet":
-        import pyarrow.dataset as ds
-
-        return ds.dataset(source.path, format="parquet")
     try:
-        return read_table(source.path, TABLES[name])
+        return read_table(source.path, table)
     except DataError:
         # A run that is being collected: the journal was sealed since the folder was listed.
         twin = sealed_twin(source.path)
         if twin is None or source.path.exists():
             raise
-        return read_table(twin.path, TABLES[name])
+        return read_table(twin.path, table)
 
 
 def _failures(folders: Sequence[Path]) -> pa.Table:

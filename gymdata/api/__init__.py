@@ -14,6 +14,7 @@ from gymdata.store import foreign
 _HOME: dict[str, str] = {
     "load_rollouts": "data",
     "expand_turns": "data",
+    "reading": "data",
     "validate": "validation",
     "fix": "validation",
     "import_rollouts": "converting",

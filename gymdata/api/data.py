@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from gymdata.store.reading import reading
+
+__all__ = ["expand_turns", "load_rollouts", "reading"]
+
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from gymdata.adapters.duckdb_types import json_value, printable, python_values
 from gymdata.adapters.duckdb_views import Views, check_statement, find_files
 from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.store.paths import beside, local_output
@@ -47,15 +48,26 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
 
 
 @contextlib.contextmanager
-def run_query(sql: str, *paths: str | Path) -> Iterator[pa.RecordBatchReader]:
-    """Like ``query``, but a stream of record batches, for results that need not fit into memory."""
+def run_query(sql: str, *paths: str | Path, as_text: bool = False) -> Iterator[pa.RecordBatchReader]:
+    """Like ``query``, but a stream of record batches, for results that need not fit into memory.
+
+    ``as_text``: values of types that JSON and CSV have no form for are DuckDB's text for them.
+    """
     import duckdb
 
     with Views(find_files(paths)) as views:
         try:
             check_statement(views.con, sql)
             views.prepare(sql)
-            yield _named_apart(views.con.sql(sql).to_arrow_reader())
+            result = views.con.sql(sql)
+            if result is None:
+                raise UsageError("SQL: the statement has no result", hint="query takes one SELECT")
+            names = result.columns
+            reader = (_with_text(views.con, sql, result) if as_text else result).to_arrow_reader()
+            try:
+                yield _named_apart(reader, names)
+            finally:
+                reader.close()
         except duckdb.Error as error:
             raise _explain(error, views) from error
         except OSError as error:
@@ -63,15 +75,29 @@ def run_query(sql: str, *paths: str | Path) -> Iterator[pa.RecordBatchReader]:
             # (a closed pipe, a full disk) is not about the SQL.
             if error.errno is not None:
                 raise
-            raise views.fault or UsageError(f"SQL: {_first_line(error)}") from error
+            raise views.fault or _unread(error, views) or UsageError(f"SQL: {_first_line(error)}") from error
 
 
-def _named_apart(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Columns of one name as ``a`` and ``a_1``: a row that is an object would keep one of them only."""
+def _with_text(con: duckdb.DuckDBPyConnection, sql: str, result: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """``result`` with the columns cast whose types cannot be printed. They are named by position."""
+    casts = printable(result.types)
+    if not any(casts):
+        return result
+    numbered = [f"c{index}" for index in range(len(casts))]
+    shown = ", ".join(
+        name if cast is None else f"CAST({name} AS {cast}) AS {name}"
+        for name, cast in zip(numbered, casts, strict=True)
+    )
+    # A comment may end the statement.
+    return con.sql(f"SELECT {shown} FROM (\n{sql.strip().rstrip(';')}\n) AS t({', '.join(numbered)})")
+
+
+def _named_apart(reader: pa.RecordBatchReader, wanted: Sequence[str]) -> pa.RecordBatchReader:
+    """The columns' names; those of one name as ``a`` and ``a_1``: a row that is an object would keep one of them only."""
     import pyarrow as pa
 
     names: list[str] = []
-    for name in reader.schema.names:
+    for name in wanted:
         free = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
         names.append(next(one for one in free if one not in names))
     if names == reader.schema.names:
@@ -81,17 +107,19 @@ def _named_apart(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, renamed)
 
 
-def refuse_unwritable(schema: pa.Schema, kind: str) -> None:
-    """Raises UsageError for a column whose type ``kind`` (json, csv, jsonl, parquet) has no form for."""
+def _refuse_unwritable(schema: pa.Schema) -> None:
+    """Raises UsageError for a column whose type Parquet has no form for."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     for field in schema:
-        of_time = pa.types.is_interval(field.type)
-        if of_time or (kind != "parquet" and pa.types.is_large_binary(field.type) | pa.types.is_binary(field.type)):
-            what = "an INTERVAL" if of_time else "a BLOB"
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except pa.ArrowNotImplementedError as error:
             raise UsageError(
-                f"column {field.name!r} is {what}, which {kind} has no form for", hint=f"cast it: {field.name}::VARCHAR"
-            )
+                f"column {field.name!r} is {field.type}, which Parquet has no form for",
+                hint=f"cast it in the SELECT: {field.name}::VARCHAR",
+            ) from error
 
 
 def check_target(target: str | Path, *paths: str | Path) -> None:
@@ -111,7 +139,8 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path) -> int:
     from gymdata.store.run_json import replacing
 
     path = Path(target)
-    refuse_unwritable(reader.schema, path.suffix.removeprefix("."))
+    if path.suffix == ".parquet":
+        _refuse_unwritable(reader.schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         if path.suffix == ".parquet":
@@ -145,12 +174,14 @@ def write_text(reader: pa.RecordBatchReader, file: TextIO, kind: str) -> int:
         table.writerow(names)
     rows = 0
     for batch in reader:
-        columns = [column.to_pylist() for column in batch.columns]
+        columns = [python_values(column) for column in batch.columns]
         for row in zip(*columns, strict=True):
             if kind == "csv":
-                table.writerow([json.dumps(v, default=str) if isinstance(v, (list, dict)) else v for v in row])
+                table.writerow(
+                    [json.dumps(json_value(v), default=str) if isinstance(v, (list, dict)) else v for v in row]
+                )
             else:
-                write(encode_any(dict(zip(names, row, strict=True))).decode() + "\n")
+                write(encode_any(json_value(dict(zip(names, row, strict=True)))).decode() + "\n")
         rows += batch.num_rows
     return rows
 
@@ -163,12 +194,18 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     message = _first_line(error)
     if isinstance(error, duckdb.PermissionException):
         return UsageError(f"SQL: {message}", hint="a query reads only the files that are given after it")
+    if (unread := _unread(error, views)) is not None:
+        return unread
     if isinstance(error, duckdb.IOException):
         return DataError(f"SQL: {message}")
     # What there is to ask for helps with a name that is not there, not with a word in the wrong place.
     if not isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
         return UsageError(f"SQL: {message}")
-    known = views.columns()
+    try:
+        known = views.columns()
+    except duckdb.Error:
+        # A file whose columns do not fit the views.
+        return UsageError(f"SQL: {message}")
     missing = re.search(r"(?:named?|column|with name) \"?([\w.]+)\"? ?(?:does not exist|not found|!)", message)
     name = missing[1].rpartition(".")[2] if missing else ""
     words = [*known, *(column for columns in known.values() for column in columns)]
@@ -178,6 +215,11 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
         lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
     return UsageError(f"SQL: {message}", hint=f"{lead}there is to query:\n{listing}")
+
+
+def _unread(error: BaseException, views: Views) -> DataError | None:
+    """The error of the file that could not be read, when that is what DuckDB met: it tells neither name nor reason."""
+    return views.broken() if "stream" in str(error) or "page" in str(error) else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,7 +19,8 @@ from gymdata.core.schema import ROLLOUTS, SCORES
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.store import hash_file, read_run_json, read_table
 from gymdata.store.paths import find_run_json, resolve
-from gymdata.store.run_json import changed_since, differences
+from gymdata.store.reading import changed_files
+from gymdata.store.run_json import differences
 
 #: Stage folders that hold scores: of functions, and of judges.
 _KINDS = ("scores", "judge")
@@ -40,9 +41,11 @@ def concat(tables: list[pa.Table]) -> pa.Table:
 
 
 def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
-    """A line for each file of rollouts under ``sources`` that is not what its run recorded. Raises as ``resolve`` does."""
-    found = ((source, [s.path for s in resolve(source, ROLLOUTS)]) for source in sources)
-    return [line for source, files in found for line in changed_since(source, files)]
+    """A line for each file of rollouts under ``sources`` that is not what its run recorded, where that is allowed.
+
+    Raises DataError where it is not, and as ``resolve`` does.
+    """
+    return [line for source in sources for line in changed_files(resolve(source, ROLLOUTS), ROLLOUTS)]
 
 
 def refuse_duplicates(rollouts: pa.Table) -> None:

@@ -16,6 +16,7 @@ from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import DataError, UsageError, needs
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
+from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
     from gymdata.core.causes import Reader
@@ -27,6 +28,8 @@ __all__ = ["Report", "Violation", "fix", "validate"]
 Kind = Literal["rollouts", "pairs", "nemo", "tasks"]
 
 
+# What was changed is checked like anything else, and noted; damaged journal lines are violations.
+@reading(allow_changed=True, report=lambda _: None)
 def validate(
     path: str | Path,
     *,
@@ -63,13 +66,12 @@ def validate(
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
-        from gymdata.store.run_json import altered
-
         report.notes = altered(described, [s.path for s in sources])
     report.seconds = time.perf_counter() - began
     return report
 
 
+@reading(allow_changed=True)
 def fix(
     path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False, command: Sequence[str] = ()
 ) -> FixReport:
@@ -149,9 +151,22 @@ def _sources(path: Path, text: str) -> list[Source]:
             held = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
             if held.is_file() and held != source.path:
                 sources.append(Source(held, source.kind, source.compression))
-    if path.is_file() and path.stat().st_size == 0:
-        raise DataError.empty(path, "rollouts or pairs")
+    for source in sources:
+        if source.path.is_file() and _is_blank(source):
+            raise DataError.empty(source.path, "rollouts or pairs")
     return sources
+
+
+def _is_blank(source: Source) -> bool:
+    """Whether a file holds nothing, or nothing but white space."""
+    if source.kind == "journal":
+        return False
+    if source.kind == "parquet":
+        return source.path.stat().st_size == 0
+    try:
+        return not any(line.strip() for line in _first_lines(source, 1))
+    except DataError:
+        return False  # unreadable: the scan says where
 
 
 def kind_of(source: Source) -> Kind:

@@ -21,7 +21,7 @@ from gymdata.stages.train_checks import ModelFacts, check
 from gymdata.store import find_run_json, hash_file, read_run_json, read_table, resolve, write_run_json
 from gymdata.store.lock import Lock, refuse_held
 from gymdata.store.paths import RUN_JSON, local_output
-from gymdata.store.run_json import changed_since, differences, plain, replacing
+from gymdata.store.run_json import differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
 
 SUCCESS = "SUCCESS"
@@ -52,8 +52,6 @@ def train(
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
     files = [found.path for found in resolve(source, config.table)]
-    for line in changed_since(source, files):
-        progress.message(f"warning: {line}")
     if said := data.cost.text():
         progress.message(said)
     expected = data.sequences.trained()

@@ -1,39 +1,59 @@
 """failures.jsonl: attempts that ended without a rollout, with their kind and the turns so far.
 
-What always holds: a failure is never a rollout and has no reward; a torn last line is cut off and kept aside.
+What always holds: a failure is never a rollout and has no reward; each line carries its checksum, as a journal's does; a
+torn last line is cut off and kept aside.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
-from gymdata.store.journal import Repair, put_aside
-from gymdata.store.lines import decode, iter_lines
-from gymdata.store.paths import Source, find_run_json
+from gymdata.store.journal import Repair, put_aside, scan
+from gymdata.store.lines import decode
+from gymdata.store.paths import BOM, find_run_json
+from gymdata.store.reading import report_lines
 
 FAILURES = "failures.jsonl"
+#: What ends a line that carries a checksum.
+_CHECKSUM = re.compile(rb"\t[0-9a-f]{8}\Z")
 
 
 def read_failures(path: str | Path) -> list[dict[str, Any]]:
-    """Every failure of the run that a path argument belongs to; empty when there were none. Broken lines are left out."""
+    """Every failure of the run that a path argument belongs to; empty when there were none. Damaged lines are left out
+    and reported."""
     found = find_run_json(path)
     return read_failure_file(found.parent / FAILURES) if found else []
 
 
 def read_failure_file(file: Path) -> list[dict[str, Any]]:
-    """The records of one failures.jsonl."""
+    """The records of one failures.jsonl. A line has the shape of a journal's; those of earlier versions have no checksum."""
     if not file.exists():
         return []
-    records = []
-    for _, line in iter_lines(Source(file, "jsonl")):
-        try:
-            records.append(decode(line))
-        except ValueError:
-            # Torn by a crash; it was reported when the run was opened, and the attempt counts as never made.
-            continue
+    records: list[dict[str, Any]] = []
+    damaged = []
+    for number, line in enumerate(scan(file), 1):
+        record = _record(line.raw if line.body is None else line.body, checked=line.body is not None)
+        if record is not None:
+            records.append(record)
+        elif line.closed and not line.raw.isspace() and line.raw:
+            damaged.append((number, line.offset))
+        # A last line without newline is on its way, or was torn by a crash: opening the run cuts it off and says so.
+    report_lines(file, damaged, "record", "their checksums do not match, or they are not JSON objects")
     return records
+
+
+def _record(text: bytes, checked: bool) -> dict[str, Any] | None:
+    """The record that a line spells; None when it spells none, or ends with a checksum that does not match."""
+    if not checked and _CHECKSUM.search(text):
+        return None
+    try:
+        value = decode(text.removeprefix(BOM))
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def repair_failures(file: Path) -> list[Repair]:

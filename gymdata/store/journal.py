@@ -19,7 +19,9 @@ from typing import Any
 import orjson
 
 from gymdata.errors import DataError, StoreError
+from gymdata.store.lock import is_held
 from gymdata.store.parse import row_parser
+from gymdata.store.reading import report_lines, warn
 
 _BLOCK = 1 << 20
 #: A tab, eight hex digits.
@@ -181,12 +183,26 @@ def _torn_records(torn: Path) -> list[dict[str, Any]]:
         return []
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Any, int]]:
-    """The good rows of a journal: 1-based line, row, bytes of JSON."""
+def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, int]]:
+    """The good rows of a journal: 1-based line, row, bytes of JSON. Lines that are damaged are left out and reported.
+
+    ``report``: false where ``repair`` has reported them already.
+    """
     parse = row_parser()
-    for number, line in enumerate(scan(path), 1):
-        if line.body is not None:
-            try:
-                yield number, parse(line.body), len(line.body)
-            except orjson.JSONDecodeError as error:
-                raise DataError.bad_row(path, number, None, "text that is not JSON", "a journaled row") from error
+    damaged: list[tuple[int, int]] = []
+    try:
+        for number, line in enumerate(scan(path), 1):
+            if line.body is not None:
+                try:
+                    yield number, parse(line.body), len(line.body)
+                except orjson.JSONDecodeError as error:
+                    raise DataError.bad_row(path, number, None, "text that is not JSON", "a journaled row") from error
+            elif line.closed:
+                damaged.append((number, line.offset))
+            elif report and not is_held(path.parent.parent):
+                # While a run is written, its last line may be on its way.
+                where = f"{path}: its last line is torn (byte {line.offset:,})"
+                warn(f"{where}: a writer was killed; the same `gymdata collect` command samples that rollout again")
+    finally:
+        if report:
+            report_lines(path, damaged, "row", "their checksums do not match; `gymdata validate` shows them")

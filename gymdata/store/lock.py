@@ -74,6 +74,15 @@ def refuse_held(folder: Path) -> None:
             os.close(fd)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process, this one too, writes to ``folder`` now."""
+    try:
+        refuse_held(folder)
+    except StoreError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
     """Only this process writes ``target`` meanwhile. Its folder is made where it is missing, and taken away again when

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob as globbing
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,15 @@ RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
 PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
+
+_CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
+#: What the keys of a run.json hold, as far as readers go into them; null and a missing key are allowed.
+_SHAPES: dict[str, type] = {
+    "run_id": str, "stage": str, "gymdata": str, "created_at": str, "command": list, "schemas": dict,
+    "schemas.rollouts": int, "identity": dict, "extent": dict, "config": dict, "counts": dict, "engine": dict, "chat": dict,
+    "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
+    "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict, "parents.[].path": str,
+}  # fmt: skip
 
 #: The first bytes of a UTF-8 file that some editors write.
 BOM = b"\xef\xbb\xbf"
@@ -81,16 +91,43 @@ def read_facts(file: Path) -> dict[str, Any]:
     hint = "restore it from a copy; a glob over the data files beside it reads them without it"
     try:
         facts = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError.unreadable(file, f"not JSON ({error})", hint) from error
     if not isinstance(facts, dict) or not facts:
-        raise DataError.unreadable(file, f"{str(facts)[:40]} describes no run", hint)
-    files = facts.get("files")
-    if files is not None and not (
-        isinstance(files, list) and all(isinstance(f, dict) and isinstance(f.get("path"), str) for f in files)
-    ):
-        raise DataError.unreadable(file, "its list of files names none", hint)
+        raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", hint)
+    if (fault := _fault_in(facts)) is not None:
+        raise DataError.unreadable(file, fault, hint)
     return facts
+
+
+def _fault_in(facts: dict[str, Any]) -> str | None:
+    """Why this is not the content of a run.json: a key that readers know holds something else than it must."""
+    import orjson
+
+    try:
+        orjson.dumps(facts)
+    except TypeError as error:
+        # A number beyond 64 bits, half a character, or nesting that nothing else could read.
+        return str(error)
+    for where, kind in _SHAPES.items():
+        for at, value in _at(facts, where.split(".")):
+            allowed = value is None and not where.endswith("[]")
+            if not allowed and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+                return f"{at}: got {json.dumps(value)[:40]}, expected {_CALLED[kind]}"
+    if any(not f.get("path") or "\0" in f["path"] for f in facts.get("files") or []):
+        return "files: an entry names no file"
+    return None
+
+
+def _at(value: Any, keys: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
+    """The values under a dotted key, ``[]`` standing for each item of a list, with the place of each."""
+    if not keys:
+        yield place, value
+    elif keys[0] == "[]":
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            yield from _at(item, keys[1:], f"{place}[{index}]")
+    elif isinstance(value, dict) and keys[0] in value:
+        yield from _at(value[keys[0]], keys[1:], f"{place}.{keys[0]}" if place else keys[0])
 
 
 def beside(file: Path) -> Path:

@@ -21,8 +21,9 @@ import xxhash
 from gymdata.core.schema import Table, check_version
 from gymdata.store.lock import writing
 from gymdata.store.paths import Source, resolve
+from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.store.tables import _broken_parquet, _chosen, _present, _read_source, _shape
+from gymdata.store.tables import _chosen, _present, _read_source, _refuse_short, _shape, broken_parquet
 
 _MADE_FROM = b"gymdata.made_from"
 
@@ -52,6 +53,7 @@ def cached_row_groups(path: str | Path, table: Table) -> list[RowGroup]:
     """
     groups = []
     for source in resolve(path, table):
+        check_source(source, table)
         reader = pa.ipc.open_file(pa.memory_map(str(_cache_of(source, table))))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         groups += [RowGroup(b.num_rows, lambda b=b: pa.Table.from_batches([b])) for b in batches]  # type: ignore[misc]  # as in loading: a default
@@ -59,6 +61,7 @@ def cached_row_groups(path: str | Path, table: Table) -> list[RowGroup]:
 
 
 def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[RowGroup]:
+    check_source(source, table)
     where = str(source.path)
     if source.kind != "parquet":
         whole = _read_source(source, table, names).combine_chunks()
@@ -68,15 +71,16 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    except (pa.ArrowException, OSError) as error:
-        raise _broken_parquet(source.path, error) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise broken_parquet(source.path, error) from error
 
     def load(index: int) -> pa.Table:
         try:
             with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
-        except (pa.ArrowException, OSError) as error:
-            raise _broken_parquet(source.path, error) from error
+                _refuse_short(where, data.num_rows, sizes[index])
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()
 
     return [RowGroup(rows, lambda i=i: load(i)) for i, rows in enumerate(sizes)]  # type: ignore[misc]  # as in loading: a default

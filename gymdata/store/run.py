@@ -27,6 +27,7 @@ from gymdata.store.journal import Journal, Repair, frame
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import Lock
 from gymdata.store.paths import ROLLOUTS_FOLDER, RUN_JSON
+from gymdata.store.reading import reading, warn
 from gymdata.store.rows import check_rollout
 from gymdata.store.run_json import differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.sealing import Sealer, write_parts
@@ -119,7 +120,13 @@ class Run:
 
     def existing(self, columns: Sequence[str]) -> pa.Table:
         """``columns`` of every row that the run holds, sealed or journaled."""
-        return read_table(self.folder, ROLLOUTS, columns)
+        # What is damaged was reported when the run was opened. A part that was changed since it was sealed still says
+        # which rollouts there are.
+        with reading(allow_changed=True, report=lambda _: None) as found:
+            table = read_table(self.folder, ROLLOUTS, columns)
+        for line in found.warnings:
+            warn(line)
+        return table
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
@@ -164,7 +171,7 @@ class Run:
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
-        self._failures.append(encode_any(record) + b"\n")
+        self._failures.append(frame(encode_any(record)))
 
     def failures(self) -> list[dict[str, Any]]:
         """Every record of failures.jsonl, of earlier attempts too."""

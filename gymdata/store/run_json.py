@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +86,6 @@ def describe_file(file: Path, rows: int | None = None, *, path: str | None = Non
     """A written file's entry in run.json: ``path`` (its name), rows where they are counted, bytes, xxh3."""
     counted = {} if rows is None else {"rows": rows}
     return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": hash_file(file)}
-
-
-def altered(run_json: Path, files: Iterable[Path]) -> list[str]:
-    """A line for each of ``files`` that is not what ``run_json`` recorded of it (size, then every byte); files that it does
-    not name are passed over."""
-    told = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
-    lines = []
-    for file in files:
-        recorded = told.get(file.resolve())
-        if recorded is None:
-            continue
-        size = file.stat().st_size
-        if recorded.get("bytes") not in (None, size):
-            lines.append(f"{file} differs from what run.json recorded: {size:,} bytes, not {recorded['bytes']:,}")
-        elif recorded.get("xxh3") not in (None, hash_file(file)):
-            lines.append(f"{file} differs from what run.json recorded: other bytes (xxh3)")
-    return lines
-
-
-def changed_since(source: str | Path, files: Iterable[Path]) -> list[str]:
-    """``altered`` for the files that a path argument stands for, by the run.json that tells of it; empty without one."""
-    from gymdata.store.paths import find_run_json
-
-    run_json = find_run_json(Path(source))
-    return altered(run_json, files) if run_json is not None else []
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
     if match is None:
         raise ValueError(f"{journal} is not a journal")
     part = journal.with_name(f"part-{match[1]}.{suffix}")
-    batches = row_batches(read_rows(journal), ROLLOUTS, ROLLOUTS.schema.names, str(journal))
+    batches = row_batches(read_rows(journal, report=False), ROLLOUTS, ROLLOUTS.schema.names, str(journal))
     rows = write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow)
     return describe(part, rows)
 

@@ -23,6 +23,7 @@ from gymdata.store.foreign import foreign_format
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 
 ROW_GROUP_TOKENS = 4_000_000
@@ -178,6 +179,7 @@ def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:
 
 
 def _read_source(source: Source, table: Table, names: list[str] | None) -> pa.Table:
+    check_source(source, table)
     if source.kind != "parquet":
         batches = list(_scan_json(source, table, names))
         if batches:
@@ -191,12 +193,21 @@ def _read_source(source: Source, table: Table, names: list[str] | None) -> pa.Ta
         with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             data = file.read(columns=_present(file.schema_arrow, table, names, where))
-    except (pa.ArrowException, OSError) as error:
-        raise _broken_parquet(source.path, error) from error
+            expected = file.metadata.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise broken_parquet(source.path, error) from error
+    _refuse_short(where, data.num_rows if data.num_columns else expected, expected)
     return _shape(data, table, names, where)
 
 
+def _refuse_short(where: str, rows: int, expected: int) -> None:
+    """What a footer says of one column can be damaged: it is then read as a shorter one."""
+    if rows != expected:
+        raise DataError.damaged(where, f"{rows:,} of {expected:,} rows can be read")
+
+
 def _scan_source(source: Source, table: Table, names: list[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
+    check_source(source, table)
     if source.kind != "parquet":
         empty = True
         for batch in _scan_json(source, table, names):
@@ -212,11 +223,14 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
         dataset = ds.dataset(source.path, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
         check_version(dataset.schema.metadata, where, table)
         present = _present(dataset.schema, table, names, where)
+        seen, expected = 0, dataset.count_rows()
         for batch in dataset.to_batches(columns=present, batch_size=batch_size, batch_readahead=4):
+            seen += batch.num_rows
             if batch.num_rows:
                 yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
-    except (pa.ArrowException, OSError) as error:
-        raise _broken_parquet(source.path, error) from error
+        _refuse_short(where, seen, expected)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise broken_parquet(source.path, error) from error
 
 
 def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterator[pa.RecordBatch]:
@@ -301,7 +315,8 @@ def _shape(data: pa.Table, table: Table, names: list[str] | None, where: str) ->
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
 
 
-def _broken_parquet(path: Path, error: Exception) -> DataError:
+def broken_parquet(path: Path, error: Exception) -> DataError:
+    """The error of a Parquet file that pyarrow could not read."""
     if isinstance(error, MemoryError):
         # Arrow's own, which says nothing of the file.
         raise error
@@ -309,7 +324,9 @@ def _broken_parquet(path: Path, error: Exception) -> DataError:
         return DataError.missing_path(path)
     if path.stat().st_size == 0:
         return DataError.empty(path, "a Parquet file")
-    why = str(error).splitlines()[0]
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    if "checksum" in why:
+        return DataError.damaged(path, f"the checksum of a page does not match ({why})")
     return DataError.unreadable(path, why, "the file is cut off or damaged, or not Parquet: write it again")
 
 

@@ -311,17 +311,34 @@ def test_names_that_sql_cannot_tell_apart_are_numbered(tmp_path: Path) -> None:
     assert gymdata.query("SELECT 'x' AS a, 'y' AS a", run).to_pylist() == [{"a": "x", "a_1": "y"}]
 
 
-@pytest.mark.parametrize(
-    ("sql", "to"), [("blob '\\xff'", "q.jsonl"), ("interval 1 day", "q.parquet"), ("interval 1 day", "--json")]
-)
-def test_what_a_format_cannot_hold_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, to: str
-) -> None:
-    """A column of a type that the output has no form for is a mistake of the statement, with the cast that mends it."""
+@pytest.mark.parametrize("sql", ["interval 1 day", "[interval 1 day]", "union_value(a := 1)"])
+def test_what_parquet_cannot_hold_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str) -> None:
+    """A column of a type that Parquet has no form for is a mistake of the statement, with the cast that mends it."""
     run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(5, 40))])
-    words = [to] if to.startswith("-") else ["-o", str(tmp_path / to)]
-    assert main(["query", f"SELECT {sql} AS f", str(run), *words]) == 2
+    assert main(["query", f"SELECT {sql} AS f", str(run), "-o", str(tmp_path / "q.parquet")]) == 2
     assert "f::VARCHAR" in capsys.readouterr().err
+    assert not (tmp_path / "q.parquet").exists()
+
+
+def test_values_of_every_type_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON, CSV, JSON lines and the table hold every DuckDB type: as itself where they can, else as DuckDB's text."""
+    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(5, 40))])
+    for words in (["--json"], ["--csv"], [], ["-o", str(tmp_path / "q.jsonl")]):
+        assert main(["query", "SELECT * FROM test_all_types()", str(run), *words]) == 0
+        capsys.readouterr()
+    odd = (
+        "SELECT interval 1 day AS i, [interval 2 month] AS l, {'b': blob '\\xff'} AS s, '101'::BIT AS bits, "
+        "union_value(a := 1) AS u, sum(1) AS n, 170141183460469231731687303715884105727 AS big, 1.50::DECIMAL(9, 2) AS d, "
+        "'infinity'::TIMESTAMP AS t, [1, 2] AS ids, 0.5::DOUBLE AS x"
+    )
+    assert main(["query", odd, str(run), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row == {
+        "i": "1 day", "l": ["2 months"], "s": {"b": "\\xFF"}, "bits": "101", "u": "1", "n": 1,
+        "big": "170141183460469231731687303715884105727", "d": "1.50", "t": "9223372036854775807", "ids": [1, 2], "x": 0.5,
+    }  # fmt: skip
+    assert main(["query", odd + " -- the end", str(run), "-o", str(tmp_path / "q.jsonl")]) == 0
+    assert json.loads((tmp_path / "q.jsonl").read_text()) == row
 
 
 def test_a_result_never_becomes_rows_of_a_run(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import IO, Any
 from gymdata.adapters.children import OWN_GROUP, interruptions_passed_to
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError
 from gymdata.ports import Progress
+from gymdata.store.reading import child_environment
 
 #: Becomes the command after asking Linux to end it with its parent; a parent that is gone already is noticed.
 _LAUNCH = """
@@ -57,7 +58,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=noise if stdout is None else stdout,
             stderr=noise,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **child_environment(), **(environment or {})},
             **OWN_GROUP,
         )
 

@@ -18,6 +18,7 @@ from typing import Any
 from gymdata import errors
 from gymdata.adapters.children import OWN_GROUP, interruptions_passed_to, send
 from gymdata.ports import Progress
+from gymdata.store.reading import child_environment
 
 #: The process is offline and says nothing to anybody but its parent.
 _ENVIRONMENT = {
@@ -48,7 +49,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     """
     log = job_file.parent / "trainer.log"
     told: dict[str, Any] = {}
-    environment = _DEFAULTS | os.environ | _ENVIRONMENT
+    environment = {**_DEFAULTS, **os.environ, **_ENVIRONMENT, **child_environment()}
     command = [sys.executable, "-m", "gymdata.adapters.trainers.run", str(job_file)]
     with log.open("ab") as noise:
         process = subprocess.Popen(

@@ -1,0 +1,264 @@
+"""What readers accept, and what they report of data that is not as it was written.
+
+What always holds: a sealed file whose bytes are not those that its run.json recorded is read only where that was allowed;
+what a reader had to leave out is reported, once, and never dropped in silence. The command line prints the reports and
+ends with exit code 1 for damage; outside it they are Python warnings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError
+from gymdata.store.paths import Source, find_run_json, read_facts
+
+if TYPE_CHECKING:
+    from gymdata.core.schema import Table
+
+#: Tells child processes (trainers, the commands of a finetuning) that changed files may be read.
+_ALLOW_CHANGED = "GYMDATA_ALLOW_CHANGED"
+#: A file that changed so shortly before it was hashed could change again without its times showing it.
+_SETTLED_NS = 2_000_000_000
+#: Smaller files are hashed faster than a remembered hash is looked up.
+_REMEMBERED_BYTES = 1 << 20
+
+
+class DataWarning(UserWarning):
+    """What a reader reports outside the command line."""
+
+
+@dataclass
+class Reading:
+    """What is accepted and reported while data is read.
+
+    ``allow_changed``: files that differ from their run.json are read, with a warning. ``damage``: what was left out.
+    ``warnings``: what else must be known. ``report`` receives each line of both when it is found.
+    """
+
+    allow_changed: bool = False
+    report: Callable[[str], None] = lambda line: warnings.warn(line, DataWarning, stacklevel=4)
+    damage: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, lines: list[str], line: str) -> None:
+        if line in lines:
+            return
+        # Outside a block there is no end at which somebody looks at the lines: each reading reports again.
+        if self is not _OUTSIDE:
+            lines.append(line)
+        self.report(line)
+
+
+_OUTSIDE = Reading(allow_changed=os.environ.get(_ALLOW_CHANGED) == "1")
+_current = _OUTSIDE
+_hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
+_described: dict[Path, tuple[tuple[int, ...], dict[Path, dict[str, Any]], dict[str, Any]]] = {}
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def reading(allow_changed: bool | None = None, report: Callable[[str], None] | None = None) -> Iterator[Reading]:
+    """Read under other terms, in all threads of this process, until the block ends.
+
+    ``allow_changed``: read sealed files that differ from what run.json recorded (a warning stays); None keeps what holds
+    now. ``report``: receives each warning and each report of damage instead of Python's warnings.
+    """
+    global _current
+    before = _current
+    allowed = before.allow_changed if allow_changed is None else allow_changed
+    _current = Reading(allowed, report or before.report)
+    try:
+        yield _current
+    finally:
+        _current = before
+
+
+def current() -> Reading:
+    """The terms that hold now."""
+    return _current
+
+
+def child_environment() -> Mapping[str, str]:
+    """What a child process needs in its environment to read under the same terms."""
+    return {_ALLOW_CHANGED: "1" if _current.allow_changed else "0"}
+
+
+def report_damage(line: str) -> None:
+    """Say that rows were left out because the file is damaged."""
+    _current.add(_current.damage, line)
+
+
+def warn(line: str) -> None:
+    """Say what must be known about data that is used nevertheless."""
+    _current.add(_current.warnings, line)
+
+
+def report_lines(path: Path, lines: list[tuple[int, int]], of: str, why: str) -> None:
+    """Report lines (1-based number, byte offset) of a file whose rows are left out."""
+    if not lines:
+        return
+    shown = ", ".join(f"line {number:,} at byte {offset:,}" for number, offset in lines[:8])
+    more = f" and {len(lines) - 8:,} more" if len(lines) > 8 else ""
+    many = f"{len(lines):,} damaged {of}s left out" if len(lines) > 1 else f"1 damaged {of} left out"
+    report_damage(f"{path}: {many} ({shown}{more}): {why}")
+
+
+def check_source(source: Source, table: Table | None = None) -> str | None:
+    """Raise DataError when a sealed file is not as its run.json recorded it (size, then every byte), or when run.json says
+    that its table has a newer version. Files that no run.json names pass.
+
+    Where changed files may be read, such a file gives a warning; it is returned, too.
+    """
+    if source.kind == "journal":
+        return None
+    found = _entry_of(source.path)
+    if found is None:
+        return None
+    run_json, entry, schemas = found
+    version = schemas.get(table.name) if table is not None else None
+    if table is not None and isinstance(version, int) and version > table.version:
+        raise DataError.newer_schema(source.path, table.name, version, table.version)
+    try:
+        why = difference(source.path, entry)
+    except FileNotFoundError:
+        return None  # whoever reads it says so
+    if why is None:
+        return None
+    if not _current.allow_changed:
+        raise DataError.changed(source.path, run_json, why)
+    line = f"{source.path}: differs from what {run_json.name} recorded: {why}"
+    warn(line)
+    return line
+
+
+def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
+    """How a file differs from its entry in run.json: in size, else in its bytes; None when it does not."""
+    size = path.stat().st_size
+    if entry.get("bytes") not in (None, size):
+        return f"{size:,} bytes, not {entry['bytes']:,}"
+    if entry.get("xxh3") not in (None, file_hash(path)):
+        return "other bytes (xxh3)"
+    return None
+
+
+def altered(run_json: Path, files: Iterable[Path]) -> list[str]:
+    """A line for each of ``files`` that is not what ``run_json`` recorded of it (size, then every byte); files that it does
+    not name are passed over."""
+    told = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
+    found = [(file, difference(file, told[file.resolve()])) for file in files if file.resolve() in told]
+    return [f"{file} differs from what run.json recorded: {why}" for file, why in found if why is not None]
+
+
+def changed_files(sources: Iterable[Source], table: Table | None = None) -> list[str]:
+    """The lines of ``check_source`` for several files, before any of them is read."""
+    return [line for source in sources if (line := check_source(source, table)) is not None]
+
+
+def same_content(files: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
+    """Pairs of files that hold the same bytes, the first of them and a copy. Files that are not there pass."""
+    by_size: dict[int, list[Path]] = {}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            by_size.setdefault(file.stat().st_size, []).append(file)
+    for size, alike in by_size.items():
+        first: dict[str, Path] = {}
+        for file in alike if size and len(alike) > 1 else ():
+            held = first.setdefault(file_hash(file), file)
+            if held is not file:
+                yield held, file
+
+
+def file_hash(path: Path) -> str:
+    """xxh3 of a file's bytes, computed once as long as its size, times and inode stay the same.
+
+    That of a large file is remembered across processes, in the user's cache folder where one can be written.
+    """
+    file = path.resolve()
+    state = _state(file)
+    with _guard:
+        held = _hashes.get(file)
+    if held is not None and held[0] == state:
+        return held[1]
+    memo = _memo_of(file) if state[0] >= _REMEMBERED_BYTES else None
+    value = _recall(memo, file, state)
+    if value is None:
+        from gymdata.store.run_json import hash_file
+
+        value = hash_file(file)
+        if _state(file) != state or time.time_ns() - max(state[1], state[2]) < _SETTLED_NS:
+            return value
+        _remember(memo, file, state, value)
+    with _guard:
+        _hashes[file] = (state, value)
+    return value
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """What changes when a file does. The change time is the kernel's: copying times onto a file sets it anew."""
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
+
+
+def _memo_of(file: Path) -> Path | None:
+    import xxhash
+
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
+    if not os.path.isabs(home):  # noqa: PTH117 - "~" that could not be expanded
+        return None
+    return Path(home, "gymdata", "hashes", xxhash.xxh3_128_hexdigest(os.fsencode(file)) + ".json")
+
+
+def _recall(memo: Path | None, file: Path, state: tuple[int, ...]) -> str | None:
+    import orjson
+
+    if memo is None:
+        return None
+    try:
+        kept = orjson.loads(memo.read_bytes())
+        return str(kept["xxh3"]) if kept["path"] == str(file) and tuple(kept["state"]) == state else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(memo: Path | None, file: Path, state: tuple[int, ...], value: str) -> None:
+    import orjson
+
+    if memo is None:
+        return
+    temporary = memo.with_name(f".{memo.name}.{os.getpid()}.{threading.get_ident()}")
+    # Without a cache folder the file is hashed again the next time.
+    with contextlib.suppress(OSError, TypeError):
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(orjson.dumps({"path": str(file), "state": state, "xxh3": value}))
+        temporary.replace(memo)
+
+
+def _entry_of(path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
+    """(run.json, the file's entry, the versions of its tables), when a run.json names the file."""
+    run_json = find_run_json(path)
+    if run_json is None:
+        return None
+    state = _state(run_json)
+    with _guard:
+        held = _described.get(run_json)
+    if held is None or held[0] != state:
+        try:
+            facts = read_facts(run_json)
+        except DataError as error:
+            # Files beside a damaged run.json may be read by their names; nothing then says what they must be.
+            warn(f"{path}: is read without the check against run.json ({error.message})")
+            return None
+        entries = {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}
+        held = (state, entries, facts.get("schemas") or {})
+        with _guard:
+            _described[run_json] = held
+    entry = held[1].get(path.resolve())
+    return None if entry is None else (run_json, entry, held[2])

@@ -1,0 +1,167 @@
+"""Parquet files for a query engine: what it reads of them was verified on the way.
+
+What always holds: a page is read only when its checksum agrees; a filter sees the values and never a file's statistics,
+which no checksum covers (and which know nothing of NaN); a file of ours has the columns and types of its table. Only the
+columns that are asked for, and those that a filter names, are read. Pages without a checksum, which other programs write,
+cannot be verified.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from gymdata.core.schema import SCHEMA_KEY, Table, check_version
+from gymdata.errors import DataError
+from gymdata.store.tables import broken_parquet
+
+_OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
+_FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=_OPTIONS)
+#: Rows of a batch: token lists of one row take as much room as a thousand rewards.
+_FLAT_ROWS, _NESTED_ROWS = 1 << 16, 1 << 12
+_SHORT = "a column stream ends too early"
+
+
+class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
+    """A dataset whose ``scanner`` filters rows after their pages were verified, and reads no more than that takes."""
+
+    def __init__(self, files: ds.FileSystemDataset) -> None:
+        super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
+        self._rows = files.count_rows()
+
+    def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> ds.Scanner:
+        """What DuckDB asks for: ``columns`` (all, when None) of the rows that pass ``filter``."""
+        names = self.schema.names if columns is None else columns
+        rows = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
+        options = {"batch_size": rows, "batch_readahead": 8, **options}
+        if filter is None:
+            reader = _counted(super().scanner(columns=names, **options), self._rows)
+            return ds.Scanner.from_batches(reader)
+        named = _named_in(str(filter), self.schema.names)
+        both = [*names, *(n for n in named if n not in names)]
+        found = self._row_groups_with(named, filter) if set(names) - set(named) else list(self.get_fragments())
+        if not found:
+            return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
+        held = ds.FileSystemDataset(found, self.schema, self.format, self.filesystem)
+        reader = _counted(held.scanner(columns=both, **options), held.count_rows())
+        return ds.Scanner.from_batches(reader, columns=names, filter=filter)
+
+    def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
+        """Row groups in which a row passes: the others' columns need not be read."""
+        groups = [group for fragment in self.get_fragments() for group in fragment.split_by_row_group()]
+        passing = []
+        for group in groups:
+            scanner = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS)
+            reader = _counted(scanner, group.count_rows())
+            if ds.Scanner.from_batches(reader, filter=filter).count_rows():
+                passing.append(group)
+        return passing
+
+
+def _counted(scanner: ds.Scanner, rows: int) -> pa.RecordBatchReader:
+    """The batches of a scanner; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column alone
+    can be damaged, too, and the reader would take it for a shorter column."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in scanner.to_batches():
+            seen += batch.num_rows
+            yield batch
+        if seen != rows:
+            raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
+
+    return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+
+
+def _named_in(text: str, names: Sequence[str]) -> list[str]:
+    """The columns that an expression may name: rather one too many."""
+    words = set(re.findall(r"\w+", text))
+    return [n for n in names if (n in words if n.isidentifier() else n in text)]
+
+
+def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
+    """Datasets over ``files``, one for each set of columns among them, in the order in which they first come.
+
+    Raises DataError for a file that cannot be read, is newer, or claims to be ``table`` and has other columns or types.
+    """
+    alike: dict[tuple[tuple[str, str], ...], list[Path]] = defaultdict(list)
+    for file in files:
+        schema = _checked_schema(file, table)
+        alike[tuple((f.name, str(f)) for f in schema)].append(file)
+    found = []
+    for same in alike.values():
+        schema = pq.read_schema(same[0]).remove_metadata()
+        found.append(VerifiedDataset(ds.dataset([str(f) for f in same], schema=schema, format=_FORMAT)))
+    return found
+
+
+def _checked_schema(file: Path, table: Table) -> pa.Schema:
+    """The columns of one file, its footer consistent in itself and with the table."""
+    where = str(file)
+    try:
+        with pq.ParquetFile(file) as opened:
+            schema, footer = opened.schema_arrow, opened.metadata
+            # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
+            rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names in the footer are text
+        raise broken_parquet(file, error) from error
+    check_version(schema.metadata, where, table)
+    if rows != footer.num_rows:
+        raise DataError.damaged(where, "its row groups do not have as many rows as its footer says")
+    if SCHEMA_KEY in (schema.metadata or {}):
+        _refuse_other_types(schema, table, where)
+    return schema
+
+
+def _refuse_other_types(schema: pa.Schema, table: Table, where: str) -> None:
+    missing = [name for name in table.required() if name not in schema.names]
+    if missing:
+        raise DataError.missing_columns(where, table.name, missing, schema.names)
+    for field in schema:
+        if field.name not in table.schema.names:
+            raise DataError(f"{where}: table {table.name} has no column(s) {field.name}")
+        wanted = table.schema.field(field.name)
+        if not _fits(field.type, wanted.type):
+            raise DataError(f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {wanted.type}")
+
+
+def _fits(got: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a type means the same, however wide it is and wherever it takes nulls; optional fields may be missing."""
+    if got == wanted:
+        return True
+    if pa.types.is_dictionary(got):
+        return _fits(got.value_type, wanted)
+    if pa.types.is_struct(wanted) and pa.types.is_struct(got):
+        known = {field.name: field for field in wanted}
+        inside = {field.name for field in got}
+        lacks_none = all(field.nullable or field.name in inside for field in wanted)
+        return lacks_none and all(f.name in known and _fits(f.type, known[f.name].type) for f in got)
+    if pa.types.is_list(wanted) and (pa.types.is_list(got) or pa.types.is_large_list(got)):
+        return _fits(got.value_type, wanted.value_type)
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_large_string(got) or pa.types.is_string_view(got))
+    same = (pa.types.is_signed_integer, pa.types.is_floating)
+    return any(is_it(got) and is_it(wanted) for is_it in same)
+
+
+def first_broken(files: Sequence[Path]) -> DataError | None:
+    """Which of ``files`` cannot be read, every page of it: the error that names it, or None."""
+    for file in files:
+        try:
+            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+                for index in range(opened.num_row_groups):
+                    for name in opened.schema_arrow.names:
+                        rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
+                        if read.num_rows != rows:
+                            what = f"column {name!r} has {read.num_rows:,} of {rows:,} rows"
+                            return DataError.damaged(file, what)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            return broken_parquet(file, error)
+    return None

@@ -1,0 +1,260 @@
+"""What readers do with data that is not as it was written: damaged journals, changed sealed files, damaged Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from gymdata_cli.main import main
+
+import gymdata
+from gymdata.errors import DataError, GymdataError
+from gymdata.store import hash_file, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store.journal import frame
+from gymdata.store.lines import encode
+from gymdata.store.reading import DataWarning, file_hash, reading
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.store.conftest import make_row
+
+#: Every kind of thing that DuckDB answers without, or with, the values: totals, filters, nulls, extremes, tokens.
+QUERIES = [
+    "SELECT * FROM rollouts",
+    "SELECT * FROM turns",
+    "SELECT count(*) AS n FROM rollouts",
+    "SELECT task_id, avg(reward) AS r FROM rollouts WHERE reward > 0.5 GROUP BY 1 ORDER BY 1",
+    "SELECT count(*) AS n FROM rollouts WHERE reward IS NULL",
+    "SELECT max(n_turns) AS m FROM rollouts WHERE task_id >= 't3'",
+]
+#: Commands that read rollouts, light enough for a test; RUN and OUT are replaced.
+READERS = [
+    ["query", "SELECT avg(reward) FROM rollouts", "RUN"],
+    ["pairs", "RUN", "-o", "OUT.parquet"],
+    ["experience", "RUN", "-o", "OUT.parquet"],
+    ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT.parquet"],
+    ["score", "RUN", "--reward", "numeric", "-o", "OUT.parquet"],
+    ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"],
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def described(folder: Path, suffix: str = "parquet") -> Path:
+    """A run whose run.json has the size and hash of its part."""
+    rows = [rollout(f"t{t}", i, float(i), two_turns(t, 50 + i)) for t in range(3) for i in range(2)]
+    run = write_run(folder, rows, suffix)
+    part = run / "rollouts" / f"part-00000.{suffix}"
+    facts = read_run_json(run)
+    entry = facts["files"][0] | {"bytes": part.stat().st_size, "xxh3": hash_file(part)}
+    write_run_json(run, facts | {"files": [entry]})
+    return run
+
+
+def journaled(folder: Path, rows: int = 4) -> Path:
+    """A run whose rows are still in its journal, as after Ctrl-C. Returns the journal."""
+    run = write_run(folder, [rollout("t0", 0, 0.0, two_turns(1, 5))])
+    journal = run / "rollouts" / "00001.journal"
+    journal.write_bytes(b"".join(frame(encode(make_row(i, reward=float(i % 2)))) for i in range(rows)))
+    return journal
+
+
+def words(command: list[str], run: Path, out: Path) -> list[str]:
+    return [word.replace("RUN", str(run)).replace("OUT", str(out)) for word in command]
+
+
+@pytest.mark.parametrize("with_run_json", [True, False])
+def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path, with_run_json: bool) -> None:
+    """Of 200 flipped bits anywhere in a file, each gives an error or the same values, with a run.json and without."""
+    run = described(tmp_path / "run")
+    part = run / "rollouts" / "part-00000.parquet"
+    file = part if with_run_json else tmp_path / "alone.parquet"
+    whole = part.read_bytes()
+    file.write_bytes(whole)
+    expected = [gymdata.query(sql, file).to_pylist() for sql in QUERIES]
+    draw = random.Random(11)
+    errors = []
+    for flip in range(200):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        sql, values = QUERIES[flip % len(QUERIES)], expected[flip % len(QUERIES)]
+        try:
+            assert gymdata.query(sql, file).to_pylist() == values
+        except GymdataError as error:
+            errors.append(str(error))
+    assert len(errors) > 50
+    assert all(str(file) in error for error in errors)
+
+
+def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the file and the checksum; a query of other columns still has its answer."""
+    run = described(tmp_path / "run")
+    alone = tmp_path / "alone.parquet"
+    whole = bytearray((run / "rollouts" / "part-00000.parquet").read_bytes())
+    column = pq.ParquetFile(run / "rollouts" / "part-00000.parquet").metadata.row_group(0)
+    at = {column.column(i).path_in_schema: column.column(i) for i in range(column.num_columns)}["reward"]
+    whole[at.data_page_offset + at.total_compressed_size - 2] ^= 0x10
+    alone.write_bytes(whole)
+    assert main(["query", "SELECT avg(reward) FROM rollouts", str(alone)]) == 1
+    assert f"{alone}: is damaged: the checksum of a page does not match" in capsys.readouterr().err
+    assert main(["query", "SELECT count(*) FROM turns", str(alone)]) == 0
+    with pytest.raises(DataError, match="checksum"):
+        read_table(alone, columns=["reward"])
+
+
+def test_statistics_are_not_taken_for_values(tmp_path: Path) -> None:
+    """A filter finds NaN, which a file's least and greatest values leave out."""
+    rows = [rollout("t0", i, r, two_turns(1, 5 + i)) for i, r in enumerate([0.0, float("nan"), 1.0])]
+    run = write_run(tmp_path / "run", rows)
+    assert gymdata.query("SELECT count(*) AS n FROM rollouts WHERE reward < 5", run)["n"].to_pylist() == [2]
+    assert gymdata.query("SELECT count(*) AS n FROM rollouts WHERE isnan(reward)", run)["n"].to_pylist() == [1]
+
+
+def test_a_query_reads_only_the_columns_that_it_names(tmp_path: Path) -> None:
+    """Rewards and their filters are answered while the page of the turns cannot be read."""
+    run = described(tmp_path / "run")
+    alone = tmp_path / "alone.parquet"
+    whole = bytearray((run / "rollouts" / "part-00000.parquet").read_bytes())
+    group = pq.ParquetFile(run / "rollouts" / "part-00000.parquet").metadata.row_group(0)
+    for i in range(group.num_columns):
+        if group.column(i).path_in_schema.startswith("turns"):
+            whole[group.column(i).data_page_offset + group.column(i).total_compressed_size - 1] ^= 1
+    alone.write_bytes(whole)
+    sql = "SELECT avg(reward) AS r FROM rollouts WHERE task_id <> 't0' AND reward_exact >= 0"
+    assert gymdata.query(sql, alone).to_pylist() == [{"r": 0.5}]
+    with pytest.raises(DataError, match="is damaged"):
+        gymdata.query("SELECT * FROM turns", alone)
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda c: c[0])
+@pytest.mark.parametrize("at", [0, 40, -3])
+def test_a_damaged_journal_line_is_said_and_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], at: int
+) -> None:
+    """Wherever a line is damaged: the result is made of the good rows, the message names the file and the line."""
+    journal = journaled(tmp_path / "run")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    broken = bytearray(lines[2])
+    broken[at] ^= 0x01
+    journal.write_bytes(b"".join([*lines[:2], bytes(broken), *lines[3:]]))
+    assert main(words(command, tmp_path / "run", tmp_path / "out")) == 1
+    offset = len(lines[0]) + len(lines[1])
+    assert f"{journal}: 1 damaged row left out (line 3 at byte {offset:,})" in capsys.readouterr().err
+    with pytest.warns(DataWarning, match="1 damaged row left out"):
+        assert read_table(tmp_path / "run").num_rows == 4
+
+
+def test_the_torn_tail_of_a_live_journal_is_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While a run is written its last line may be on its way; of a run that nobody writes it is a warning, exit code 0."""
+    from gymdata.store.lock import Lock
+
+    journal = journaled(tmp_path / "run", rows=2)
+    journal.write_bytes(journal.read_bytes()[:-40])
+    command = ["query", "SELECT count(*) AS n FROM rollouts", str(tmp_path / "run"), "--json"]
+    lock = Lock(tmp_path / "run")
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    lock.release()
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["rows"] == [{"n": 2}]
+    assert f"{journal}: its last line is torn" in shown.err
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("command", READERS, ids=lambda c: c[0])
+def test_changed_sealed_files_are_refused_unless_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], suffix: str
+) -> None:
+    """A part that differs from its run.json ends every reading command with 1; --allow-changed reads it with a warning."""
+    run = described(tmp_path / "run", suffix)
+    part = run / "rollouts" / f"part-00000.{suffix}"
+    changed = [rollout(f"t{t}", i, float(1 - i), two_turns(t, 50 + i)) for t in range(3) for i in range(2)]
+    write_run(tmp_path / "other", changed, suffix)
+    part.write_bytes((tmp_path / "other" / "rollouts" / part.name).read_bytes())
+    told = words(command, run, tmp_path / "out")
+    assert main(told) == 1
+    assert f"error: {part}: differs from what {run / 'run.json'} recorded" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+    assert main([*told, "--allow-changed"]) == 0
+    assert capsys.readouterr().err.count(f"warning: {part}: differs from what run.json recorded") == 1
+
+
+def test_python_reads_changed_files_where_it_is_allowed(tmp_path: Path) -> None:
+    """The block allows it, with a warning, and not beyond."""
+    run = described(tmp_path / "run", "jsonl")
+    part = run / "rollouts" / "part-00000.jsonl"
+    part.write_text(part.read_text().replace('"reward":0.0', '"reward":0.5'))
+    with pytest.raises(DataError, match="differs from what"):
+        gymdata.load_rollouts(run)
+    with gymdata.reading(allow_changed=True), pytest.warns(DataWarning, match="differs"):
+        assert gymdata.load_rollouts(run)["reward"].to_pylist()[0] == 0.5
+    with pytest.raises(DataError, match="differs from what"):
+        gymdata.load_rollouts(run)
+    assert gymdata.validate(run).notes == [f"{part} differs from what run.json recorded: other bytes (xxh3)"]
+
+
+def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large file that settled is hashed once for all processes; one byte more, or another time, and it is hashed again."""
+    from gymdata.store import run_json
+
+    file = tmp_path / "large.parquet"
+    file.write_bytes(os.urandom(2 << 20))
+    hashed: list[Path] = []
+    real = hash_file
+    monkeypatch.setattr(run_json, "hash_file", lambda path: hashed.append(path) or real(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr("gymdata.store.reading._SETTLED_NS", 0)
+    first = file_hash(file)
+    monkeypatch.setattr("gymdata.store.reading._hashes", {})
+    assert file_hash(file) == first
+    assert len(hashed) == 1
+    with file.open("ab") as handle:
+        handle.write(b"x")
+    assert file_hash(file) == real(file) != first
+    os.utime(file, ns=(1, 1))
+    file_hash(file)
+    assert len(hashed) == 3
+    monkeypatch.setattr("gymdata.store.reading._SETTLED_NS", 1 << 62)
+    monkeypatch.setattr("gymdata.store.reading._hashes", {})
+    os.utime(file, ns=(2, 2))
+    assert [file_hash(file), file_hash(file)] == [real(file)] * 2
+    assert len(hashed) == 5
+
+
+def test_failures_carry_checksums(tmp_path: Path, open_run, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line has a journal's shape; a changed one is said and left out; lines without checksum, of before, are read."""
+    with open_run() as run:
+        for attempt in range(3):
+            run.fail({"kind": "engine", "attempt": attempt, "message": "gone"})
+    file = tmp_path / "run" / "failures.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert lines[0] == frame(lines[0].rpartition(b"\t")[0])
+    file.write_bytes(
+        lines[0] + lines[1].replace(b"gone", b"lost") + lines[2] + b'{"kind":"judge","attempt":9}\n' + b"{x\n"
+    )
+    with pytest.warns(
+        DataWarning, match=rf"2 damaged records left out \(line 2 at byte {len(lines[0])}, line 5 at byte"
+    ):
+        assert [f["attempt"] for f in read_failures(tmp_path / "run")] == [0, 2, 9]
+    assert main(["query", "SELECT count(*) AS n FROM failures", str(tmp_path / "run"), "--csv"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "n\n3\n"
+    assert "failures.jsonl: 2 damaged records left out" in shown.err
+
+
+def test_blocks_nest_and_end(tmp_path: Path) -> None:
+    """What a block found is its own, and the terms before it hold again after it."""
+    journal = journaled(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes().replace(b'"tiny"', b'"tinx"', 1))
+    with reading(report=lambda line: None) as outer:
+        with reading(allow_changed=True) as inner:
+            read_table(tmp_path / "run")
+        assert len(inner.damage) == 1
+        assert outer.damage == []
+        assert outer.allow_changed is False
