@@ -185,6 +185,7 @@ class OutsideError(GymdataError):
         retryable: bool = False,
         retry_after_s: float | None = None,
         fatal: bool = False,
+        final: bool = False,
     ) -> None:
         super().__init__(f"{system}: {message}".encode("utf-8", "replace").decode(), hint=hint)
         self.system = system
@@ -192,6 +193,8 @@ class OutsideError(GymdataError):
         self.retry_after_s = retry_after_s
         #: The system is gone: other requests to it cannot succeed either.
         self.fatal = fatal
+        #: The same request would be refused again, whenever it is made.
+        self.final = final
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:

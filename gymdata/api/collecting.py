@@ -163,6 +163,7 @@ def _collect(
         **rows,
         new_rollouts=done.rollouts,
         failures=done.failed,
+        empty_generations=done.empty,
         owed=survey.owed,
         exhausted=survey.exhausted,
         skipped_rows=tasks.skipped,
@@ -183,6 +184,7 @@ class _Done:
     rollouts: int = 0
     failed: int = 0
     tokens: int = 0
+    empty: int = 0
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -206,11 +208,14 @@ async def _play(
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             most = facts.get("max_model_len")
+            named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
+            tightest = min(named, default=(None, None))
             limits = Limits(
                 max_tokens=config.max_tokens,
                 max_turns=config.max_turns,
-                max_context=min((n for n in (most, config.max_context) if n is not None), default=None),
+                max_context=tightest[0],
                 time_limit_s=config.time_limit,
+                limited_by=tightest[1],
             )
             if progress is not None:
                 for text in facts.get("notes", ()):
@@ -239,6 +244,7 @@ async def _play(
                 collector.done,
                 collector.failed,
                 collector.tokens,
+                collector.empty,
                 time.monotonic() - began,
                 interrupted.is_set(),
             )

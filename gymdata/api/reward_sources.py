@@ -168,11 +168,10 @@ def _checked(folder: str, sampled_with: str | None) -> Decode:
     from gymdata.adapters.formats import token_text
 
     if sampled_with is not None:
-        from transformers import AutoTokenizer
-
         from gymdata.adapters.engines.weights import hash_of_tokenizer
+        from gymdata.adapters.local_models import load_tokenizer
 
-        now = hash_of_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        now = hash_of_tokenizer(load_tokenizer(folder))
         if now != sampled_with:
             raise RefusedError(
                 f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
