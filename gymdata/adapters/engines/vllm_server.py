@@ -105,6 +105,7 @@ class ServerSampler:
             "max_model_len": self._max_model_len,
             "logprobs_mode": mode,
             "request_seeds": True,
+            "vocab_size": self.vocab_size,
             "dtype": None,  # a server does not say
             "device": None,
         }
