@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from gymdata.redaction import redacted
+
 EXIT_OK = 0
 EXIT_FAULTS = 1
 EXIT_USAGE = 2
@@ -24,6 +26,8 @@ class GymdataError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        # Whatever is said of a URL, its secrets are not repeated.
+        message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
         self.message = message
         self.hint = hint

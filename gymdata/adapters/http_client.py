@@ -20,12 +20,16 @@ from typing import Any, TypeVar
 
 import orjson
 
+from gymdata.config.urls import Address
 from gymdata.errors import OutsideError, UsageError
+from gymdata.redaction import HIDDEN
 
 T = TypeVar("T")
 _MAX_PAUSE_S = 30.0
 #: A request that hangs is tried this often only: each try costs the whole time limit.
 _MAX_HANGS = 2
+#: Shorter values of a query (``v=1``) are parts of too many words to be taken out of an answer that quotes them.
+_SHORTEST_SECRET = 6
 #: More than any sensible answer; what goes on longer is cut off and is a fault.
 MAX_ANSWER_BYTES = 1 << 30
 
@@ -52,7 +56,7 @@ class Reply:
 
 
 class HttpClient:
-    """Requests to one base URL on behalf of ``system`` (engine, judge, environment).
+    """Requests to one base URL (its query goes along with each) on behalf of ``system`` (engine, judge, environment).
 
     ``timeout_s`` is for one try. ``key_names``: environment variables that may hold the API key, the first one set wins.
     ``requests`` and ``retries`` count tries.
@@ -60,7 +64,7 @@ class HttpClient:
 
     def __init__(
         self,
-        base: str,
+        base: Address,
         system: str,
         *,
         timeout_s: float,
@@ -69,7 +73,9 @@ class HttpClient:
         key_names: tuple[str, ...] = (),
         advice: Advice | None = None,
     ) -> None:
-        self.base = base
+        self.address = base
+        #: Fit to be shown: without the values of a query.
+        self.base = str(base)
         self.system = system
         self.timeout_s = timeout_s
         self.max_retries = max_retries
@@ -161,9 +167,14 @@ class HttpClient:
 
     def garbage(self, expected: str, got: object) -> OutsideError:
         """An answer that is not what it must be; another try may give a better one."""
-        return OutsideError(
-            self.system, f"the server's answer is not {expected}: got {str(got)[:200]!r}", retryable=True
-        )
+        said = self._without_secrets(str(got))[:200]
+        return OutsideError(self.system, f"the server's answer is not {expected}: got {said!r}", retryable=True)
+
+    def _without_secrets(self, text: str) -> str:
+        """A server may quote the address that it was asked at."""
+        for secret in self.address.secrets:
+            text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST_SECRET else text
+        return text
 
     async def _once(
         self,
@@ -179,7 +190,7 @@ class HttpClient:
 
         if self._session is None:
             raise OutsideError(self.system, "the connection is closed", fatal=True)
-        url = self.base + path
+        url = self.address.url(path)
         data = _dumps(body) if body is not None else None
         headers = {"Content-Type": "application/json"} if data is not None else {}
         if cookies:
@@ -221,7 +232,7 @@ class HttpClient:
         return b"".join(parts)
 
     def _refusal(self, url: str, status: int, retry_after: str | None, raw: bytes) -> OutsideError:
-        said = _message(raw)
+        said = self._without_secrets(_message(raw))
         if status in (408, 429) or status >= 500:
             return OutsideError(
                 self.system,
@@ -233,13 +244,6 @@ class HttpClient:
         return OutsideError(
             self.system, f"the request was refused ({status}): {said}", hint=hint, fatal=hint is not None
         )
-
-
-def base_url(url: str, flag: str, example: str) -> str:
-    """``url`` without a slash at its end. Raises UsageError when it is none."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError.bad_value(flag, url, f"a URL such as {example}")
-    return url.rstrip("/")
 
 
 def _dumps(body: Mapping[str, Any]) -> bytes:

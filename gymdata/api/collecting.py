@@ -24,6 +24,7 @@ from gymdata.config.collect import CollectConfig
 from gymdata.config.user_code import in_thread
 from gymdata.core.schema import ROLLOUTS
 from gymdata.ports import Progress
+from gymdata.redaction import redacted, redacted_all
 from gymdata.stages.collect import Collector, Limits, Setting, Stop
 from gymdata.stages.collect.keys import RunKey
 from gymdata.stages.collect.owed import COLUMNS as LEDGER_COLUMNS
@@ -95,7 +96,7 @@ def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]
         "rollouts_removed": there if config.overwrite else 0,
         "identity": identity_of(config, parts, config.seed),
         "notes": parts.notes,
-        "config": config.model_dump(mode="json"),
+        "config": redacted_all(config.model_dump(mode="json")),
     }
 
 
@@ -256,7 +257,7 @@ async def _play(
 
 def _starting(config: CollectConfig, policy: str) -> str:
     if server := config.endpoint or config.chat_endpoint or config.workflow_url:
-        return f"connecting to {server} …"
+        return f"connecting to {redacted(server)} …"
     return f"starting vLLM with {config.model or policy} …"
 
 

@@ -8,6 +8,7 @@ from typing import Self
 import pydantic
 
 from gymdata.config.base import Config
+from gymdata.config.urls import REWARD_KEYS, refuse_userinfo
 
 
 class ScoreConfig(Config):
@@ -34,6 +35,13 @@ class ScoreConfig(Config):
     request_batch: int = pydantic.Field(16, ge=1)
     retries: int = pydantic.Field(3, ge=0)
     overwrite: bool = False
+
+    @pydantic.field_validator("reward_url", "reward")
+    @classmethod
+    def _no_userinfo(cls, value: str | list[str] | None) -> str | list[str] | None:
+        for url in value if isinstance(value, list) else [value]:
+            refuse_userinfo(url, "--reward" if isinstance(value, list) else "--reward-url", REWARD_KEYS)
+        return value
 
     @pydantic.model_validator(mode="after")
     def _some_reward(self) -> Self:

@@ -15,7 +15,8 @@ from typing import Any
 from gymdata.adapters.engines.generation_checks import AnswerFaultError
 from gymdata.adapters.engines.sampling import Sampling
 from gymdata.adapters.engines.server_answers import generations, of_completion
-from gymdata.adapters.http_client import Advice, HttpClient, base_url
+from gymdata.adapters.http_client import Advice, HttpClient
+from gymdata.config.urls import ENGINE_KEYS, Address, address
 from gymdata.errors import OutsideError, UsageError
 from gymdata.ports import Generation, SampleRequest
 
@@ -32,6 +33,11 @@ _ADVICE = Advice(
 #: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole
 #: group frees together. With as many as it runs, the engine idles between an answer and the next request.
 DEFAULT_CONCURRENCY = 512
+
+
+def server_address(endpoint: str) -> Address:
+    """Where a server is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
 class ServerSampler:
@@ -61,7 +67,8 @@ class ServerSampler:
         allow_raw_logprobs: bool = False,
         vocab_size: int | None = None,
     ) -> None:
-        self.base = base_url(endpoint, "--endpoint", "http://localhost:8000").removesuffix("/v1")
+        served_at = server_address(endpoint)
+        self.base = str(served_at)
         self.model = model
         self.model_found = False
         self.sampling = Sampling.of(sampling or {})
@@ -73,12 +80,12 @@ class ServerSampler:
         self._probing = False
         self._root: Any = None
         self._http = HttpClient(
-            self.base,
+            served_at,
             "engine",
             timeout_s=request_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("VLLM_API_KEY", "OPENAI_API_KEY"),
+            key_names=ENGINE_KEYS,
             advice=_ADVICE,
         )
         self._max_model_len: int | None = None

@@ -20,7 +20,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gymdata.adapters.environments.told import as_text, clean, told
-from gymdata.adapters.http_client import Advice, HttpClient, Reply, base_url
+from gymdata.adapters.http_client import Advice, HttpClient, Reply
+from gymdata.config.urls import ENVIRONMENT_KEYS, address
 from gymdata.errors import OutsideError
 from gymdata.ports import Message, StepResult, Task, Verdict
 
@@ -61,12 +62,12 @@ class ResourceServer:
         self.task_body, self.verify_body, self.model = task_body, verify_body, model
         self.verify_timeout_s = verify_timeout_s
         self.http = HttpClient(
-            base_url(url, "--env", "http://localhost:8000"),
+            address(url, "--env", "http://localhost:8000", ENVIRONMENT_KEYS),
             "environment",
             timeout_s=tool_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("ENVIRONMENT_API_KEY",),
+            key_names=ENVIRONMENT_KEYS,
             advice=_ADVICE,
         )
 

@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 from gymdata.adapters.environments.resource_server import read_verdict
-from gymdata.adapters.http_client import Advice, HttpClient, base_url
+from gymdata.adapters.http_client import Advice, HttpClient
+from gymdata.config.urls import WORKFLOW_KEYS, address
 from gymdata.ports import Generation, Message, RemoteRequest, RemoteRollout, Task, Verdict
 
 PROMPT, GENERATED, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -61,12 +62,12 @@ class HttpWorkflow:
         self.default_concurrency = concurrency
         self._task_body, self._conversation_of, self._model = task_body, conversation_of, model
         self._http = HttpClient(
-            base_url(url, "--workflow-url", "http://localhost:8000/run"),
+            address(url, "--workflow-url", "http://localhost:8000/run", WORKFLOW_KEYS),
             "environment",
             timeout_s=timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("WORKFLOW_API_KEY",),
+            key_names=WORKFLOW_KEYS,
             advice=_ADVICE,
         )
 
