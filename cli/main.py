@@ -129,7 +129,8 @@ def main(argv: list[str]) -> int:
         if verbose:
             raise
         sys.stderr.write(
-            f"error: unexpected {type(error).__name__}: {redacted(str(error))}\n  → this is a defect; run again with -v to see where\n"
+            f"error: unexpected {type(error).__name__}: {redacted(str(error))}\n"
+            "  → this is a defect; run again with -v to see where\n"
         )
         return EXIT_OUTSIDE
     return result if isinstance(result, int) else 0

@@ -30,8 +30,10 @@ _MAX_PAUSE_S = 30.0
 _MAX_HANGS = 2
 #: Shorter values of a query (``v=1``) are parts of too many words to be taken out of an answer that quotes them.
 _SHORTEST_SECRET = 6
-#: More than any sensible answer; what goes on longer is cut off and is a fault.
-MAX_ANSWER_BYTES = 1 << 30
+#: More than an answer has whose length nobody asked for: lists of models, tool results, verdicts.
+ORDINARY_BYTES = 16 << 20
+#: Of an answer that is a refusal, only the beginning is read.
+_REFUSAL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class HttpClient:
         retries: int | None = None,
         timeout_s: float | None = None,
         cookies: dict[str, str] | None = None,
+        most_bytes: int = ORDINARY_BYTES,
     ) -> T:
         """What ``read`` makes of the JSON object that is answered. ``read`` may raise a retryable OutsideError."""
 
@@ -130,7 +133,9 @@ class HttpClient:
                 raise self.garbage("a JSON object", reply.text)
             return read(answer)
 
-        return await self.exchange(method, path, body, take, retries=retries, timeout_s=timeout_s, cookies=cookies)
+        return await self.exchange(
+            method, path, body, take, retries=retries, timeout_s=timeout_s, cookies=cookies, most_bytes=most_bytes
+        )
 
     async def exchange(
         self,
@@ -144,18 +149,21 @@ class HttpClient:
         retries: int | None = None,
         timeout_s: float | None = None,
         cookies: dict[str, str] | None = None,
+        most_bytes: int = ORDINARY_BYTES,
     ) -> T:
         """What ``take`` makes of a reply whose status ``is_answer``, after at most ``retries`` more tries.
 
         Not ``repeatable``: a request that the server may have carried out (no answer in time, a connection that broke) is
-        not sent again. ``cookies`` are sent, and what the server sets is put into them.
+        not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: what the answer to
+        this request can sensibly have; a longer one is not read to its end and is a fault.
         """
         retries = self.max_retries if retries is None else retries
         timeout_s = timeout_s or self.timeout_s
         hangs = 0
         for attempt in range(retries + 1):
             try:
-                return take(await self._once(method, path, body, is_answer, repeatable, timeout_s, cookies))
+                sent = self._once(method, path, body, is_answer, repeatable, timeout_s, cookies, most_bytes)
+                return take(await sent)
             except OutsideError as error:
                 hangs += isinstance(error.__cause__, TimeoutError)
                 if not error.retryable or attempt == retries or hangs >= _MAX_HANGS:
@@ -185,6 +193,7 @@ class HttpClient:
         repeatable: bool,
         timeout_s: float,
         cookies: dict[str, str] | None,
+        most_bytes: int,
     ) -> Reply:
         import aiohttp
 
@@ -199,10 +208,19 @@ class HttpClient:
         self.requests += 1
         try:
             async with self._session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
-                raw = await self._read(response, url)
                 if cookies is not None:
                     cookies.update({name: morsel.coded_value for name, morsel in response.cookies.items()})
-                if not is_answer(response.status):
+                answers = is_answer(response.status)
+                raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
+                if not whole:
+                    response.close()  # the rest is not read, so the connection is of no more use
+                if answers and not whole:
+                    raise OutsideError(
+                        self.system,
+                        f"{url} answers with more than {most_bytes:,} bytes, which is more than was asked for",
+                        hint="is this the right server? What it goes on to say is not read",
+                    )
+                if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)
                 return Reply(response.status, raw)
         except aiohttp.ClientConnectorError as error:
@@ -221,16 +239,6 @@ class HttpClient:
         except (aiohttp.ClientError, OSError) as error:
             raise OutsideError(self.system, f"{url}: {type(error).__name__}: {error}", retryable=repeatable) from error
 
-    async def _read(self, response: Any, url: str) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.content.iter_any():
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ANSWER_BYTES:
-                raise OutsideError(self.system, f"{url} answers with more than {MAX_ANSWER_BYTES >> 20} MiB")
-        return b"".join(parts)
-
     def _refusal(self, url: str, status: int, retry_after: str | None, raw: bytes) -> OutsideError:
         said = self._without_secrets(_message(raw))
         if status in (408, 429) or status >= 500:
@@ -244,6 +252,20 @@ class HttpClient:
         return OutsideError(
             self.system, f"the request was refused ({status}): {said}", hint=hint, fatal=hint is not None
         )
+
+
+async def _read(response: Any, most: int) -> tuple[bytes, bool]:
+    """(what was answered, whether that is all of it): at most about ``most`` bytes are held."""
+    if (response.content_length or 0) > most:
+        return b"", False
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            return b"".join(parts)[:most], False
+    return b"".join(parts), True
 
 
 def _dumps(body: Mapping[str, Any]) -> bytes:

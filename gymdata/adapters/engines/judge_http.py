@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymdata.adapters.engines.judge_prompt import Form, Roles
-from gymdata.adapters.http_client import Advice, HttpClient
+from gymdata.adapters.http_client import ORDINARY_BYTES, Advice, HttpClient
 from gymdata.config.urls import JUDGE_KEYS, address
 from gymdata.core.genrm import VERDICT_SCHEMA
 from gymdata.errors import OutsideError, UsageError
 from gymdata.ports import JudgeAnswer, Message
 
 _CHAT = "/v1/chat/completions"
+#: Of an answer: beside its text, and for a token of it, twice (content and reasoning).
+_ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 256
 _RESPONSE_FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "verdict", "strict": True, "schema": VERDICT_SCHEMA},
@@ -122,7 +124,9 @@ class HttpJudge:
         return names[0]
 
     async def _answer(self, body: Mapping[str, Any]) -> JudgeAnswer:
-        return await self._http.ask("POST", _CHAT, body, _read)
+        asked = self.sampling["max_tokens"]
+        most = ORDINARY_BYTES if asked is None else _ANSWER_BYTES + _TOKEN_BYTES * int(asked)
+        return await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
 
 
 def _read(answer: Mapping[str, Any]) -> JudgeAnswer:

@@ -30,6 +30,10 @@ _ADVICE = Advice(
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
 )
 
+#: Of an answer: beside its tokens; for a token or alternative with text, bytes and log-probability; for an id of the
+#: prompt; and the prompt's ids where a server makes it and does not say how many it reads.
+_ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
+
 #: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole
 #: group frees together. With as many as it runs, the engine idles between an answer and the next request.
 DEFAULT_CONCURRENCY = 512
@@ -228,7 +232,15 @@ class ServerSampler:
 
     async def _complete(self, body: dict[str, Any], sent: Sequence[int] | None = None) -> list[Generation]:
         """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own."""
-        return await self._http.ask("POST", self._route, body, lambda answer: self._take(answer, body, sent))
+        return await self._http.ask(
+            "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=self._most_bytes(body)
+        )
+
+    def _most_bytes(self, body: Mapping[str, Any]) -> int:
+        """What the answer to a request can sensibly have."""
+        generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
+        prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
+        return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
 
     def _take(self, answer: Mapping[str, Any], body: Mapping[str, Any], sent: Sequence[int] | None) -> list[Generation]:
         try:

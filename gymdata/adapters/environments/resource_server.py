@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gymdata.adapters.environments.told import as_text, clean, told
-from gymdata.adapters.http_client import Advice, HttpClient, Reply
+from gymdata.adapters.http_client import ORDINARY_BYTES, Advice, HttpClient, Reply
 from gymdata.config.urls import ENVIRONMENT_KEYS, address
 from gymdata.errors import OutsideError
 from gymdata.ports import Message, StepResult, Task, Verdict
@@ -116,7 +116,14 @@ class ServerEpisode:
         body = self._server.verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
         answer = await http.ask(
-            "POST", _VERIFY, body, dict, timeout_s=self._server.verify_timeout_s, cookies=self._cookies
+            "POST",
+            _VERIFY,
+            body,
+            dict,
+            timeout_s=self._server.verify_timeout_s,
+            cookies=self._cookies,
+            # It may send back all that it was sent.
+            most_bytes=ORDINARY_BYTES + 4 * len(repr(body)),
         )
         return read_verdict(answer, body, f"{http.base}{_VERIFY}")
 

@@ -38,6 +38,8 @@ _ADVICE = Advice(
 _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer", "environment"})
 _READ = frozenset({"messages", "response", "responses_create_params", "reward", "status", "stop_reason", "tools"})
 _MAX_ID = 2**31
+#: Of an answer: its messages and what else it says; an id or log-probability.
+_BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 TaskBody = Callable[[Task], dict[str, Any]]
 #: What a Responses answer holds: chat messages, the item with token lists of each model call, why it is incomplete.
 Conversation = tuple[list[Message], dict[int, Mapping[str, Any]], str | None]
@@ -96,7 +98,12 @@ class HttpWorkflow:
             "model": self._model,
             "sampling": sampling,
         }
-        return await self._http.ask("POST", "", body, lambda answer: self._read(answer, body, request.task))
+        turns, tokens = int(sampling.get("max_turns") or 1), int(sampling["max_tokens"])
+        # Every call may repeat the whole prompt, ids and log-probabilities are numbers in decimal.
+        most = _BESIDE_IDS_BYTES + _ID_BYTES * tokens * turns * (turns + 2)
+        return await self._http.ask(
+            "POST", "", body, lambda answer: self._read(answer, body, request.task), most_bytes=most
+        )
 
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""

@@ -24,6 +24,8 @@ from gymdata.config.urls import REWARD_KEYS, address
 from gymdata.errors import OutsideError
 
 _IN_FLIGHT = 8
+#: Of an answer: beside its rewards, and for each, with whatever a server says of it.
+_ANSWER_BYTES, _REWARD_BYTES = 1 << 20, 64 << 10
 _ADVICE = Advice(
     unreachable="is the reward server up, and the URL right?",
     statuses={
@@ -124,7 +126,8 @@ class RemoteReward:
             return [_number(reward) for reward in rewards]
 
         try:
-            answers = await client.ask("POST", "", body, read, retries=retries)
+            most = _ANSWER_BYTES + _REWARD_BYTES * len(texts)
+            answers = await client.ask("POST", "", body, read, retries=retries, most_bytes=most)
         except OutsideError as error:
             if error.fatal and not self._answered:
                 self.unreachable = error
