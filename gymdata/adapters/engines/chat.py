@@ -219,21 +219,47 @@ class TransformersChat:
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
+        from gymdata.adapters.engines.bounded_templates import TemplateLimitError
+
         shaped = [_for_template(m, self._text_arguments, self._parts) for m in messages]
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    shaped, tools=list(tools) if tools else None, add_generation_prompt=generate, tokenize=False
-                )
-            )
+            return self._rendered(shaped, list(tools) if tools else None, generate)
         except TypeError as error:
             # Some templates join a call's arguments to text, so they want JSON where the others want a mapping.
             if not self._text_arguments and any(m.get("tool_calls") for m in messages):
                 self._text_arguments = True
                 return self.text(messages, tools, generate=generate)
             raise _refusal(messages, error) from error
-        except (TemplateError, KeyError, ValueError) as error:
+        except TemplateLimitError as error:
+            name = self.tokenizer.name_or_path or "the tokenizer"
+            raise DataError(
+                f"{name}: its chat template does not end within what is allowed: {error}",
+                hint="give another template with --chat-template FILE",
+            ) from error
+        except (TemplateError, KeyError, ValueError, OverflowError) as error:
             raise _refusal(messages, error) from error
+
+    def _rendered(self, messages: list[Message], tools: list[Any] | None, generate: bool) -> str:
+        from transformers import PreTrainedTokenizerBase
+
+        from gymdata.adapters.engines.bounded_templates import chat_template
+
+        if type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            # A tokenizer that writes conversations by code of its own.
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=generate, tokenize=False
+                )
+            )
+        if not messages:
+            raise ValueError("a conversation without messages")
+        return chat_template(self.tokenizer.chat_template).render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=generate,
+            **self.tokenizer.special_tokens_map,
+        )
 
     def encode(self, text: str) -> list[int]:
         if self._backend is not None:
