@@ -27,13 +27,17 @@ def check(
     from gymdata.api import checking
     from gymdata.errors import UsageError
 
+    if model is not None and model.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"
+        )
     if endpoint is not None:
         served = checking.check_endpoint(endpoint, model)
         if as_json:
             emit_json(served.as_dict())
         else:
             rows = [(f.name, "yes" if f.ok else ("NO" if f.needed else "no"), f.detail) for f in served.findings]
-            grid(("asked", "answer", "detail"), rows, title=endpoint)
+            grid(("asked", "answer", "detail"), rows, title=served.endpoint)
         return 0 if served.ok else 1
     if model is None:
         raise UsageError("no model given", hint="gymdata check MODEL, or gymdata check --endpoint URL")

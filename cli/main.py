@@ -26,6 +26,7 @@ from gymdata.errors import (
     GymdataError,
     UsageError,
 )
+from gymdata.redaction import redacted
 from gymdata.store.reading import current, reading
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
@@ -190,13 +191,13 @@ def _main(argv: list[str]) -> int:
         if verbose:
             import traceback
 
-            traceback.print_exc()
+            sys.stderr.write(redacted(traceback.format_exc()))
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        text = error.format_message()
+        text = redacted(error.format_message())
         if not argv:
             # Nothing was asked: the message is the help itself.
             sys.stderr.write(f"{text}\n")
@@ -233,7 +234,8 @@ def _main(argv: list[str]) -> int:
             sys.stderr.write(f"error: {UsageError.missing_extra(str(error.name), extra)}\n")
             return EXIT_USAGE
         sys.stderr.write(
-            f"error: unexpected {type(error).__name__}: {error}\n  → this is a defect; run again with -v to see where\n"
+            f"error: unexpected {type(error).__name__}: {redacted(str(error))}\n"
+            "  → this is a defect; run again with -v to see where\n"
         )
         return EXIT_OUTSIDE
     return result if isinstance(result, int) else 0

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gymdata.installed import NAME, install_command, update_advice
+from gymdata.redaction import redacted
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -41,6 +42,8 @@ class GymdataError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        # Whatever is said of a URL, its secrets are not repeated.
+        message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -269,6 +272,7 @@ class OutsideError(GymdataError):
         retryable: bool = False,
         retry_after_s: float | None = None,
         fatal: bool = False,
+        final: bool = False,
     ) -> None:
         super().__init__(f"{system}: {message}".encode("utf-8", "replace").decode(), hint=hint)
         self.system = system
@@ -276,6 +280,8 @@ class OutsideError(GymdataError):
         self.retry_after_s = retry_after_s
         #: The system is gone: other requests to it cannot succeed either.
         self.fatal = fatal
+        #: The same request would be refused again, whenever it is made.
+        self.final = final
 
 
 class RewardError(OutsideError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +33,31 @@ MODES = (
     "raw",
     "short",
     "tool_calls",
+    "negative_id",
+    "huge_id",
+    "unknown_id",
+    "fractional_id",
+    "nan",
+    "infinite",
+    "positive",
+    "huge_logprob",
+    "text_logprob",
+    "placeholder",
+    "too_many",
+    "other_model",
+    "empty",
+    "odd_alternatives",
 )
-#: Modes that change the answer itself; the others replace it.
-_ANSWER_MODES = ("no_ids", "no_logprobs", "wrong_prompt_ids", "raw", "short", "tool_calls")
+#: What the content modes put in the place of the first id or log-probability.
+_IDS = {"negative_id": -1, "huge_id": 2**40, "unknown_id": 2**30, "fractional_id": 1.5}
+_LOGPROBS = {
+    "nan": math.nan,
+    "infinite": -math.inf,
+    "positive": 1e-3,
+    "huge_logprob": -(10**400),
+    "text_logprob": "-1",
+    "placeholder": -9999.0,
+}
 
 
 @dataclass
@@ -201,8 +224,18 @@ def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, An
             choice["prompt_token_ids"] = [0, *prompt]
         elif mode == "short":
             choice["logprobs"]["token_logprobs"] = values[:-1]
+        elif mode in _IDS:
+            choice["token_ids"] = [_IDS[mode], *ids[1:]]
+        elif mode in _LOGPROBS:
+            choice["logprobs"]["token_logprobs"] = [_LOGPROBS[mode], *values[1:]]
+        elif mode in ("too_many", "empty"):
+            more = body["max_tokens"] + 1 if mode == "too_many" else 0
+            choice |= {"token_ids": [3] * more, "finish_reason": "stop"}
+            choice["logprobs"] = {"token_logprobs": [-1.0] * more, "top_logprobs": [{}] * more}
+        elif mode == "odd_alternatives":
+            choice["logprobs"]["top_logprobs"] = [{"token_id:-5": -1.0} for _ in ids]
         choices.append(choice)
-    return {"id": "cmpl-0", "model": settings.name, "choices": choices}
+    return {"id": "cmpl-0", "model": "other" if mode == "other_model" else settings.name, "choices": choices}
 
 
 def _chat_answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, Any]:

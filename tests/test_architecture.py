@@ -23,8 +23,8 @@ FLOORS = {
     "gymdata.api": 6,
     "gymdata_cli": 7,
 }
-#: One file an outside system, and what speaks HTTP or passes Ctrl-C on for several of them.
-SHARED_BY_ADAPTERS = {"children", "http_client"}
+#: One file an outside system, and what speaks HTTP, passes Ctrl-C on or finds models for several of them.
+SHARED_BY_ADAPTERS = {"children", "http_client", "local_models"}
 HEAVY = {"torch", "vllm", "trl", "transformers", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What `core` may never touch: the outside, the clock and hidden randomness.
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "logging", "random", "subprocess", "socket", "asyncio", "tempfile"}

@@ -26,8 +26,8 @@ def draw(
     tolerance: float,
     title: str,
 ) -> None:
-    """Write a PNG to ``path`` itself. ``positions`` and ``turns``: rows with tokens, mean_abs, max_abs. Raises UsageError without
-    matplotlib."""
+    """Write a PNG to ``path`` itself. ``positions`` and ``turns``: rows with tokens, mean_abs, max_abs.
+    Raises UsageError without matplotlib."""
     with needs("train"):
         import matplotlib
     matplotlib.use("Agg")

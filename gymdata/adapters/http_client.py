@@ -20,14 +20,20 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gymdata.errors import OutsideError, UsageError, needs
+from gymdata.config.urls import Address
+from gymdata.errors import OutsideError, needs
+from gymdata.redaction import HIDDEN
 
 T = TypeVar("T")
 _MAX_PAUSE_S = 30.0
 #: A request that hangs is tried this often only: each try costs the whole time limit.
 _MAX_HANGS = 2
-#: More than any sensible answer; what goes on longer is cut off and is a fault.
-MAX_ANSWER_BYTES = 1 << 30
+#: Shorter values of a query (``v=1``) are parts of too many words to be taken out of an answer that quotes them.
+_SHORTEST_SECRET = 6
+#: More than an answer has whose length nobody asked for: lists of models, tool results, verdicts.
+ORDINARY_BYTES = 16 << 20
+#: Of an answer that is a refusal, only the beginning is read.
+_REFUSAL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Reply:
 
 
 class HttpClient:
-    """Requests to one base URL on behalf of ``system`` (engine, judge, environment).
+    """Requests to one base URL (its query goes along with each) on behalf of ``system`` (engine, judge, environment).
 
     ``timeout_s`` is for one try. ``key_names``: environment variables that may hold the API key, the first one set wins.
     ``requests`` and ``retries`` count tries.
@@ -60,7 +66,7 @@ class HttpClient:
 
     def __init__(
         self,
-        base: str,
+        base: Address,
         system: str,
         *,
         timeout_s: float,
@@ -69,7 +75,9 @@ class HttpClient:
         key_names: tuple[str, ...] = (),
         advice: Advice | None = None,
     ) -> None:
-        self.base = base
+        self.address = base
+        #: Fit to be shown: without the values of a query.
+        self.base = str(base)
         self.system = system
         self.timeout_s = timeout_s
         self.max_retries = max_retries
@@ -113,6 +121,7 @@ class HttpClient:
         retries: int | None = None,
         timeout_s: float | None = None,
         cookies: dict[str, str] | None = None,
+        most_bytes: int = ORDINARY_BYTES,
     ) -> T:
         """What ``read`` makes of the JSON object that is answered. ``read`` may raise a retryable OutsideError."""
 
@@ -122,7 +131,9 @@ class HttpClient:
                 raise self.garbage("a JSON object", reply.text)
             return read(answer)
 
-        return await self.exchange(method, path, body, take, retries=retries, timeout_s=timeout_s, cookies=cookies)
+        return await self.exchange(
+            method, path, body, take, retries=retries, timeout_s=timeout_s, cookies=cookies, most_bytes=most_bytes
+        )
 
     async def exchange(
         self,
@@ -136,18 +147,21 @@ class HttpClient:
         retries: int | None = None,
         timeout_s: float | None = None,
         cookies: dict[str, str] | None = None,
+        most_bytes: int = ORDINARY_BYTES,
     ) -> T:
         """What ``take`` makes of a reply whose status ``is_answer``, after at most ``retries`` more tries.
 
         Not ``repeatable``: a request that the server may have carried out (no answer in time, a connection that broke) is
-        not sent again. ``cookies`` are sent, and what the server sets is put into them.
+        not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: what the answer to
+        this request can sensibly have; a longer one is not read to its end and is a fault.
         """
         retries = self.max_retries if retries is None else retries
         timeout_s = timeout_s or self.timeout_s
         hangs = 0
         for attempt in range(retries + 1):
             try:
-                return take(await self._once(method, path, body, is_answer, repeatable, timeout_s, cookies))
+                sent = self._once(method, path, body, is_answer, repeatable, timeout_s, cookies, most_bytes)
+                return take(await sent)
             except OutsideError as error:
                 hangs += isinstance(error.__cause__, TimeoutError)
                 if not error.retryable or attempt == retries or hangs >= _MAX_HANGS:
@@ -159,9 +173,14 @@ class HttpClient:
 
     def garbage(self, expected: str, got: object) -> OutsideError:
         """An answer that is not what it must be; another try may give a better one."""
-        return OutsideError(
-            self.system, f"the server's answer is not {expected}: got {str(got)[:200]!r}", retryable=True
-        )
+        said = self._without_secrets(str(got))[:200]
+        return OutsideError(self.system, f"the server's answer is not {expected}: got {said!r}", retryable=True)
+
+    def _without_secrets(self, text: str) -> str:
+        """A server may quote the address that it was asked at."""
+        for secret in self.address.secrets:
+            text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST_SECRET else text
+        return text
 
     async def _once(
         self,
@@ -172,12 +191,13 @@ class HttpClient:
         repeatable: bool,
         timeout_s: float,
         cookies: dict[str, str] | None,
+        most_bytes: int,
     ) -> Reply:
         import aiohttp
 
         if self._session is None:
             raise OutsideError(self.system, "the connection is closed", fatal=True)
-        url = self.base + path
+        url = self.address.url(path)
         data = _dumps(body) if body is not None else None
         headers = {"Content-Type": "application/json"} if data is not None else {}
         if cookies:
@@ -186,10 +206,19 @@ class HttpClient:
         self.requests += 1
         try:
             async with self._session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
-                raw = await self._read(response, url)
                 if cookies is not None:
                     cookies.update({name: morsel.coded_value for name, morsel in response.cookies.items()})
-                if not is_answer(response.status):
+                answers = is_answer(response.status)
+                raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
+                if not whole:
+                    response.close()  # the rest is not read, so the connection is of no more use
+                if answers and not whole:
+                    raise OutsideError(
+                        self.system,
+                        f"{url} answers with more than {most_bytes:,} bytes, which is more than was asked for",
+                        hint="is this the right server? What it goes on to say is not read",
+                    )
+                if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)
                 return Reply(response.status, raw)
         except aiohttp.ClientConnectorError as error:
@@ -208,18 +237,8 @@ class HttpClient:
         except (aiohttp.ClientError, OSError) as error:
             raise OutsideError(self.system, f"{url}: {type(error).__name__}: {error}", retryable=repeatable) from error
 
-    async def _read(self, response: Any, url: str) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.content.iter_any():
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ANSWER_BYTES:
-                raise OutsideError(self.system, f"{url} answers with more than {MAX_ANSWER_BYTES >> 20} MiB")
-        return b"".join(parts)
-
     def _refusal(self, url: str, status: int, retry_after: str | None, raw: bytes) -> OutsideError:
-        said = _message(raw)
+        said = self._without_secrets(_message(raw))
         if status in (408, 429) or status >= 500:
             return OutsideError(
                 self.system,
@@ -233,11 +252,18 @@ class HttpClient:
         )
 
 
-def base_url(url: str, flag: str, example: str) -> str:
-    """``url`` without a slash at its end. Raises UsageError when it is none."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError.bad_value(flag, url, f"a URL such as {example}")
-    return url.rstrip("/")
+async def _read(response: Any, most: int) -> tuple[bytes, bool]:
+    """(what was answered, whether that is all of it): at most about ``most`` bytes are held."""
+    if (response.content_length or 0) > most:
+        return b"", False
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            return b"".join(parts)[:most], False
+    return b"".join(parts), True
 
 
 def _dumps(body: Mapping[str, Any]) -> bytes:

@@ -49,7 +49,7 @@ def audit(
 
     ``settings`` are those of ``AuditConfig``. Of a run folder the report goes to ``RUN/audit-<model>/``: run.json,
     violations.parquet, audit.png, and audit.parquet with ``write_as``; elsewhere to ``output``, or nowhere. Raises
-    RefusedError when no rollout has log-probabilities (T205, L301, L302) or ids are not in the model's vocabulary (T206);
+    RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
     StoreError when the folder holds an audit of something else.
     """
     given = {**settings, "model": model if model is not None else settings.get("model")}

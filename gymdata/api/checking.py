@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gymdata.redaction import redacted
 from gymdata.stages.check import TemplateCheck, check_template
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:
     from gymdata.adapters.engines.endpoint import probe
 
     findings, facts = asyncio.run(probe(endpoint, model))
-    return EndpointReport(endpoint, findings, facts)
+    return EndpointReport(redacted(endpoint), findings, facts)
 
 
 def cured(chat: TransformersChat, tool_parser: str) -> tuple[TransformersChat, list[str]]:

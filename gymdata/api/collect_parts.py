@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymdata.adapters.environments import ResourceServer, load_environment, server_url
 from gymdata.adapters.rewards import load_rewards
@@ -19,6 +19,9 @@ from gymdata.errors import UsageError, require
 from gymdata.ports import Chat, Environment, Sampler, Workflow
 from gymdata.stages.collect import VERDICT, NextPrompt
 from gymdata.stages.score import Weighted
+
+if TYPE_CHECKING:
+    from gymdata.adapters.engines.chat import TransformersChat
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ def load_parts(config: CollectConfig) -> Parts:
         tokenizer, chat_template=template, tool_parser=config.tool_parser, keep_reasoning=False
     )
     talk, notes = checking.cured(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
-    parts = Parts(_sampler(config, talk.stop_token_ids), talk, environment, rewards, model, notes)
+    parts = Parts(_sampler(config, talk), talk, environment, rewards, model, notes)
     if config.chat_endpoint is not None:
         from gymdata.adapters.engines.chat_server import OnPolicyPrompts
 
@@ -155,9 +158,9 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     return Parts(None, None, None, rewards, model, workflow=workflow)
 
 
-def _sampler(config: CollectConfig, stop_token_ids: Sequence[int]) -> Sampler:
+def _sampler(config: CollectConfig, talk: TransformersChat) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
-    sampling = {**config.sampling(), "stop_token_ids": stop_token_ids}
+    sampling = {**config.sampling(), "stop_token_ids": talk.stop_token_ids}
     server = config.endpoint or config.chat_endpoint
     if server is None:
         from gymdata.adapters.engines.vllm_engine import VllmSampler
@@ -177,6 +180,7 @@ def _sampler(config: CollectConfig, stop_token_ids: Sequence[int]) -> Sampler:
         request_timeout_s=config.request_timeout,
         max_retries=config.retries,
         allow_raw_logprobs=config.allow_raw_logprobs,
+        vocab_size=talk.most_ids,
     )
 
 

@@ -24,6 +24,7 @@ from gymdata.config.collect import CollectConfig
 from gymdata.config.user_code import in_thread
 from gymdata.core.schema import ROLLOUTS
 from gymdata.ports import Progress
+from gymdata.redaction import redacted, redacted_all
 from gymdata.stages.collect import Collector, Limits, Setting, Stop
 from gymdata.stages.collect.keys import RunKey
 from gymdata.stages.collect.owed import COLUMNS as LEDGER_COLUMNS
@@ -95,7 +96,7 @@ def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]
         "rollouts_removed": there if config.overwrite else 0,
         "identity": identity_of(config, parts, config.seed),
         "notes": parts.notes,
-        "config": config.model_dump(mode="json"),
+        "config": redacted_all(config.model_dump(mode="json")),
     }
 
 
@@ -163,6 +164,7 @@ def _collect(
         **rows,
         new_rollouts=done.rollouts,
         failures=done.failed,
+        empty_generations=done.empty,
         owed=survey.owed,
         exhausted=survey.exhausted,
         skipped_rows=tasks.skipped,
@@ -183,6 +185,7 @@ class _Done:
     rollouts: int = 0
     failed: int = 0
     tokens: int = 0
+    empty: int = 0
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -206,11 +209,14 @@ async def _play(
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             most = facts.get("max_model_len")
+            named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
+            tightest = min(named, default=(None, None))
             limits = Limits(
                 max_tokens=config.max_tokens,
                 max_turns=config.max_turns,
-                max_context=min((n for n in (most, config.max_context) if n is not None), default=None),
+                max_context=tightest[0],
                 time_limit_s=config.time_limit,
+                limited_by=tightest[1],
             )
             if progress is not None:
                 for text in facts.get("notes", ()):
@@ -239,6 +245,7 @@ async def _play(
                 collector.done,
                 collector.failed,
                 collector.tokens,
+                collector.empty,
                 time.monotonic() - began,
                 interrupted.is_set(),
             )
@@ -250,7 +257,7 @@ async def _play(
 
 def _starting(config: CollectConfig, policy: str) -> str:
     if server := config.endpoint or config.chat_endpoint or config.workflow_url:
-        return f"connecting to {server} …"
+        return f"connecting to {redacted(server)} …"
     return f"starting vLLM with {config.model or policy} …"
 
 

@@ -20,12 +20,14 @@ from gymdata.api import formats
 from gymdata.api.formats import FORMATS as FORMATS
 from gymdata.api.formats import SOURCES as SOURCES
 from gymdata.core.schema import PAIRS, ROLLOUTS, Table
+from gymdata.core.soundness import refuse_unsound_rows
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store import Run, StageOutput, hash_file, read_run_json, resolve, scan_batches
 from gymdata.store.columns import build, spread
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, local_output
 from gymdata.store.run_json import differences, replacing
+from gymdata.store.vocabulary import vocabulary
 
 if TYPE_CHECKING:
     from gymdata.adapters.engines.chat import TransformersChat
@@ -333,7 +335,8 @@ def export_rollouts(
     ``trl-preference``, ``nat-dpo`` and ``nat-dpo-items`` are made from pairs: ``path`` is a pairs file or folder, or a run
     that holds one. ``verl`` writes Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
     trajectory a line to ``.jsonl``; ``atif`` a trajectory a line, or one to ``.json``; the others JSON lines. Raises
-    UsageError for an unknown format or an output that exists, DataError when there is nothing to export.
+    UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
+    ids or log-probabilities that no consumer may take (T206, L301 to L303).
     """
     target = local_output(output)
     if format not in FORMATS:
@@ -356,12 +359,13 @@ def _export(
 ) -> ExportSummary:
     output = target
     summary = ExportSummary(str(output), format)
-    seen = 0
+    seen, known = 0, vocabulary(path)
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal seen
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
+            refuse_unsound_rows(batch, str(path), known)
             yield from spread(batch)
 
     lost: Counter[str] = Counter()

@@ -58,8 +58,8 @@ def build_experiences(
 
     ``settings`` are those of ``ExperienceConfig``. Written to ``RUN/experiences-<estimator>/experiences.parquet`` unless
     ``output`` names a folder or a .parquet/.jsonl file. Raises RefusedError when no rollout is scored (R501), all groups
-    lack variance (R503), token data or log-probs are missing (T205, L301, L302), or a rollout is listed twice (D701);
-    StoreError when the output holds experiences that were made with other settings.
+    lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or
+    a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
     """
     config = config or ExperienceConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)

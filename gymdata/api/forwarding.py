@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymdata.errors import require
+from gymdata.errors import DataError, require
 from gymdata.ports import Critic, PolicyModel
 
 
@@ -45,14 +45,13 @@ def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], 
 
 
 def _tokenizer_facts(model: str) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
     from gymdata.adapters.engines import weights
+    from gymdata.adapters.local_models import load_tokenizer
 
     folder = weights.tokenizer_folder(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError):
+        tokenizer = load_tokenizer(folder, extra="train")
+    except DataError:
         return {"tokenizer": None, "tokenizer_hash": None, "chat_template_hash": None}
     hashes = weights.tokenizer_facts(tokenizer, tokenizer.chat_template)
     return {"tokenizer": folder, **{name: hashes[name] for name in ("tokenizer_hash", "chat_template_hash")}}

@@ -32,12 +32,14 @@ from gymdata.config.pairs import PairsConfig
 from gymdata.core import chains, genrm, pairs
 from gymdata.core.forks import at_fork
 from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
+from gymdata.core.soundness import refuse_unsound_turns
 from gymdata.core.training_sft import require_agents
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.stages.judge_rollouts import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.store import StageOutput, read_table, resolve, scan_batches
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.store.vocabulary import vocabulary
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "rollout_index", "policy_hash", "policy_version", "status", "reward",
@@ -92,8 +94,9 @@ def build_pairs(
 
     ``settings`` are those of ``PairsConfig``. Written to ``RUN/pairs-<reward name or "reward">/pairs.parquet`` unless
     ``output`` names a folder or a .parquet/.jsonl file; held-out pairs go to ``heldout.parquet`` beside it.
-    Raises RefusedError for rollouts with breaks (T200), without token data (T205) or listed twice (D701); StoreError when
-    the output holds pairs that were made with other settings.
+    Raises RefusedError for rollouts with breaks (T200), without token data (T205), with ids or log-probabilities that cannot
+    be used (T206, L301 to L303) or listed twice (D701); StoreError when the output holds pairs that were made with other
+    settings.
     """
     config = config or PairsConfig.load(overrides=settings)
     sources = [path] if isinstance(path, (str, Path)) else list(path)
@@ -224,9 +227,11 @@ def _with_tokens(
         turns = (batch.column("turns") for s in sources for batch in scan_batches(s, ROLLOUTS, ("turns",), _BATCH_ROWS))
         require_agents(turns, agents, ", ".join(map(str, sources)))
     for source in sources if len(ids) else ():
+        vocab_size = vocabulary(source)
         for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "turns"), _BATCH_ROWS):
             part = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=ids))
             if part.num_rows:
+                refuse_unsound_turns(part.column("turns"), part.column("rollout_id"), str(source), vocab_size)
                 parts.append(_flat(part, agents))
     schema = pa.schema([*chains.CHAINS, *_MORE])
     flat = pa.concat_tables(parts) if parts else schema.empty_table()

@@ -16,7 +16,7 @@ from gymdata.adapters.rewards import load_rewards
 from gymdata.api.sources import Unwatched
 from gymdata.config.recipe import Recipe, RewardSource, read_recipe
 from gymdata.config.score import ScoreConfig
-from gymdata.errors import OutsideError, RefusedError, UsageError, needs
+from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.ports import Progress, RewardFunction
 from gymdata.stages.score import Weighted
 from gymdata.store import hash_file
@@ -171,12 +171,10 @@ def _checked(folder: str, sampled_with: str | None) -> Decode:
     from gymdata.adapters.formats import token_text
 
     if sampled_with is not None:
-        with needs("collect"):
-            from transformers import AutoTokenizer
-
         from gymdata.adapters.engines.weights import hash_of_tokenizer
+        from gymdata.adapters.local_models import load_tokenizer
 
-        now = hash_of_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        now = hash_of_tokenizer(load_tokenizer(folder))
         if now != sampled_with:
             raise RefusedError(
                 f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from gymdata.api.sources import Unwatched
 from gymdata.config.train import TRAINERS
-from gymdata.errors import DataError, require
+from gymdata.errors import require
 from gymdata.ports import Progress
 from gymdata.store import resolve
 
@@ -126,19 +126,15 @@ def train(
 def model_facts(model: str) -> Any:
     """What the training stage must know of a model folder. Raises DataError when there is no such model."""
     from gymdata.adapters.engines import weights
+    from gymdata.adapters.local_models import load_tokenizer, local_folder
     from gymdata.stages.train_checks import ModelFacts
 
     require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
-    from transformers import AutoTokenizer
-
     policy = weights.model_facts(model)
     folder = weights.tokenizer_folder(model)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise DataError.unreadable(folder, f"no tokenizer there ({str(error).splitlines()[0]})") from error
+    tokenizer = load_tokenizer(folder, extra="train")
     tokens = weights.tokenizer_facts(tokenizer, tokenizer.chat_template)
-    limits = _limits(Path(policy["base"] or model))
+    limits = _limits(local_folder(policy["base"] or model))
     return ModelFacts(
         path=model,
         policy_hash=policy["policy_hash"],

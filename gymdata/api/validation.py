@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.core.violations import Report, Selection, Violation
-from gymdata.errors import DataError, UsageError, needs
+from gymdata.errors import DataError, UsageError
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
@@ -252,9 +252,9 @@ def _vocab_size(folder: str | Path) -> int:
     """Ids that a tokenizer folder can mean: one above its largest."""
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():
-        with needs("collect"):
-            from transformers import AutoTokenizer
-        return len(AutoTokenizer.from_pretrained(str(folder)))
+        from gymdata.adapters.local_models import load_tokenizer
+
+        return len(load_tokenizer(folder))
     value = json.loads(file.read_bytes())
     vocab = (value.get("model") or {}).get("vocab") or {}
     ids = [*vocab.values()] if isinstance(vocab, dict) else range(len(vocab))
@@ -365,10 +365,9 @@ def _decode(
     folder = tokenizer or ((run or {}).get("identity") or {}).get("model")
     if folder is None:
         raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
-    with needs("collect"):
-        from transformers import AutoTokenizer
+    from gymdata.adapters.local_models import load_tokenizer
     from gymdata.stages.validate_decode import decoded_faults
 
-    loaded = AutoTokenizer.from_pretrained(str(folder))
+    loaded = load_tokenizer(folder)
     found = decoded_faults(sources, lambda ids: str(loaded.decode(list(ids), skip_special_tokens=False)))
     report.violations += selection.apply(found)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, get_args
 import pydantic
 from pydantic_core import PydanticCustomError
 
+from gymdata.config.urls import expanded
 from gymdata.errors import UsageError
 
 
@@ -64,7 +65,7 @@ class Config(pydantic.BaseModel):
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
             raise cls._explain(error, where) from error
 

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from gymdata.config.base import Config
+from gymdata.config.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, WORKFLOW_KEYS, refuse_userinfo
+
+_KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
 
 #: Engine arguments that change what is sampled; the others (memory, batching) are free on resume.
 _ENGINE_IDENTITY = (
@@ -83,6 +86,15 @@ class CollectConfig(Config):
     retries: int = pydantic.Field(5, ge=0)
     allow_raw_logprobs: bool = False
     engine: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+    @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward")
+    @classmethod
+    def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        name = str(info.field_name)
+        for url in value if isinstance(value, list) else [value]:
+            place = url.removeprefix("resources:") if name == "env" and url else url
+            refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
+        return value
 
     def sampling(self) -> dict[str, Any]:
         """What decides the distribution that tokens are drawn from."""

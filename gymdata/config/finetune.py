@@ -16,6 +16,7 @@ from gymdata.config.collect import CollectConfig
 from gymdata.config.experience import ExperienceConfig
 from gymdata.config.genrm import JudgeConfig
 from gymdata.config.pairs import PairsConfig
+from gymdata.config.urls import ENGINE_KEYS, refuse_userinfo
 
 #: What the loop decides of a collection; a builder cannot.
 _DECIDED = {
@@ -55,6 +56,12 @@ class LlmSection(Config):
     temperature: float | None = pydantic.Field(None, ge=0.0)
     top_p: float | None = pydantic.Field(None, gt=0.0, le=1.0)
     max_tokens: int | None = pydantic.Field(None, ge=1)
+
+    @pydantic.field_validator("base_url")
+    @classmethod
+    def _no_userinfo(cls, url: str | None) -> str | None:
+        refuse_userinfo(url, "base_url", ENGINE_KEYS)
+        return url
 
     @pydantic.model_validator(mode="after")
     def _served(self) -> LlmSection:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from gymdata.config.base import Config
+from gymdata.config.urls import JUDGE_KEYS, refuse_userinfo
 from gymdata.errors import UsageError
 
 DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
@@ -63,6 +64,12 @@ class GenrmConfig(Config):
     group_reasoning_length_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
     group_answer_length_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
     group_style_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+
+    @pydantic.field_validator("endpoint")
+    @classmethod
+    def _no_userinfo(cls, url: str | None) -> str | None:
+        refuse_userinfo(url, "--endpoint", JUDGE_KEYS)
+        return url
 
     def checked(self) -> GenrmConfig:
         """This, or UsageError when it names no judge or two."""

@@ -29,6 +29,7 @@ from typing import Any
 import pydantic
 
 from gymdata.config.base import Config, read_yaml
+from gymdata.config.urls import REWARD_KEYS, refuse_userinfo
 from gymdata.errors import UsageError
 
 _KINDS = ("name", "python", "model", "url")
@@ -134,6 +135,7 @@ def _source(values: Any, where: str, beside: Path) -> RewardSource:
         name, colon, argument = values.partition(":") if kind == "name" else (values, "", "")
         values = {kind: name} | ({"argument": argument} if colon else {})
     source = RewardSource.of(values, where)
+    refuse_userinfo(source.url, where, REWARD_KEYS)
     told = [kind for kind in _KINDS if getattr(source, kind) is not None]
     if len(told) != 1:
         raise UsageError.bad_value(where, told or sorted(values), f"exactly one of {', '.join(_KINDS)}")

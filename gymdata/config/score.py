@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 import pydantic
 
 from gymdata.config.base import Config
+from gymdata.config.urls import REWARD_KEYS, refuse_userinfo
 
 
 class ScoreConfig(Config):
@@ -57,6 +58,13 @@ class ScoreConfig(Config):
         if len(set(urls)) < len(urls):
             raise ValueError("different servers: one is given twice")
         return urls
+
+    @pydantic.field_validator("reward_url", "reward")
+    @classmethod
+    def _no_userinfo(cls, value: list[str], info: pydantic.ValidationInfo) -> list[str]:
+        for url in value:
+            refuse_userinfo(url, "--reward-url" if info.field_name == "reward_url" else "--reward", REWARD_KEYS)
+        return value
 
     @pydantic.model_validator(mode="after")
     def _some_reward(self) -> Self:

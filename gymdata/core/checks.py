@@ -21,7 +21,7 @@ from gymdata.core.violations import Violation
 
 #: Rounding in a log-softmax can end this far above zero.
 POSITIVE_TOLERANCE = 1e-6
-_INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1
 
 
 def check_batch(
@@ -176,7 +176,7 @@ def tokens(e: Evidence, vocab_size: int | None) -> Iterator[Violation]:
         yield at.turn(k, "T205", detail=f"no {what}")
     for k in np.flatnonzero((generated == 0) & (prompt > 0)):
         yield at.turn(k, "T212")
-    limit = vocab_size if vocab_size is not None else _INT32_MAX + 1
+    limit = vocab_size if vocab_size is not None else INT32_MAX + 1
     for ids, offsets, what in ((e.delta, e.delta_offsets, "prompt"), (e.gen, e.gen_offsets, "generation")):
         for place in outside(ids, limit):
             k = int(np.searchsorted(offsets, place, side="right")) - 1
@@ -188,9 +188,10 @@ def tokens(e: Evidence, vocab_size: int | None) -> Iterator[Violation]:
 
 def outside(ids: np.ndarray, limit: int) -> Ints:
     """Where ``ids`` are negative or not below ``limit``; two passes when all is well."""
-    if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < limit):
+    # A null among them makes them floats, and NaN is outside.
+    if not len(ids) or (ids.min() >= 0 and ids.max() < limit):
         return np.empty(0, np.int64)
-    return np.flatnonzero((ids < 0) | (ids >= limit))
+    return np.flatnonzero(~((ids >= 0) & (ids < limit)))
 
 
 def log_probs(e: Evidence) -> Iterator[Violation]:

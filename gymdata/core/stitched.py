@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from gymdata.core import tokens
 from gymdata.core.chains import FlatTurns, check_digests, turns_of
-from gymdata.errors import DataError, RefusedError
+from gymdata.core.soundness import refuse_unsound_turns
+from gymdata.errors import DataError
 
 _Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -63,14 +64,21 @@ class Stitched:
         return np.repeat(turns_of(self.turn_agent, agents), np.diff(self.turn_ends, prepend=0))
 
 
-def stitch(turns: pa.ListArray, rollout_ids: pa.Array, abandoned: Literal["keep", "drop"] = "keep") -> list[Stitched]:
+def stitch(
+    turns: pa.ListArray,
+    rollout_ids: pa.Array,
+    abandoned: Literal["keep", "drop"] = "keep",
+    *,
+    where: str = "",
+    vocab_size: int | None = None,
+) -> list[Stitched]:
     """The rollouts of a batch (the column of that name, one chunk) in at most two parts: single chains, and the others.
 
     ``rollout`` numbers the rows of the batch. Raises DataError (T209, T210) for changed or impossible turns and
-    RefusedError (L301, L302) for log-probabilities that are missing or not finite, naming the rollout.
+    RefusedError (T206, L301 to L303; see ``refuse_unsound_turns``), naming ``where`` (the file), rollout and turn.
     """
     flat = FlatTurns(turns)
-    _refuse_bad_log_probs(flat, rollout_ids)
+    refuse_unsound_turns(flat, rollout_ids, where, vocab_size)
     simple = flat.is_one_chain()
     chosen, others = np.flatnonzero(simple), np.flatnonzero(~simple)
     parts = []
@@ -85,25 +93,6 @@ def stitch(turns: pa.ListArray, rollout_ids: pa.Array, abandoned: Literal["keep"
     if len(others):
         parts.append(_cut(flat, others, rollout_ids, abandoned))
     return parts
-
-
-def _refuse_bad_log_probs(flat: FlatTurns, rollout_ids: pa.Array) -> None:
-    if not bool(flat.aligned.all()):
-        at = int(np.flatnonzero(~flat.aligned)[0])
-        raise RefusedError(
-            f"rollout {rollout_ids[int(flat.rollout[at])].as_py()} has a turn without one log-probability for each "
-            f"generated token ({int((~flat.aligned).sum()):,} such turn(s))",
-            code="L301",
-            hint="collect with log-probabilities; `gymdata validate` lists every such turn",
-        )
-    if not bool(np.isfinite(flat.log_probs).all()):
-        token = int(np.flatnonzero(~np.isfinite(flat.log_probs))[0])
-        turn = int(np.searchsorted(flat.generation_starts, token, side="right")) - 1
-        raise RefusedError(
-            f"rollout {rollout_ids[int(flat.rollout[turn])].as_py()} has a log-probability of {flat.log_probs[token]}",
-            code="L302",
-            hint="`gymdata validate` lists every such token",
-        )
 
 
 def _chains(flat: FlatTurns) -> Stitched:

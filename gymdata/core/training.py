@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.core import proof
+from gymdata.core.soundness import Lists, refuse_unsound
 from gymdata.errors import DataError, RefusedError
 
 #: Columns of a pairs file that training reads.
@@ -215,13 +216,17 @@ def training_pairs(pairs: pa.Table, max_length: int | None = None, where: str = 
     """The pairs of a table (``PAIR_COLUMNS``) as sequences, cut to ``max_length`` tokens when given.
 
     A pair whose two sides are equal after the cut, or that has no trained token left on a side, is left out and named in
-    ``cost``. Raises DataError for rows that contradict themselves and RefusedError (P601, T205) for rows that must not be
-    trained on.
+    ``cost``. Raises DataError for rows that contradict themselves and RefusedError (P601, T205, T206, L301 to L303) for
+    rows that must not be trained on.
     """
     ids = pairs.column("pair_id").to_pylist()
     _no_doubles(ids, where)
     whole = _pair_sequences(pairs, ids, where)
     _check_masks(whole, where)
+    trained = Lists("trained token", np.where(whole.mask == 1, whole.logprobs, 0), whole.starts)
+    refuse_unsound(
+        (Lists("its ids", whole.ids, whole.starts),), trained, whole.starts, lambda k: f"pair {whole.names[k]}", where
+    )
     same = _identical(whole)
     if same.any():
         row = int(np.flatnonzero(same)[0])
@@ -289,10 +294,11 @@ def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> Sequences:
             wrong = np.flatnonzero(got != lengths)
             if len(wrong):
                 row = int(wrong[0])
-                raise DataError(
+                said = (
                     f"{where}, row {row}, pair {names[row]}: {side}_{what} has {got[row]} entries, {side}_ids has "
                     f"{lengths[row]} ({len(wrong)} such row(s))"
                 )
+                raise RefusedError(said, code="L301") if what == "logprobs" else DataError(said)
         parts[side] = tokens, mask, logprobs, lengths
     zero = np.zeros_like(prompt_lengths)
     part_lengths = np.stack([prompt_lengths, parts["chosen"][3], prompt_lengths, parts["rejected"][3]], axis=1).ravel()

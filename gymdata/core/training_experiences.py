@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gymdata.core.soundness import Lists, refuse_unsound
 from gymdata.core.training import Sequences, refuse_too_long
 from gymdata.errors import DataError, RefusedError
 
@@ -94,7 +95,7 @@ def training_experiences(
     """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
-    contradict themselves and RefusedError (L301, T205) for rows that must not be trained on.
+    contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
     """
     rollouts = table["rollout_id"].to_pylist()
     names = [f"{r}/{i}" for r, i in zip(rollouts, table["sequence_index"].to_pylist(), strict=True)]
@@ -112,15 +113,16 @@ def training_experiences(
     if len(odd):
         raise DataError(f"{where}: mask of {_name(names, starts, odd[0])} holds {mask[odd[0]]}, expected 0 or 1")
     mask[starts[:-1][np.diff(starts) > 0]] = 0
-    for name in ("logprobs", "advantages"):
-        bad = np.flatnonzero(~np.isfinite(columns[name]) & (mask == 1))
-        if len(bad):
-            at = int(bad[0])
-            raise RefusedError(
-                f"{where}: {name} of {_name(names, starts, at)} is {columns[name][at]} on a trained token "
-                f"({len(bad):,} such token(s))",
-                code="L302" if name == "logprobs" else "R502",
-            )
+    trained = Lists("trained token", np.where(mask == 1, columns["logprobs"], 0), starts)
+    refuse_unsound((Lists("input_ids", ids, starts),), trained, starts, lambda k: f"sequence {names[k]}", where)
+    bad = np.flatnonzero(~np.isfinite(columns["advantages"]) & (mask == 1))
+    if len(bad):
+        at = int(bad[0])
+        raise RefusedError(
+            f"{where}: advantages of {_name(names, starts, at)} is {columns['advantages'][at]} on a trained token "
+            f"({len(bad):,} such token(s))",
+            code="R502",
+        )
     whole = Sequences(names, ids, mask, columns["logprobs"], starts)
     return _cut(whole, columns["advantages"], reference, table, rollouts, max_length)
 

@@ -76,7 +76,7 @@ def training_labels(
     ``target_agents`` and ``target_model`` as for ``gymdata.core.training_sft.training_rollouts``.
 
     Raises RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards differ) or the tokens must
-    not be trained on (T205, L301, L302).
+    not be trained on (T205, T206, L301 to L303).
     """
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")

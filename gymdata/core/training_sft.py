@@ -55,7 +55,7 @@ def training_rollouts(
     """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
 
     ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
-    Raises RefusedError when no rollout is chosen (R501) or the tokens must not be trained on (T205, L301, L302).
+    Raises RefusedError when no rollout is chosen (R501) or the tokens must not be trained on (T205, T206, L301 to L303).
     """
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
@@ -98,11 +98,11 @@ def sampled_sequences(rollouts: pa.Table, where: str, agents: Collection[str] = 
     """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
 
     ``agents``: only the turns of these are trained, when any are given. Raises RefusedError when there are no sequences
-    (T205), no turns of these agents, or log-probs that are unusable (L301, L302).
+    (T205), no turns of these agents, or log-probs or ids that are unusable (T206, L301 to L303).
     """
     require_agents(rollouts["turns"].chunks, agents, where)
     batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
-    parts = [_sequences(batch, agents) for batch in batches]
+    parts = [_sequences(batch, agents, where) for batch in batches]
     made = pa.concat_tables(parts)
     if not made.num_rows:
         raise RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205")
@@ -131,9 +131,9 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
     return mine
 
 
-def _sequences(batch: pa.RecordBatch, agents: Collection[str]) -> pa.Table:
+def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str) -> pa.Table:
     tables = []
-    for part in stitch(batch.column("turns"), batch.column("rollout_id")):
+    for part in stitch(batch.column("turns"), batch.column("rollout_id"), where=where):
         mask = part.spread(part.said_by(agents), np.int8) if agents else part.mask.astype(np.int8)
         of, n = pa.array(part.rollout), len(part.rollout)
         bounds = pa.array(part.starts.astype(np.int32))

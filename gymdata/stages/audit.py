@@ -17,6 +17,7 @@ import pyarrow as pa
 from gymdata.core import audit
 from gymdata.core.audit import Compared
 from gymdata.core.chains import FlatTurns
+from gymdata.core.checks import POSITIVE_TOLERANCE
 from gymdata.core.diagnosis import Explanation
 from gymdata.core.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.core.schema import ROLLOUTS
@@ -30,7 +31,7 @@ from gymdata.store import scan_batches
 #: Rollouts whose tokens are in memory at a time.
 _BATCH_ROWS = 1_024
 #: Why a rollout has nothing to compare.
-_LACKS = ("T205", "L301", "L302")
+_LACKS = ("T205", "L301", "L302", "L303")
 
 
 @dataclass(slots=True)
@@ -181,7 +182,7 @@ class Audit:
 
 
 def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
-    """Which rollouts have a finite log-prob for each of their sampled tokens, bool; the others are counted in ``left``."""
+    """Which rollouts have a finite log-prob at most 0 for each of their sampled tokens, bool; ``left`` counts the others."""
     flat = FlatTurns(turns)
     n = len(turns)
     generated = np.bincount(flat.rollout, np.diff(flat.generation_starts), minlength=n)
@@ -189,10 +190,14 @@ def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(flat.log_probs))
     of = flat.rollout[np.searchsorted(flat.log_prob_starts, bad, side="right") - 1]
     infinite = np.bincount(of, minlength=n) > 0
+    above = np.flatnonzero(flat.log_probs > POSITIVE_TOLERANCE)
+    of = flat.rollout[np.searchsorted(flat.log_prob_starts, above, side="right") - 1]
+    positive = np.bincount(of, minlength=n) > 0
     # A generation that nothing stands before has no prompt ids.
     no_prompt = (flat.parent < 0) & (np.diff(flat.delta_starts) == 0) & (np.diff(flat.generation_starts) > 0)
     none = (generated == 0) | (np.bincount(flat.rollout[no_prompt], minlength=n) > 0)
-    for code, lacks in zip(_LACKS, (none, uneven & ~none, infinite & ~uneven & ~none), strict=True):
-        left[code] += int(lacks.sum())
-    lacking: np.ndarray = none | uneven | infinite
+    lacking = np.zeros(n, np.bool_)
+    for code, lacks in zip(_LACKS, (none, uneven, infinite, positive), strict=True):
+        left[code] += int((lacks & ~lacking).sum())
+        lacking |= lacks
     return ~lacking

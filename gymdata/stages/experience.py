@@ -26,6 +26,7 @@ from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.ports import Critic, PolicyModel, Progress
 from gymdata.stages.token_scores import score_tokens
 from gymdata.store import scan_batches
+from gymdata.store.vocabulary import vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
 _BATCH_ROWS = 4_096
@@ -176,7 +177,7 @@ class Crediting:
 
     def batches(self) -> Iterator[tuple[int, list[Stitched], pa.RecordBatch]]:
         """(row of the first rollout, the batch stitched, its ids and turns), in the order of ``rollouts``."""
-        row = 0
+        row, sizes = 0, {source: vocabulary(source) for source in self.sources}
         for source in self.sources:
             for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), _BATCH_ROWS):
                 ids = batch.column("rollout_id")
@@ -187,7 +188,9 @@ class Crediting:
                     # A run that is being collected has grown; the new rows were not scored when we began.
                     batch = batch.slice(0, len(known))
                 if batch.num_rows:
-                    yield row, stitch(batch.column("turns"), batch.column("rollout_id"), self.config.abandoned), batch
+                    turns = batch.column("turns")
+                    found = stitch(turns, ids, self.config.abandoned, where=str(source), vocab_size=sizes[source])
+                    yield row, found, batch
                     row += batch.num_rows
 
     def fill(

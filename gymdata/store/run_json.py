@@ -16,6 +16,7 @@ import orjson
 import xxhash
 
 from gymdata.errors import DataError, StoreError
+from gymdata.redaction import redacted_all
 from gymdata.store.lock import claim
 from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
 
@@ -34,7 +35,7 @@ def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
     path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(plain(facts), option=_OPTIONS) + b"\n")
+        temporary.write_bytes(orjson.dumps(_without_secrets(plain(facts)), option=_OPTIONS) + b"\n")
     return path
 
 
@@ -54,7 +55,7 @@ def read_run_json(path: str | Path) -> dict[str, Any]:
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, object, object]]:
     """The settings that differ, by dotted key; a missing key counts as null."""
-    before, after = _flat(plain(was)), _flat(plain(now))
+    before, after = (_flat(redacted_all(plain(side))) for side in (was, now))
     keys = sorted(before.keys() | after.keys())
     return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
 
@@ -66,6 +67,11 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         held = result.get(key)
         result[key] = merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+def _without_secrets(facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything but ``documents``, which are parts of imported files and restored as they were."""
+    return {key: value if key == "documents" else redacted_all(value) for key, value in facts.items()}
 
 
 def plain(value: Any) -> Any:

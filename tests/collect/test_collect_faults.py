@@ -235,11 +235,18 @@ def test_a_time_limit_in_the_first_turn_keeps_what_was_asked(tasks: Tasks, tmp_p
 
 
 def test_a_prompt_without_room_is_a_failure(tasks: Tasks, tmp_path: Path) -> None:
-    """A task that does not fit the context is no rollout: it is a failure that gives both lengths."""
-    summary = collect(tasks=str(tasks(1)), output=tmp_path / "run", max_context=4, parts=parts())
+    """A task that does not fit the context is no rollout: it is the engine's failure, with both lengths, and the same
+    command does not try it again; more attempts do."""
+    settings: dict[str, Any] = {"tasks": str(tasks(1)), "output": tmp_path / "run", "max_context": 4}
+    summary = collect(parts=parts(), **settings)
     (record,) = failures_of(tmp_path / "run")
-    assert "5 tokens, the context limit is 4" in record["message"]
-    assert summary.rollouts == 0
+    assert (record["kind"], record["place"], record["final"]) == ("engine", "prompt", True)
+    assert "the prompt has 5 tokens and leaves no room to generate: --max-context is 4" in record["message"]
+    assert (summary.rollouts, summary.owed, summary.exhausted, summary.exit_code) == (0, 0, 1, 1)
+    summary = collect(parts=parts(), **settings)
+    assert (len(failures_of(tmp_path / "run")), summary.exhausted, summary.exit_code) == (1, 1, 1)
+    collect(parts=parts(), max_attempts=4, **settings)
+    assert len(failures_of(tmp_path / "run")) == 2
 
 
 def test_a_prompt_that_cannot_fit_is_never_tokenised(tasks: Tasks, tmp_path: Path) -> None:
@@ -256,8 +263,8 @@ def test_a_prompt_that_cannot_fit_is_never_tokenised(tasks: Tasks, tmp_path: Pat
     made.chat = Long()
     summary = collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=made)
     (record,) = failures_of(tmp_path / "run")
-    assert "at least 4,097 tokens, the context limit is 4,096" in record["message"]
-    assert (summary.rollouts, summary.owed) == (0, 1)
+    assert "at least 4,097 tokens and leaves no room to generate: max_model_len is 4,096" in record["message"]
+    assert (summary.rollouts, summary.owed, summary.exhausted) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("groups", [False, True])

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+import gymdata
 from gymdata.api.collecting import collect
 from gymdata.errors import OutsideError, UsageError
+from tests.adapters.engines.test_generation_checks import FAULTS
 from tests.collect.test_collect_rows import rows_of
 from tests.faulty_server import Settings, serve
 
@@ -93,6 +95,28 @@ def test_lasting_faults_are_failures_that_the_next_call_makes_good(server: Any, 
     assert {(f["kind"], f["place"], f["attempt"]) for f in failures_of(settings["output"])} == {("engine", "turn 0", 1)}
     summary = collect(endpoint=server(Settings()), **settings)
     assert (summary.rollouts, summary.owed, summary.exit_code) == (12, 0, 0)
+
+
+@pytest.mark.parametrize("route", ["endpoint", "chat_endpoint"])
+@pytest.mark.parametrize("mode", [*FAULTS, "garbage"])
+def test_no_content_fault_of_mid_run_becomes_a_row(
+    server: Any, settings: dict[str, Any], route: str, mode: str
+) -> None:
+    """Every such answer is a failed attempt of the engine, with its reason, and is owed."""
+    at = Settings(mode=mode, skip=2 if route == "endpoint" else 3)
+    summary = collect(**{route: server(at)}, **{**settings, "retries": 0})
+    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 12, 1)
+    records = failures_of(settings["output"])
+    assert {(f["kind"], f["place"], f["attempt"], f["counts"]) for f in records} == {("engine", "turn 0", 1, True)}
+    assert all(f["message"] and not f["turns"] for f in records)
+
+
+def test_empty_generations_are_kept_and_counted(server: Any, settings: dict[str, Any]) -> None:
+    """A model that says nothing is no fault; the summary counts it and validate names it (T212)."""
+    summary = collect(endpoint=server(Settings(mode="empty", skip=2)), **settings)
+    assert (summary.rollouts, summary.empty_generations, summary.exit_code) == (12, 12, 0)
+    assert ("empty generations", 12) in summary.table()
+    assert gymdata.validate(settings["output"]).by_code["T212"] == 12
 
 
 def test_a_server_that_hangs_is_a_failure(server: Any, settings: dict[str, Any]) -> None:

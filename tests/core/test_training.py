@@ -1,5 +1,6 @@
 """Pairs as sequences: what is trained, what a length limit costs, and what is refused."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,10 @@ def test_cutting_and_taking_keep_content() -> None:
         ({"prompt_ids": []}, RefusedError, "T205"),
         ({"chosen_mask": [0, 0, 0]}, RefusedError, "T205"),
         ({"chosen_mask": [1, 1]}, DataError, "chosen_mask has 2 entries"),
-        ({"chosen_logprobs": [0.0]}, DataError, "chosen_logprobs has 1"),
+        ({"chosen_logprobs": [0.0]}, RefusedError, "L301: .*chosen_logprobs has 1"),
+        ({"chosen_logprobs": [math.nan, 0.0, -1.0]}, RefusedError, "L302: pairs: pair p1/chosen"),
+        ({"rejected_logprobs": [-1.0, 0.0, -1.0, 0.5]}, RefusedError, "L303: pairs: pair p1/rejected"),
+        ({"rejected_ids": [3, 4, -5, 6]}, RefusedError, "T206: pairs: pair p1/rejected"),
         ({"chosen_mask": [1, 2, 1]}, DataError, "holds 2"),
         ({"weight": float("nan")}, DataError, "weight: got nan"),
         ({"weight": -1.0}, DataError, "weight: got -1.0"),

@@ -17,7 +17,8 @@ from gymdata.adapters.engines.lengths import most_characters
 from gymdata.adapters.engines.parsers import ResponseReader, choose_parser
 from gymdata.adapters.engines.templates import training_twin
 from gymdata.adapters.engines.weights import tokenizer_facts, tokenizer_folder
-from gymdata.errors import DataError, UsageError, needs
+from gymdata.adapters.local_models import load_tokenizer
+from gymdata.errors import DataError, UsageError
 from gymdata.ports import Message
 
 #: Characters that are tokenised in no time.
@@ -85,26 +86,13 @@ class TransformersChat:
     def load(
         cls, path: str, *, chat_template: str | None = None, tool_parser: str = "auto", keep_reasoning: bool = True
     ) -> TransformersChat:
-        """The tokenizer of a model folder (a LoRA folder's own, else its base's), read from this machine only.
+        """The tokenizer of a model folder or cached hub name (a LoRA folder's own, else its base's), never downloaded.
 
         ``chat_template``: a template's text or the path of a file with it, in place of the model's. ``tool_parser``:
         "auto", "none", or the name of one of vLLM's tool parsers. ``keep_reasoning``: replace a template that rewrites
         earlier turns by its known form that does not. Raises DataError when there is no tokenizer.
         """
-        with needs("collect"):
-            from transformers import AutoTokenizer
-        folder = tokenizer_folder(path)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if not Path(folder).is_dir():
-                raise DataError(
-                    f"{folder}: no such folder, and no such model in the local hub cache", hint="give a model's folder"
-                ) from error
-            raise DataError(
-                f"{folder}: holds no tokenizer that transformers can read: {str(error).splitlines()[0]}",
-                hint="give the tokenizer's folder with --tokenizer",
-            ) from error
+        tokenizer = load_tokenizer(tokenizer_folder(path))
         served = tokenizer.chat_template
         if isinstance(served, dict):
             served = served.get("tool_use") or served.get("default")
@@ -114,10 +102,18 @@ class TransformersChat:
         return cls(
             tokenizer,
             served_template=served,
-            eos_ids=_eos_ids(tokenizer, folder),
+            eos_ids=_eos_ids(tokenizer),
             tool_parser=tool_parser,
             keep_reasoning=keep_reasoning,
         )
+
+    @property
+    def most_ids(self) -> int:
+        """One above the largest id that the model can sample: its embeddings may go beyond the tokenizer's ids."""
+        file = Path(self.tokenizer.name_or_path, "config.json")
+        config = json.loads(file.read_text()) if file.is_file() else {}
+        named = (config.get("text_config") or config).get("vocab_size")
+        return max(self.vocab_size, named if isinstance(named, int) else 0)
 
     def with_template(self, template: str, *, tool_parser: str = "none") -> TransformersChat:
         """The same tokenizer with another chat template, which is left as it is."""
@@ -223,21 +219,47 @@ class TransformersChat:
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
+        from gymdata.adapters.engines.bounded_templates import TemplateLimitError
+
         shaped = [_for_template(m, self._text_arguments, self._parts) for m in messages]
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    shaped, tools=list(tools) if tools else None, add_generation_prompt=generate, tokenize=False
-                )
-            )
+            return self._rendered(shaped, list(tools) if tools else None, generate)
         except TypeError as error:
             # Some templates join a call's arguments to text, so they want JSON where the others want a mapping.
             if not self._text_arguments and any(m.get("tool_calls") for m in messages):
                 self._text_arguments = True
                 return self.text(messages, tools, generate=generate)
             raise _refusal(messages, error) from error
-        except (TemplateError, KeyError, ValueError) as error:
+        except TemplateLimitError as error:
+            name = self.tokenizer.name_or_path or "the tokenizer"
+            raise DataError(
+                f"{name}: its chat template does not end within what is allowed: {error}",
+                hint="give another template with --chat-template FILE",
+            ) from error
+        except (TemplateError, KeyError, ValueError, OverflowError) as error:
             raise _refusal(messages, error) from error
+
+    def _rendered(self, messages: list[Message], tools: list[Any] | None, generate: bool) -> str:
+        from transformers import PreTrainedTokenizerBase
+
+        from gymdata.adapters.engines.bounded_templates import chat_template
+
+        if type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            # A tokenizer that writes conversations by code of its own.
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=generate, tokenize=False
+                )
+            )
+        if not messages:
+            raise ValueError("a conversation without messages")
+        return chat_template(self.tokenizer.chat_template).render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=generate,
+            **self.tokenizer.special_tokens_map,
+        )
 
     def encode(self, text: str) -> list[int]:
         if self._backend is not None:
@@ -325,12 +347,13 @@ def _template_text(given: str) -> str:
     return path.read_text()
 
 
-def _eos_ids(tokenizer: Any, folder: str) -> list[int]:
+def _eos_ids(tokenizer: Any) -> list[int]:
     """The checkpoint's end tokens: generation_config's, then the tokenizer's."""
     from transformers import GenerationConfig
 
     found: list[int] = []
-    if (Path(folder) / "generation_config.json").is_file():
+    folder = Path(tokenizer.name_or_path)
+    if (folder / "generation_config.json").is_file():
         eos = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
         found += [eos] if isinstance(eos, int) else list(eos or [])
     if tokenizer.eos_token_id is not None:

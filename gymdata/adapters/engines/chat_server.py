@@ -83,11 +83,13 @@ class ChatServerSampler(ServerSampler):
         if asked is None:
             raise UsageError("a server that takes messages was asked without a conversation")
         body = self._chat_body(asked, self._room(request), request.n, request.seed)
+        sent = None
         if self.way == "ids":
-            body["kv_transfer_params"] = {"prompt_token_ids": [int(i) for i in request.prompt_token_ids]}
+            sent = [int(i) for i in request.prompt_token_ids]
+            body["kv_transfer_params"] = {"prompt_token_ids": sent}
         elif self.way == "prefix" and asked.held:
             body["required_prefix_token_ids"] = [int(i) for i in asked.held]
-        return await self._complete({**body, "request_id": request.request_id})
+        return await self._complete({**body, "request_id": request.request_id}, sent)
 
     # --- the checks before any sampling -----------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class ChatServerSampler(ServerSampler):
         drawn = (await self._complete(self._chat_body(begin, _PROBE_TOKENS, 1, 1, Sampling(ignore_eos=True))))[0]
         best_of = Sampling(top_k=1, ignore_eos=True)
         best = (await self._complete(self._chat_body(begin, _PROBE_TOKENS, 1, 1, best_of)))[0]
-        mode = self._mode(drawn, best)
+        mode = self._mode(best)
         for way in self.ways:
             if await self._proves(way, drawn):
                 self.way = way

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata.adapters.engines.vllm_server import ServerSampler
+from gymdata.adapters.engines.vllm_server import ServerSampler, server_address
+from gymdata.adapters.http_client import Advice, HttpClient
+from gymdata.config.urls import ENGINE_KEYS
 from gymdata.errors import OutsideError, UsageError
 
 _TOOL = {
@@ -58,15 +60,27 @@ async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[s
 
 def served_names(endpoint: str, timeout_s: float = 30.0) -> list[str]:
     """The names under which a server lists its models. Raises OutsideError("engine") when it cannot be asked."""
-    import json
-    import urllib.request
+    import asyncio
 
-    url = endpoint.rstrip("/").removesuffix("/v1") + "/v1/models"
-    try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return [str(model["id"]) for model in json.load(answer)["data"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OutsideError("engine", f"{url}: {error}", hint="is the server up, and is this its base URL?") from error
+    http = HttpClient(
+        server_address(endpoint), "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS,
+        advice=Advice("is the server up, and is this its base URL?"),
+    )  # fmt: skip
+
+    def names(answer: dict[str, Any]) -> list[str]:
+        cards = answer.get("data")
+        if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
+            raise http.garbage("a list of models", answer)
+        return [str(card["id"]) for card in cards]
+
+    async def asked() -> list[str]:
+        await http.open()
+        try:
+            return await http.ask("GET", "/v1/models", None, names)
+        finally:
+            await http.close()
+
+    return asyncio.run(asked())
 
 
 async def _tools(sampler: ServerSampler) -> Finding:

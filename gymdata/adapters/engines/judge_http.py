@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymdata.adapters.engines.judge_prompt import Form, Roles
-from gymdata.adapters.http_client import Advice, HttpClient, base_url
+from gymdata.adapters.http_client import ORDINARY_BYTES, Advice, HttpClient
+from gymdata.config.urls import JUDGE_KEYS, address
 from gymdata.core.genrm import VERDICT_SCHEMA
 from gymdata.errors import OutsideError, UsageError
 from gymdata.ports import JudgeAnswer, Message
 
 _CHAT = "/v1/chat/completions"
+#: Of an answer: beside its text, and for a token of it, twice (content and reasoning).
+_ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 256
 _RESPONSE_FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "verdict", "strict": True, "schema": VERDICT_SCHEMA},
@@ -48,7 +51,8 @@ class HttpJudge:
         pause_s: float = 0.5,
         concurrency: int = 128,
     ) -> None:
-        self.base = base_url(endpoint, "--endpoint", "http://localhost:8000").removesuffix("/v1")
+        served_at = address(endpoint, "--endpoint", "http://localhost:8000", JUDGE_KEYS).without("/v1")
+        self.base = str(served_at)
         self.model = model
         self.form = form or Roles()
         self.sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
@@ -56,12 +60,12 @@ class HttpJudge:
         self.default_concurrency = concurrency
         self._schema = constrain != "off"
         self._http = HttpClient(
-            self.base,
+            served_at,
             "judge",
             timeout_s=request_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("JUDGE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"),
+            key_names=JUDGE_KEYS,
             advice=_ADVICE,
         )
 
@@ -120,7 +124,9 @@ class HttpJudge:
         return names[0]
 
     async def _answer(self, body: Mapping[str, Any]) -> JudgeAnswer:
-        return await self._http.ask("POST", _CHAT, body, _read)
+        asked = self.sampling["max_tokens"]
+        most = ORDINARY_BYTES if asked is None else _ANSWER_BYTES + _TOKEN_BYTES * int(asked)
+        return await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
 
 
 def _read(answer: Mapping[str, Any]) -> JudgeAnswer:

@@ -67,23 +67,25 @@ class Roles:
 class Prompt:
     """One user message, made by a Jinja template. Raises DataError for a template that does not work."""
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, name: str | None = None) -> None:
         with needs("collect"):
             from jinja2 import StrictUndefined, TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+            from gymdata.adapters.engines.bounded_templates import BoundedEnvironment, BoundedTemplate
+        environment = BoundedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        self._name = "--judge-prompt" if name is None else f"--judge-prompt {name}"
         self._fault = TemplateError
         digest = hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
         self.identity: Mapping[str, Any] = {"form": "prompt", "template": digest}
         try:
-            self._template = environment.from_string(template)
+            self._template = BoundedTemplate(environment, template)
         except TemplateError as error:
-            raise DataError(f"--judge-prompt: is no Jinja template: {error}") from error
+            raise DataError(f"{self._name}: is no Jinja template: {error}") from error
         one, two = (f"\x00{n}\x00" for n in (1, 2))
         said = self.messages([{"role": "user", "content": "question"}], one, two, "principle")[0]["content"]
         for name, mark in (("response_1", one), ("response_2", two)):
             if mark not in said:
-                raise UsageError(f"--judge-prompt: the template never shows {name}", hint=f"put {{{{ {name} }}}} in it")
+                raise UsageError(f"{self._name}: the template never shows {name}", hint=f"put {{{{ {name} }}}} in it")
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
@@ -92,7 +94,7 @@ class Prompt:
             return cls(DEFAULT_PROMPT)
         if not path.is_file():
             raise DataError.missing_path(path, "a Jinja template, or the word default")
-        return cls(path.read_text(encoding="utf-8"))
+        return cls(path.read_text(encoding="utf-8"), str(path))
 
     def messages(
         self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None
@@ -103,6 +105,6 @@ class Prompt:
             )
         except self._fault as error:
             raise DataError(
-                f"--judge-prompt: {error}", hint="it may use conversation, response_1, response_2 and principle"
+                f"{self._name}: {error}", hint="it may use conversation, response_1, response_2 and principle"
             ) from error
         return [{"role": "user", "content": text}]

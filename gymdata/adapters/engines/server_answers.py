@@ -1,21 +1,23 @@
 """What a server's answers say: generations with their evidence, or why there are none.
 
-What always holds: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each; an
-answer without them is refused, and one in no known shape is the engine's fault, which may pass.
+What always holds: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
+them checked; any other answer is the engine's fault, which may pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gymdata.adapters.engines.generation_checks import AnswerFaultError, check_generation
 from gymdata.adapters.engines.sampling import best_alternatives
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError
 from gymdata.ports import Generation
 
 _NO_IDS = (
     "it takes a vLLM server of version 0.10.2 or later, asked directly: a proxy must pass `return_token_ids` through"
 )
+_NO_LOGPROBS = "start the server without --max-logprobs 0"
 
 
 class Evidence(NamedTuple):
@@ -63,11 +65,17 @@ def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[
 
 
 def generations(
-    answer: Mapping[str, Any], body: Mapping[str, Any], read: Callable[..., Evidence], base: str
+    answer: Mapping[str, Any],
+    body: Mapping[str, Any],
+    read: Callable[..., Evidence],
+    *,
+    sent: Sequence[int] | None,
+    vocab_size: int | None,
 ) -> list[Generation]:
-    """The ``body["n"]`` generations of an answer, in the order of their indexes.
+    """The ``body["n"]`` generations of an answer, in the order of their indexes, each checked (``check_generation``).
 
-    Raises UsageError when the server gives no ids or no log-probabilities, OutsideError when it answers garbage.
+    ``sent``: the prompt that the server was to read; None where it makes its own. Raises AnswerFaultError for an answer
+    without ids or log-probabilities or with wrong ones, OutsideError for one in no known shape; both may pass.
     """
     choices = answer.get("choices")
     n, k = body["n"], body.get("top_logprobs", body["logprobs"])
@@ -77,17 +85,14 @@ def generations(
     for choice in choices:
         found = read(answer, choice, body)
         if found.ids is None or found.prompt is None:
-            raise UsageError(f"{base} does not return token ids", hint=_NO_IDS)
+            raise AnswerFaultError("no_ids", "the server does not return token ids", hint=_NO_IDS)
         if found.log_probs is None:
-            raise UsageError(
-                f"{base} does not return log-probabilities", hint="start the server without --max-logprobs 0"
-            )
+            raise AnswerFaultError("no_logprobs", "the server does not return log-probabilities", hint=_NO_LOGPROBS)
         index = choice.get("index")
-        sound = _all(found.ids, int) and _all(found.prompt, int) and _all(found.log_probs, (int, float))
-        sound = sound and len(found.log_probs) == len(found.ids)
-        if not sound or not isinstance(index, int) or not 0 <= index < n or out[index] is not None:
+        lists = all(isinstance(part, list) for part in (found.ids, found.prompt, found.log_probs))
+        if not lists or type(index) is not int or not 0 <= index < n or out[index] is not None:
             raise garbage("ids with one log-probability each", choice)
-        out[index] = Generation(
+        made = Generation(
             prompt_token_ids=found.prompt,
             token_ids=found.ids,
             log_probs=found.log_probs,
@@ -95,6 +100,8 @@ def generations(
             stop_reason=choice.get("stop_reason"),
             top_log_probs=_alternatives(found.alternatives, k) if k else None,
         )
+        check_generation(made, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=sent)
+        out[index] = made
     return [g for g in out if g is not None]
 
 
@@ -111,7 +118,3 @@ def _alternatives(positions: Any, k: int) -> list[list[tuple[int, float]]]:
 def garbage(expected: str, got: object) -> OutsideError:
     """An answer in no known shape; another try may be better."""
     return OutsideError("engine", f"the server's answer is not {expected}: got {str(got)[:200]!r}", retryable=True)
-
-
-def _all(values: Any, kind: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in values)

@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.adapters.engines.engine_log import EngineLog
+from gymdata.adapters.engines.generation_checks import check_generation
 from gymdata.adapters.engines.orphans import ENGINE_OF
 from gymdata.adapters.engines.sampling import Sampling, best_alternatives
 from gymdata.adapters.engines.weights import base_of
+from gymdata.adapters.local_models import local_folder
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Generation, SampleRequest
 
@@ -74,7 +76,7 @@ class VllmSampler:
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
-        _set_environment(self.model)
+        _set_environment()
         loop = asyncio.get_running_loop()
         with needs("engine"):
             # Takes seconds; in the thread, so that Ctrl-C is heard meanwhile.
@@ -119,7 +121,16 @@ class VllmSampler:
             raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
         if answer is None:
             raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
-        return [self._generation(prompt, output) for output in answer.outputs]
+        made = [self._generation(list(answer.prompt_token_ids or ()), output) for output in answer.outputs]
+        for generation in made:
+            check_generation(
+                generation,
+                max_tokens=request.max_tokens,
+                vocab_size=self._facts["vocab_size"],
+                sent=prompt,
+                log_probs=self.log_probs,
+            )
+        return made
 
     async def close(self) -> None:
         """Stop the engine and wait until its processes are gone. Safe to call twice, and while it is starting."""
@@ -229,6 +240,7 @@ class VllmSampler:
             if key not in known:
                 raise UsageError.unknown_key(key, known, "--set engine")
         base, adapter = base_of(self.model)
+        base = str(local_folder(base))
         wanted: dict[str, Any] = {
             "model": base,
             "seed": self.seed or 0,
@@ -281,14 +293,14 @@ class VllmSampler:
         }
 
 
-def _set_environment(model: str) -> None:
+def _set_environment() -> None:
     """Settings that vLLM reads from the environment, here and in the processes that it starts. The user's own win."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for data
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    if Path(model).is_dir():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # The model is on this machine, or was refused: nothing is to be looked up.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ[ENGINE_OF] = str(os.getpid())
     # What vLLM says while it is imported, before it reads its own level.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])

@@ -12,9 +12,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gymdata.adapters.engines.generation_checks import AnswerFaultError
 from gymdata.adapters.engines.sampling import Sampling
 from gymdata.adapters.engines.server_answers import generations, of_completion
-from gymdata.adapters.http_client import Advice, HttpClient, base_url
+from gymdata.adapters.http_client import Advice, HttpClient
+from gymdata.config.urls import ENGINE_KEYS, Address, address
 from gymdata.errors import OutsideError, UsageError
 from gymdata.ports import Generation, SampleRequest
 
@@ -28,9 +30,18 @@ _ADVICE = Advice(
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
 )
 
+#: Of an answer: beside its tokens; for a token or alternative with text, bytes and log-probability; for an id of the
+#: prompt; and the prompt's ids where a server makes it and does not say how many it reads.
+_ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
+
 #: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole
 #: group frees together. With as many as it runs, the engine idles between an answer and the next request.
 DEFAULT_CONCURRENCY = 512
+
+
+def server_address(endpoint: str) -> Address:
+    """Where a server is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
 class ServerSampler:
@@ -38,7 +49,8 @@ class ServerSampler:
 
     ``endpoint``: base URL, with or without ``/v1``. ``model``: the served name, or the path it was served from; may be
     left out when one model is served. An API key is taken from VLLM_API_KEY or OPENAI_API_KEY. ``request_timeout_s`` is
-    for one try. ``allow_raw_logprobs`` collects although log-probabilities ignore the sampling settings.
+    for one try. ``allow_raw_logprobs`` collects although log-probabilities ignore the sampling settings. ``vocab_size``:
+    ids from there on are the server's fault (None: not known).
     """
 
     prefers_groups = True
@@ -57,20 +69,27 @@ class ServerSampler:
         pause_s: float = 0.5,
         concurrency: int = DEFAULT_CONCURRENCY,
         allow_raw_logprobs: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
-        self.base = base_url(endpoint, "--endpoint", "http://localhost:8000").removesuffix("/v1")
+        served_at = server_address(endpoint)
+        self.base = str(served_at)
         self.model = model
         self.model_found = False
         self.sampling = Sampling.of(sampling or {})
         self.default_concurrency = concurrency
         self.allow_raw_logprobs = allow_raw_logprobs
+        self.vocab_size = vocab_size
+        #: What the probe's answers named as their model; every later answer must name the same.
+        self._answers_as: str | None = None
+        self._probing = False
+        self._root: Any = None
         self._http = HttpClient(
-            self.base,
+            served_at,
             "engine",
             timeout_s=request_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("VLLM_API_KEY", "OPENAI_API_KEY"),
+            key_names=ENGINE_KEYS,
             advice=_ADVICE,
         )
         self._max_model_len: int | None = None
@@ -81,7 +100,9 @@ class ServerSampler:
         await self._http.open()
         try:
             card = await self._choose_model()
+            self._probing = True
             mode = await self._check_answers()
+            self._probing = False
             version = await self._version()
         except BaseException:
             await self.close()
@@ -95,6 +116,7 @@ class ServerSampler:
             "max_model_len": self._max_model_len,
             "logprobs_mode": mode,
             "request_seeds": True,
+            "vocab_size": self.vocab_size,
             "dtype": None,  # a server does not say
             "device": None,
         }
@@ -107,7 +129,7 @@ class ServerSampler:
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt ``request.n`` times. Cancelling the task drops the connection, and the server aborts."""
         body = self._body(request.prompt_token_ids, self._room(request), request.n, request.seed)
-        return await self._complete({**body, "request_id": request.request_id})
+        return await self._complete({**body, "request_id": request.request_id}, body["prompt"])
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The server's answer to any other request. Raises OutsideError("engine")."""
@@ -143,6 +165,7 @@ class ServerSampler:
         parent: dict[str, Any] = next((c for c in cards if c["id"] == card.get("parent")), {})
         limit = card.get("max_model_len") or parent.get("max_model_len")
         self._max_model_len = int(limit) if limit else None
+        self._root = card.get("root")
         return card
 
     def _room(self, request: SampleRequest) -> int:
@@ -153,33 +176,22 @@ class ServerSampler:
         if room <= 0:
             raise OutsideError(
                 "engine",
-                f"the request was refused: the prompt has {len(request.prompt_token_ids)} tokens, and the served "
-                f"context holds {self._max_model_len}",
+                f"the prompt has {len(request.prompt_token_ids):,} tokens and leaves no room to generate: the server's "
+                f"max_model_len is {self._max_model_len:,}",
+                final=True,
             )
         return min(request.max_tokens, room)
 
     async def _check_answers(self) -> str:
         """Two short requests. Returns the log-probability mode that they prove."""
-        free = Sampling(ignore_eos=True)
-        drawn = (await self._complete(self._body(_PROBE, _PROBE_TOKENS, 1, 1, free)))[0]
-        if list(drawn.prompt_token_ids) != list(_PROBE):
-            raise UsageError(
-                f"{self.base} changes prompts: sent ids {list(_PROBE)}, it read {list(drawn.prompt_token_ids)}",
-                hint="serve the model without a proxy that tokenises again or adds tokens",
-            )
-        return self._mode(
-            drawn,
-            (await self._complete(self._body(_PROBE, _PROBE_TOKENS, 1, 1, Sampling(top_k=1, ignore_eos=True))))[0],
-        )
+        for sampling in (Sampling(ignore_eos=True), Sampling(top_k=1, ignore_eos=True)):
+            body = self._body(_PROBE, _PROBE_TOKENS, 1, 1, sampling)
+            best = (await self._complete(body, body["prompt"]))[0]
+        return self._mode(best)
 
-    def _mode(self, drawn: Generation, best: Generation) -> str:
-        """What the log-probabilities of a free draw and of one under top_k 1 prove; UsageError when they are no use."""
+    def _mode(self, best: Generation) -> str:
+        """What the log-probabilities of a draw under top_k 1 prove; UsageError when they are no use."""
         # Under top_k 1 a processed log-prob is exactly 0; a raw one is what the model gives its best token.
-        if any(value > 1e-3 for value in (*drawn.log_probs, *best.log_probs)):
-            raise UsageError(
-                f"{self.base} returns logits, not log-probabilities",
-                hint="start the server with --logprobs-mode processed_logprobs",
-            )
         if all(value > -1e-3 for value in best.log_probs):
             return "processed_logprobs"
         if self.sampling.processing_matters and not self.allow_raw_logprobs:
@@ -218,10 +230,48 @@ class ServerSampler:
             body["seed"] = seed
         return body
 
-    async def _complete(self, body: dict[str, Any]) -> list[Generation]:
+    async def _complete(self, body: dict[str, Any], sent: Sequence[int] | None = None) -> list[Generation]:
+        """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own."""
         return await self._http.ask(
-            "POST", self._route, body, lambda answer: generations(answer, body, self._read, self.base)
+            "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=self._most_bytes(body)
         )
+
+    def _most_bytes(self, body: Mapping[str, Any]) -> int:
+        """What the answer to a request can sensibly have."""
+        generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
+        prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
+        return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
+
+    def _take(self, answer: Mapping[str, Any], body: Mapping[str, Any], sent: Sequence[int] | None) -> list[Generation]:
+        try:
+            made = generations(answer, body, self._read, sent=sent, vocab_size=self.vocab_size)
+        except AnswerFaultError as error:
+            if self._probing and (refusal := self._refusal(error)) is not None:
+                raise refusal from error
+            raise
+        self._check_model(answer.get("model"))
+        return made
+
+    def _check_model(self, named: object) -> None:
+        """Every answer names the model that was asked for, by the name that the probe's answer gave it."""
+        if self._probing and (named is None or named in (self.model, self._root)):
+            self._answers_as = None if named is None else str(named)
+        elif named != self._answers_as or self._probing:
+            expected = self.model if self._probing else self._answers_as
+            raise AnswerFaultError("model", f"the answer is of model {str(named)[:100]!r}, expected {expected!r}")
+
+    def _refusal(self, error: AnswerFaultError) -> UsageError | None:
+        """What the server was started with rules it out, and no later try can help."""
+        said = error.message.removeprefix("engine: ")
+        if error.fault in ("no_ids", "no_logprobs"):
+            return UsageError(f"{self.base}: {said}", hint=error.hint)
+        if error.fault == "prompt":
+            hint = "serve the model without a proxy that tokenises again or adds tokens"
+            return UsageError(f"{self.base} changes prompts: {said}", hint=hint)
+        if error.fault == "positive":
+            hint = "start the server with --logprobs-mode processed_logprobs"
+            return UsageError(f"{self.base} returns logits, not log-probabilities: {said}", hint=hint)
+        return None
 
 
 def _pick(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import xxhash
 
+from gymdata.adapters.local_models import local_folder
 from gymdata.core.fingerprint import template_hash, tokenizer_hash
-from gymdata.errors import DataError, needs
+from gymdata.errors import DataError
 
 #: Up to here weights are read whole; above, places are sampled.
 FULL_HASH_BYTES = 2 << 30
@@ -56,10 +57,10 @@ def tokenizer_folder(model: str) -> str:
 def model_facts(path: str) -> dict[str, Any]:
     """``{"policy", "policy_hash", "base", "adapter", "revision", "weights_bytes"}`` of a local model folder or hub name.
 
-    Raises DataError when there is no such folder and no such model in the local hub cache.
+    Raises DataError when there is no such folder and it is not in the local Hugging Face cache.
     """
     base, adapter = base_of(path)
-    folder = _local(base)
+    folder = local_folder(base)
     digest = policy_hash(folder) if adapter is None else _joined(policy_hash(folder), policy_hash(adapter))
     sizes = [f.stat().st_size for part in (folder, adapter) if part is not None for f in _weight_files(part)]
     return {
@@ -126,24 +127,6 @@ def hash_of_tokenizer(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     merges: list[Any] = json.loads(backend.to_str())["model"].get("merges", []) if backend is not None else []
     return tokenizer_hash(pieces, merges or [], added)
-
-
-def _local(model: str) -> Path:
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise DataError.missing_path(folder, "a folder with a model")
-    with needs("collect"):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
-        raise DataError(
-            f"{model}: no such folder, and no such model in the local hub cache",
-            hint=f"give a folder, or fetch it once: hf download {model}",
-        ) from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

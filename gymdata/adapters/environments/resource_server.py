@@ -20,7 +20,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gymdata.adapters.environments.told import as_text, clean, told
-from gymdata.adapters.http_client import Advice, HttpClient, Reply, base_url
+from gymdata.adapters.http_client import ORDINARY_BYTES, Advice, HttpClient, Reply
+from gymdata.config.urls import ENVIRONMENT_KEYS, address
 from gymdata.errors import OutsideError
 from gymdata.ports import Message, StepResult, Task, Verdict
 
@@ -61,12 +62,12 @@ class ResourceServer:
         self.task_body, self.verify_body, self.model = task_body, verify_body, model
         self.verify_timeout_s = verify_timeout_s
         self.http = HttpClient(
-            base_url(url, "--env", "http://localhost:8000"),
+            address(url, "--env", "http://localhost:8000", ENVIRONMENT_KEYS),
             "environment",
             timeout_s=tool_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("ENVIRONMENT_API_KEY",),
+            key_names=ENVIRONMENT_KEYS,
             advice=_ADVICE,
         )
 
@@ -115,7 +116,14 @@ class ServerEpisode:
         body = self._server.verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
         answer = await http.ask(
-            "POST", _VERIFY, body, dict, timeout_s=self._server.verify_timeout_s, cookies=self._cookies
+            "POST",
+            _VERIFY,
+            body,
+            dict,
+            timeout_s=self._server.verify_timeout_s,
+            cookies=self._cookies,
+            # It may send back all that it was sent.
+            most_bytes=ORDINARY_BYTES + 4 * len(repr(body)),
         )
         return read_verdict(answer, body, f"{http.base}{_VERIFY}")
 

@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 from gymdata.adapters.environments.resource_server import read_verdict
-from gymdata.adapters.http_client import Advice, HttpClient, base_url
+from gymdata.adapters.http_client import Advice, HttpClient
+from gymdata.config.urls import WORKFLOW_KEYS, address
 from gymdata.ports import Generation, Message, RemoteRequest, RemoteRollout, Task, Verdict
 
 PROMPT, GENERATED, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -37,6 +38,8 @@ _ADVICE = Advice(
 _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer", "environment"})
 _READ = frozenset({"messages", "response", "responses_create_params", "reward", "status", "stop_reason", "tools"})
 _MAX_ID = 2**31
+#: Of an answer: its messages and what else it says; an id or log-probability.
+_BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 TaskBody = Callable[[Task], dict[str, Any]]
 #: What a Responses answer holds: chat messages, the item with token lists of each model call, why it is incomplete.
 Conversation = tuple[list[Message], dict[int, Mapping[str, Any]], str | None]
@@ -61,12 +64,12 @@ class HttpWorkflow:
         self.default_concurrency = concurrency
         self._task_body, self._conversation_of, self._model = task_body, conversation_of, model
         self._http = HttpClient(
-            base_url(url, "--workflow-url", "http://localhost:8000/run"),
+            address(url, "--workflow-url", "http://localhost:8000/run", WORKFLOW_KEYS),
             "environment",
             timeout_s=timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=("WORKFLOW_API_KEY",),
+            key_names=WORKFLOW_KEYS,
             advice=_ADVICE,
         )
 
@@ -95,7 +98,12 @@ class HttpWorkflow:
             "model": self._model,
             "sampling": sampling,
         }
-        return await self._http.ask("POST", "", body, lambda answer: self._read(answer, body, request.task))
+        turns, tokens = int(sampling.get("max_turns") or 1), int(sampling["max_tokens"])
+        # Every call may repeat the whole prompt, ids and log-probabilities are numbers in decimal.
+        most = _BESIDE_IDS_BYTES + _ID_BYTES * tokens * turns * (turns + 2)
+        return await self._http.ask(
+            "POST", "", body, lambda answer: self._read(answer, body, request.task), most_bytes=most
+        )
 
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gymdata.adapters.local_models import load_tokenizer
 from gymdata.core.causes import Reader, Reading
 from gymdata.errors import UsageError, needs
 
 
 def reader(folder: str | Path) -> Reader:
-    """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError then, if it cannot."""
+    """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
     return functools.cache(lambda: load(folder))
 
 
@@ -38,12 +39,7 @@ def load(folder: str | Path) -> Reading:
 
 
 def _by_transformers(name: str) -> Reading:
-    with needs("collect"):
-        from transformers import AutoTokenizer
-    try:
-        loaded: Any = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UsageError.bad_value("--tokenizer", name, "a folder with a tokenizer") from error
+    loaded = load_tokenizer(name)
 
     def decode(ids: list[int]) -> str:
         return str(loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gymdata.adapters.local_models import local_folder
 from gymdata.errors import DataError, UsageError, needs
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -49,7 +50,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # likewise
     try:
         model, told = getattr(transformers, head).from_pretrained(
-            place.base, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
         if place.adapter is not None:
             from peft import PeftModel
@@ -72,7 +73,7 @@ def checkpoint_dtype(place: Place) -> str | None:
     from transformers import AutoConfig
 
     try:
-        dtype = AutoConfig.from_pretrained(place.base, local_files_only=True).dtype
+        dtype = AutoConfig.from_pretrained(local_folder(place.base), local_files_only=True).dtype
     except (OSError, ValueError) as error:
         raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
     return None if dtype is None else str(dtype).removeprefix("torch.")

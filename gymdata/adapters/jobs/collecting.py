@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from gymdata.config.finetune import CollectBuilder
+from gymdata.config.urls import for_child
 from gymdata.errors import EXIT_FAULTS, GymdataError, RewardError
 from gymdata.ports import CollectOrder, Commands, Progress
 from gymdata.store.run_json import plain, replacing
@@ -52,8 +53,9 @@ class CollectingBuilder:
 
 
 def settings_file(path: Path, settings: Mapping[str, Any]) -> Path:
-    """Write a command's settings, as JSON, which YAML reads. Paths and other objects are text."""
+    """Write a command's settings, as JSON, which YAML reads. Paths and other objects are text; for what is secret in URLs
+    there are placeholders, which ``start`` puts into the command's environment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(plain(settings), option=orjson.OPT_INDENT_2) + b"\n")
+        temporary.write_bytes(orjson.dumps(for_child(plain(settings)), option=orjson.OPT_INDENT_2) + b"\n")
     return path

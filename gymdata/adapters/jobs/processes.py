@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gymdata.adapters.children import OWN_GROUP, interruptions_passed_to
+from gymdata.config.urls import placeholder_values
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError
 from gymdata.ports import Progress
 from gymdata.store.reading import child_environment
@@ -58,7 +59,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=noise if stdout is None else stdout,
             stderr=noise,
-            env={**os.environ, **child_environment(), **(environment or {})},
+            env={**os.environ, **child_environment(), **placeholder_values(), **(environment or {})},
             **OWN_GROUP,
         )
 

@@ -7,6 +7,7 @@ makes sure that the ids mean the same in its tokenizer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.adapters.local_models import local_folder
 from gymdata.adapters.rewards.saved_ids import last_ids, without_ids
 from gymdata.errors import DataError, OutsideError, RewardError, needs
 
@@ -109,9 +111,13 @@ def _load(folder: str) -> Any:
     options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}
     try:
         if Path(folder, "adapter_config.json").is_file():
-            from peft import AutoPeftModelForSequenceClassification
+            from peft import PeftModelForSequenceClassification
 
-            loaded: Any = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
+            named = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+            base: Any = AutoModelForSequenceClassification.from_pretrained(
+                local_folder(named), local_files_only=True, **options
+            )
+            loaded: Any = PeftModelForSequenceClassification.from_pretrained(base, folder)
         else:
             loaded, told = AutoModelForSequenceClassification.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, **options

@@ -18,14 +18,15 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from gymdata.adapters.http_client import Advice, HttpClient, base_url
+from gymdata.adapters.http_client import Advice, HttpClient
 from gymdata.adapters.rewards.saved_ids import first_prompt_ids, last_ids
-from gymdata.errors import OutsideError, RewardError, UsageError
+from gymdata.config.urls import REWARD_KEYS, address
+from gymdata.errors import OutsideError, RewardError
 
 _IN_FLIGHT = 8
-_KEYS = ("GYMDATA_REWARD_API_KEY",)
+#: Of an answer: beside its rewards, and for each, with whatever a server says of it.
+_ANSWER_BYTES, _REWARD_BYTES = 1 << 20, 64 << 10
 _ADVICE = Advice(
     unreachable="is the reward server up, and the URL right?",
     statuses={
@@ -67,12 +68,8 @@ class RemoteReward:
         pause_s: float = 0.5,
     ) -> None:
         self.name = name
-        base_url(url, "--reward-url", "http://localhost:5000/get_reward")
-        if "@" in urlsplit(url).netloc:
-            # It would stand in run.json and in every fault.
-            raise UsageError("--reward-url: a password does not belong into a URL", hint=f"put the key into {_KEYS[0]}")
-        self._url = url
-        self.source = f"url:{url}"
+        self._address = address(url, "--reward-url", "http://localhost:5000/get_reward", REWARD_KEYS)
+        self.source = f"url:{self._address}"
         self.unreachable: OutsideError | None = None
         self._answered = False
         self._decode = decode
@@ -93,8 +90,8 @@ class RemoteReward:
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:
         client = HttpClient(
-            self._url, "reward", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
-            key_names=_KEYS, advice=_ADVICE,
+            self._address, "reward", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
+            key_names=REWARD_KEYS, advice=_ADVICE,
         )  # fmt: skip
         room = asyncio.Semaphore(_IN_FLIGHT)
         await client.open()
@@ -139,7 +136,8 @@ class RemoteReward:
             return [_number(reward) for reward in rewards]
 
         try:
-            answers = await client.ask("POST", "", body, read, retries=retries)
+            most = _ANSWER_BYTES + _REWARD_BYTES * len(texts)
+            answers = await client.ask("POST", "", body, read, retries=retries, most_bytes=most)
         except OutsideError as error:
             if error.fatal and not self._answered:
                 self.unreachable = error

@@ -107,7 +107,8 @@ def _error(message: Mapping[str, Any]) -> errors.GymdataError:
     error.message, error.hint = str(message["text"]), None
     error.exit_code = int(message["exit_code"])
     if isinstance(error, errors.OutsideError):
-        error.system, error.retryable, error.retry_after_s, error.fatal = "trainer", False, None, False
+        error.system, error.retryable, error.retry_after_s = "trainer", False, None
+        error.fatal = error.final = False
     return error
 
 

@@ -67,7 +67,7 @@ def build(
 def loaded(model: Any, args: RLConfig) -> Any:
     """The model of a folder, or the model."""
     return (
-        AutoModelForCausalLM.from_pretrained(model, **(args.model_init_kwargs or {}))
+        AutoModelForCausalLM.from_pretrained(model, local_files_only=True, **(args.model_init_kwargs or {}))
         if isinstance(model, str)
         else model
     )

@@ -24,6 +24,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from gymdata.adapters.local_models import load_tokenizer, local_folder
 from gymdata.adapters.trainers.metrics import Recorder, StopOnSignal, draw_curve, event
 from gymdata.config.train import TRAINERS
 from gymdata.core.proof import TrainedTokens
@@ -188,22 +189,22 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
 
 def _model(job: dict[str, Any], args: Any) -> Any:
     """The model's folder, which TRL loads; of a LoRA folder the loaded base with its adapter ready to be trained on."""
-    folder = Path(job["model"])
+    folder = local_folder(job["model"])
     if not (folder / "adapter_config.json").is_file():
         return str(folder)
     from peft import AutoPeftModelForCausalLM
 
-    return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, dtype=args.model_init_kwargs["dtype"])
+    return AutoPeftModelForCausalLM.from_pretrained(
+        folder, is_trainable=True, dtype=args.model_init_kwargs["dtype"], local_files_only=True
+    )
 
 
 def _tokenizer(model: str) -> Any:
-    from transformers import AutoTokenizer
-
-    folder = Path(model)
+    folder = local_folder(model)
     own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     if not own and (folder / "adapter_config.json").is_file():
         model = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    return AutoTokenizer.from_pretrained(model)
+    return load_tokenizer(model, extra="train")
 
 
 def _save(trainer: Any, job: dict[str, Any], out: Path) -> None:
@@ -215,7 +216,7 @@ def _save(trainer: Any, job: dict[str, Any], out: Path) -> None:
     if not trainer.is_world_process_zero():
         return
     for name in _TOKENIZER_FILES:
-        source = Path(job["model"]) / name
+        source = local_folder(job["model"]) / name
         if source.is_file():
             shutil.copyfile(source, out / name)
     trainer.finish(out)

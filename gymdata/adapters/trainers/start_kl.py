@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import torch
 from trl.trainer.utils import selective_log_softmax
 
+from gymdata.adapters.local_models import local_folder
 from gymdata.adapters.trainers.batches import padded
 from gymdata.core import credit
 from gymdata.core.schema import ROLLOUTS
@@ -36,7 +37,7 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
     temperature = dict(zip(*(table[name].to_pylist() for name in ("rollout_id", "temperature")), strict=True))
     data = training_rollouts(table.select(list(SFT_COLUMNS)), "all", None, None, rollouts)
     gpu = torch.cuda.is_available()
-    first: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    first: Any = AutoModelForCausalLM.from_pretrained(local_folder(model), dtype=torch.float32, local_files_only=True)
     first = first.to("cuda" if gpu else "cpu").eval()
     order = np.argsort(data.sequences.lengths, kind="stable")
     saved, scored = [], []

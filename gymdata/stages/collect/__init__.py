@@ -28,8 +28,8 @@ VERDICT = "environment"
 
 @dataclass(slots=True)
 class Collector:
-    """Plays what is owed and writes it down; ``done`` … ``tokens`` count what this call did, ``there`` what was there
-    before it."""
+    """Plays what is owed and writes it down; ``done`` … ``empty`` (generations without a token) count what this call did,
+    ``there`` what was there before it."""
 
     run: Run
     setting: Setting
@@ -42,6 +42,7 @@ class Collector:
     failed: int = 0
     reward_faults: int = 0
     tokens: int = 0
+    empty: int = 0
     _scored: int = 0
     _reward_sum: float = 0.0
     _said: float = field(default_factory=time.monotonic)
@@ -66,7 +67,7 @@ class Collector:
         self.failed += 1
         attempt = self.ledger.attempts(rollout.rollout_id) + 1
         if not rollout.failure.fatal:
-            self.ledger.failed(rollout.rollout_id)
+            attempt = self.ledger.failed(rollout.rollout_id, final=rollout.failure.final)
         self.run.fail(failure_record(rollout, attempt))
         if self.progress is not None and self.failed <= 3:
             self.progress.message(
@@ -99,6 +100,7 @@ class Collector:
         self.reward_faults += bool(faults)
         self.done += 1
         self.tokens += row["n_generated_tokens"]
+        self.empty += sum(len(turn["generation_token_ids"]) == 0 for turn in rollout.encoder.turns)
         if row["reward"] is not None:
             self._scored += 1
             self._reward_sum += row["reward"]

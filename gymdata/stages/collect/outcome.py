@@ -43,6 +43,8 @@ class Limits:
     max_turns: int
     max_context: int | None = None
     time_limit_s: float | None = None
+    #: Whose limit ``max_context`` is, by the name of the setting.
+    limited_by: str | None = None
 
     def room(self, prompt_length: int) -> int:
         """Tokens that the next generation may have; below 1 there is no next generation."""
@@ -66,13 +68,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that is no rollout. ``fatal``: engine or environment is gone, and the attempt does not count."""
+    """An attempt that is no rollout. ``fatal``: engine or environment is gone, and the attempt does not count; ``final``:
+    another attempt would end in the same way, so that none is made unless more attempts are allowed."""
 
     kind: Literal["engine", "environment"]
     place: str
     message: str
     fatal: bool = False
     hint: str | None = None
+    final: bool = False
 
 
 TIME_LIMIT = Outcome(TRUNCATED, "time_limit")
@@ -108,11 +112,13 @@ def elsewhere(truncated: bool, stop_reason: str | None) -> Outcome:
 
 
 def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
-    """The task itself does not fit: no tokens can be sampled, so there is no rollout to keep."""
+    """The task itself does not fit: no tokens can be sampled, so there is no rollout to keep, and there never will be."""
+    limit = f"{limits.limited_by or 'the context limit'} is {limits.max_context:,}"
     return Failure(
-        "environment",
+        "engine",
         "prompt",
-        f"the prompt has {prompt_length} tokens, the context limit is {limits.max_context:,}",
+        f"engine: the prompt has {prompt_length} tokens and leaves no room to generate: {limit}",
+        final=True,
     )
 
 
@@ -124,4 +130,4 @@ def start_took_too_long(limits: Limits) -> Failure:
 def failure(error: OutsideError, place: str) -> Failure:
     """An outside fault at ``place`` (turn k, environment start, …)."""
     kind: Literal["engine", "environment"] = "engine" if error.system == "engine" else "environment"
-    return Failure(kind, place, error.message, error.fatal, error.hint)
+    return Failure(kind, place, error.message, error.fatal, error.hint, error.final)

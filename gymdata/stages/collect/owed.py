@@ -2,7 +2,8 @@
 
 What always holds: a rollout that is in the run is never owed again; one that failed is owed until it has failed
 ``max_attempts`` times, where an attempt that ended because the engine died under it does not count (it was not its
-fault); a task that was edited since rollouts of it were collected is refused, whatever the engine.
+fault) and one whose prompt leaves no room to generate counts for all of them (no other would); a task that was edited
+since rollouts of it were collected is refused, whatever the engine.
 """
 
 from __future__ import annotations
@@ -62,14 +63,20 @@ class Ledger:
         ):
             self._sample.setdefault(task_id, (index, rollout_id))
         self._attempts = Counter(str(f["rollout_id"]) for f in failures if f.get("counts", True))
+        for failure in failures:
+            if failure.get("final"):
+                rollout_id, spent = str(failure["rollout_id"]), failure["attempt"]
+                self._attempts[rollout_id] = max(self._attempts[rollout_id], int(str(spent)))
 
     def attempts(self, rollout_id: str) -> int:
         """Failed attempts that count, so far."""
         return self._attempts[rollout_id]
 
-    def failed(self, rollout_id: str) -> int:
-        """Count one more failed attempt; returns how many there are now."""
+    def failed(self, rollout_id: str, *, final: bool = False) -> int:
+        """Count one more failed attempt, or with ``final`` all that are allowed; returns how many there are now."""
         self._attempts[rollout_id] += 1
+        if final:
+            self._attempts[rollout_id] = max(self._attempts[rollout_id], self._max_attempts)
         return self._attempts[rollout_id]
 
     def survey(self, tasks: Iterable[Task], run: Path) -> Survey:

@@ -58,7 +58,8 @@ def _extra(rollout: Rollout, faults: Mapping[str, str]) -> dict[str, Any]:
 
 
 def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:
-    """A failed attempt with everything that was sampled in it. ``counts``: whether it counts to ``--max-attempts``."""
+    """A failed attempt with everything that was sampled in it. ``counts``: whether it counts to ``--max-attempts``;
+    ``final``: it used up all of them, because another would end in the same way."""
     fault = rollout.failure
     assert fault is not None
     return {
@@ -67,6 +68,7 @@ def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:
         "message": fault.message,
         "attempt": attempt,
         "counts": not fault.fatal,
+        "final": fault.final,
         **_who(rollout),
         "turns": turns_as_json(rollout.encoder.turns),
         "messages": [table_message(m, t) for m, t in zip(rollout.messages, rollout.produced_by, strict=True)],

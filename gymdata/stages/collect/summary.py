@@ -53,6 +53,7 @@ class CollectSummary:
     reward_faults: int
     new_rollouts: int
     failures: int
+    empty_generations: int
     owed: int
     exhausted: int
     skipped_rows: int
@@ -88,6 +89,7 @@ class CollectSummary:
         ]
         optional = [
             ("failed attempts", self.failures),
+            ("empty generations", self.empty_generations),
             ("owed (run again)", self.owed),
             ("out of attempts", self.exhausted),
             ("bad task rows skipped", self.skipped_rows),

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from gymdata.errors import DataError, StoreError
+from gymdata.redaction import redacted_all
 from gymdata.store.lock import Lock
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import differences, plain, replacing
@@ -111,7 +112,7 @@ class State:
 
     def _write(self) -> None:
         with replacing(self.folder / STATE) as temporary:
-            temporary.write_bytes(orjson.dumps(self._facts, option=orjson.OPT_INDENT_2) + b"\n")
+            temporary.write_bytes(orjson.dumps(redacted_all(self._facts), option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,0 +1,129 @@
+"""URLs of outside systems in settings: how they are checked, put together, and handed to child processes.
+
+What always holds: a user name or password in a URL is refused; a query string goes along with every request and is shown to
+nobody (``gymdata.redaction``); the settings file of a child process holds placeholders, and their values are in its
+environment only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from gymdata.errors import UsageError
+from gymdata.redaction import HIDDEN, PLACEHOLDER, redacted
+
+#: Environment variables that may hold the API key of a system, the first one set wins.
+ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
+JUDGE_KEYS = ("JUDGE_API_KEY", *ENGINE_KEYS)
+WORKFLOW_KEYS = ("WORKFLOW_API_KEY",)
+ENVIRONMENT_KEYS = ("ENVIRONMENT_API_KEY",)
+REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
+_SCHEMES = ("http://", "https://")
+#: Placeholder names and values that child processes of this one need.
+_for_children: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A checked URL. ``root``: without query and without a slash at its end; its text is fit to be shown."""
+
+    root: str
+    query: str = field(default="", repr=False)
+
+    def url(self, path: str = "") -> str:
+        """The address of ``path`` (which begins with a slash, or is empty) under this one."""
+        return f"{self.root}{path}" + (f"?{self.query}" if self.query else "")
+
+    def without(self, suffix: str) -> Address:
+        """This without ``suffix`` at the end of its path."""
+        return Address(self.root.removesuffix(suffix).rstrip("/"), self.query)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The values in the query."""
+        return tuple(value for pair in self.query.split("&") if (value := pair.rpartition("=")[2]))
+
+    def __str__(self) -> str:
+        return redacted(self.url())
+
+
+def address(url: str, setting: str, example: str, keys: tuple[str, ...] = ()) -> Address:
+    """The address that ``url`` spells. ``keys``: environment variables that may hold the API key.
+
+    Raises UsageError for what is no URL, holds a user name or password, or was redacted.
+    """
+    if not url.startswith(_SCHEMES):
+        raise UsageError.bad_value(setting, redacted(url), f"a URL such as {example}")
+    refuse_userinfo(url, setting, keys)
+    whole, _, _ = url.partition("#")
+    root, _, query = whole.partition("?")
+    if f"={HIDDEN}" in query:
+        raise UsageError(f"{setting}: {url}: the values of its query were taken out when it was written down",
+                         hint="give the URL again, with its values")  # fmt: skip
+    try:
+        named = urlsplit(root).hostname
+    except ValueError:
+        named = None
+    if not named:
+        raise UsageError.bad_value(setting, redacted(url), f"a URL such as {example}")
+    return Address(root.rstrip("/"), query)
+
+
+def refuse_userinfo(url: str | None, setting: str, keys: tuple[str, ...] = ()) -> None:
+    """Raises UsageError for a URL with a user name or password in it. Anything else passes."""
+    if url is None or not url.startswith(_SCHEMES):
+        return
+    authority = url.partition("://")[2].partition("/")[0].partition("?")[0].partition("#")[0]
+    if "@" in authority:
+        where = f"put the key into {' or '.join(keys)}; it is sent as `Authorization: Bearer KEY`" if keys else None
+        raise UsageError(f"{setting}: {redacted(url)}: a user name or password does not belong in a URL", hint=where)
+
+
+def for_child(settings: Any) -> Any:
+    """``settings`` with placeholders for the values in the query strings of their URLs (see ``placeholder_values``)."""
+    if isinstance(settings, Mapping):
+        return {key: for_child(value) for key, value in settings.items()}
+    if isinstance(settings, (list, tuple)):
+        return [for_child(value) for value in settings]
+    if not isinstance(settings, str) or not settings.startswith(_SCHEMES) or "?" not in settings:
+        return settings
+    root, _, query = settings.partition("#")[0].partition("?")
+    pairs = []
+    for pair in query.split("&"):
+        name, equals, value = pair.partition("=")
+        pairs.append(f"{name}{equals}{_placeholder(value)}" if equals and value else pair and _placeholder(pair))
+    return f"{root}?{'&'.join(pairs)}"
+
+
+def _placeholder(value: str) -> str:
+    if PLACEHOLDER.fullmatch(value):
+        return value
+    known = next((name for name, held in _for_children.items() if held == value), None)
+    if known is None:
+        known = f"GYMDATA_SECRET_{len(_for_children) + 1}"
+        _for_children[known] = value
+    return f"${{{known}}}"
+
+
+def placeholder_values() -> dict[str, str]:
+    """What the placeholders of ``for_child`` stand for."""
+    return dict(_for_children)
+
+
+def expanded(settings: Any, where: str) -> Any:
+    """``settings`` with the placeholders in their URLs filled from the environment. Raises UsageError for a missing one."""
+    if isinstance(settings, Mapping):
+        return {key: expanded(value, where) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [expanded(value, where) for value in settings]
+    if not isinstance(settings, str) or not settings.startswith(_SCHEMES):
+        return settings
+    for name in PLACEHOLDER.findall(settings):
+        if name not in os.environ:
+            raise UsageError(f"{where}: {settings}: {name} is not in the environment",
+                             hint="set it to the value that the URL needs there, or give the URL again")  # fmt: skip
+    return PLACEHOLDER.sub(lambda found: os.environ[found[1]], settings)
