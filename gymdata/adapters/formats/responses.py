@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.adapters.formats.nemo_fix import walk, written_by_model
+from gymdata.adapters.formats.nemo_calls import holds_ids, walk, written_by_model
 from gymdata.adapters.formats.nemo_messages import items_of, json_text, loads, messages_of, response_tools
 from gymdata.ports import Message, Task
 
-TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 #: Limits that cut the last generation itself; at the others it is whole.
 _CUT = ("max_tokens", "max_context")
 
@@ -65,9 +64,9 @@ def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int,
     for call, item in walk(output):
         if written_by_model(item):
             calls.add(call)
-            if any(item.get(key) is not None for key in TOKEN_KEYS[:2]):
+            if holds_ids(item):
                 items[call] = item
-    messages = [_chat(message) for message in messages_of(given, output, {call: call for call in calls})]
+    messages = [_chat(message) for message in messages_of(given, walk(output), {call: call for call in calls})]
     details = response.get("incomplete_details") if isinstance(response, Mapping) else None
     cut = details.get("reason") if isinstance(details, Mapping) else None
     return messages, items, str(cut) if cut else None
