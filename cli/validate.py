@@ -89,8 +89,10 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     from gymdata.core.codes import CODES
 
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
-    verdict = "no errors" if report.ok else _many(report.errors, "error")
+    what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
+    verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
     verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
+    verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
     if quiet:
         print(verdict)
         return
@@ -111,7 +113,7 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     for text in report.notes:
         print(f"note: {text}")
     print(verdict)
-    if not report.ok:
+    if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} says what that means")
 

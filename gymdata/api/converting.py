@@ -40,7 +40,8 @@ _BATCH_ROWS = 256
 
 @dataclass(slots=True)
 class ImportSummary:
-    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code.
+    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code,
+    ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
@@ -55,6 +56,7 @@ class ImportSummary:
     breaks: int = 0
     without_token_data: int = 0
     without_reward: int = 0
+    duplicates: int = 0
     prompts_rebuilt: int = 0
     prompts_refused: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -273,8 +275,11 @@ def _import_pairs(
 
 
 def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator[tuple[dict[str, Any], int]]:
+    seen: set[str] = set()
     for row in rows:
         summary.rollouts += 1
+        summary.duplicates += row["rollout_id"] in seen
+        seen.add(row["rollout_id"])
         summary.turns += row["n_turns"]
         summary.breaks += row["n_breaks"]
         summary.without_token_data += not row["n_turns"]

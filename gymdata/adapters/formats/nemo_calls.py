@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+#: Other names of roles: a message that keeps one would be read as nobody's, so a row with one is refused.
+_OTHER_NAMES = dict.fromkeys(("human",), "user") | dict.fromkeys(("gpt", "ai", "bot", "chatbot", "model"), "assistant")
 #: Items, each with the number of its call.
 Walked = Iterable[tuple[int, dict[str, Any]]]
 
@@ -24,6 +26,11 @@ def written_by_model(item: Mapping[str, Any]) -> bool:
 def holds_ids(item: Mapping[str, Any]) -> bool:
     """Whether an item that the model wrote has prompt or generation ids."""
     return bool(item.get(PROMPT)) or bool(item.get(GENERATION))
+
+
+def meant_role(role: Any) -> str | None:
+    """The role that a message should name in place of ``role``; None when that is no other name of one."""
+    return _OTHER_NAMES.get(role.lower()) if isinstance(role, str) else None
 
 
 class CallBorders:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,9 +19,18 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats import nemo_rows
-from gymdata.adapters.formats.nemo_calls import GENERATION, LOG_PROBS, PROMPT, TOKEN_KEYS, holds_ids, walk, written_by_model
+from gymdata.adapters.formats.nemo_calls import (
+    GENERATION,
+    LOG_PROBS,
+    PROMPT,
+    TOKEN_KEYS,
+    holds_ids,
+    walk,
+    written_by_model,
+)
 from gymdata.adapters.formats.nemo_messages import STRICT, chat_tools, messages_of
 from gymdata.adapters.formats.nemo_rebuild import MARK, Outcome, PromptRebuilder
+from gymdata.adapters.formats.numbering import Numbering
 from gymdata.core.tokens import Call, TurnEncoder
 from gymdata.errors import DataError
 from gymdata.store.lines import iter_lines
@@ -81,16 +89,14 @@ def read_sources(
     ``check`` refuses is a bad row."""
     names = "\n".join(str(s.path) for s in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    seen: Counter[str] = Counter()
+    numbering = Numbering()
     read = _Reader(rebuild)
     for source in sources:
         for number, line in iter_lines(source):
             try:
                 parsed = read(line)
-                group = parsed.row.group or f"row-{seen.total()}"
-                made = _rollout(parsed, run, group, seen[group])
-                # Counted before the check, so that rollouts are numbered alike with and without it.
-                seen[group] += 1
+                # Numbered before the check, so that rollouts are numbered alike with and without it.
+                made = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
                 if check is not None:
                     check({**made, "started_at": made["started_at"].isoformat()})
             except (nemo_rows.BadRow, *ODD) as error:

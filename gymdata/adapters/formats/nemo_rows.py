@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from gymdata.adapters.formats.nemo_calls import GENERATION, LOG_PROBS, PROMPT, CallBorders
+from gymdata.adapters.formats.nemo_calls import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
 
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
 CallBytes = tuple[bytes, bytes, bytes | None]
@@ -348,6 +348,8 @@ class _Talk:
                 self._chat_calls(item, lists)
                 self._model(item, kind, lists)
             else:
+                if (meant := meant_role(role)) is not None:
+                    raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=kind_of(role))
                 self.other(role if isinstance(role, str) else "other")
 
     def _chat_calls(self, item: Any, lists: Any) -> None:
