@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
+from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError, printable
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -96,13 +96,13 @@ def main(argv: list[str]) -> int:
         if verbose:
             import traceback
 
-            traceback.print_exc()
-        sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(printable(traceback.format_exc()))
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         return error.exit_code
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        text = error.format_message()
+        text = printable(error.format_message())
         if not argv:
             # Nothing was asked: the message is the help itself.
             sys.stderr.write(f"{text}\n")
@@ -122,13 +122,13 @@ def main(argv: list[str]) -> int:
         if verbose:
             raise
         where = f"{error.filename}: " if error.filename is not None else ""
-        sys.stderr.write(f"error: {where}{error.strerror or error}\n")
+        sys.stderr.write(f"error: {printable(f'{where}{error.strerror or error}')}\n")
         return EXIT_OUTSIDE
     except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
         sys.stderr.write(
-            f"error: unexpected {type(error).__name__}: {error}\n  → this is a defect; run again with -v to see where\n"
+            f"error: unexpected {type(error).__name__}: {printable(str(error))}\n  → this is a defect; run again with -v to see where\n"
         )
         return EXIT_OUTSIDE
     return result if isinstance(result, int) else 0

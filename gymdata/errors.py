@@ -8,6 +8,7 @@ errors through the named constructors, so that one fault has one wording.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,21 @@ EXIT_FAULTS = 1
 EXIT_USAGE = 2
 EXIT_OUTSIDE = 3
 EXIT_INTERRUPTED = 130
+
+
+#: What a terminal acts on: control characters, bidirectional marks and overrides, separators, invisible tags, and lone
+#: surrogates, which cannot be written. Joiners stay, for scripts and emoji need them.
+ACTS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff"
+    "\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
+)
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    """``text`` for a terminal: what it would act on is written as an escape (``\\x1b``, ``\\u202e``), so that data cannot
+    colour, overwrite or reorder what people read. ``lines``: line feeds and tabs stay; without it they are escaped, too."""
+    text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 class GymdataError(Exception):

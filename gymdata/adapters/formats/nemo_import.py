@@ -20,9 +20,6 @@ import numpy as np
 
 from gymdata.adapters.formats import nemo_rows
 from gymdata.adapters.formats.nemo_calls import (
-    GENERATION,
-    LOG_PROBS,
-    PROMPT,
     TOKEN_KEYS,
     holds_ids,
     walk,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats.nemo_messages import json_text, text_of
-from gymdata.adapters.formats.trajectories.atif_write import LISTS, NAME, made_trajectory
 from gymdata.adapters.formats.numbering import Numbering
+from gymdata.adapters.formats.trajectories.atif_write import LISTS, NAME, made_trajectory
 from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.own import (
     OWN,
