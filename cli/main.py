@@ -127,8 +127,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
-        sys.stderr.write(
-            f"error: unexpected {type(error).__name__}: {printable(str(error))}\n  → this is a defect; run again with -v to see where\n"
-        )
+        text = printable(f"unexpected {type(error).__name__}: {error}")
+        sys.stderr.write(f"error: {text}\n  → this is a defect; run again with -v to see where\n")
         return EXIT_OUTSIDE
     return result if isinstance(result, int) else 0

@@ -104,6 +104,23 @@ class DataError(GymdataError):
         return cls(f"{at}: got {got}, expected {expected}", hint=hint)
 
     @classmethod
+    def bad_json(cls, where: str, got: str, expected: str) -> DataError:
+        """A column of JSON text that is not; a fault of the data."""
+        error = cls(f"{where}: got {got[:60]!r}, expected the JSON text of {expected}")
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
+    def unwritable_row(cls, where: str, format: str, why: str) -> DataError:
+        """A row that another project's format has no form for; a fault of the data."""
+        error = cls(
+            f"{where}: cannot be written as {format}: {why}",
+            hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def unreadable(cls, path: Path | str, why: str, hint: str | None = None) -> DataError:
         return cls(f"{path}: cannot be read: {why}", hint=hint)
 

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.adapters.formats.nemo_import import ODD
+from gymdata.adapters.formats.nemo_import import ODD, reason_of
 from gymdata.api import formats
 from gymdata.api.formats import FORMATS as FORMATS
 from gymdata.api.formats import SOURCES as SOURCES
@@ -363,22 +363,33 @@ def export_rollouts(
         raise UsageError(f"{target}: exists", hint="--overwrite replaces it, or give another -o")
     summary = ExportSummary(str(output), format)
     seen = 0
+    #: The row that is being written.
+    current: str | None = None
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal seen
+        nonlocal seen, current
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
-            yield from spread(batch)
+            for row in spread(batch):
+                current = row["pair_id"] if table is PAIRS else row["rollout_id"]
+                yield row
 
     target.parent.mkdir(parents=True, exist_ok=True)
     lost: Counter[str] = Counter()
     with replacing(target) as temporary:
-        if format == "nemo-gym":
-            _write_nemo_gym(rows(), temporary, summary)
-            lost["turns that no message names"] = summary.turns_lost
-        else:
-            summary.rows = formats.write(format, rows(), temporary, target, lost, formats.shapes_of(path, format))
-            summary.skipped = seen - summary.rows
+        try:
+            if format == "nemo-gym":
+                _write_nemo_gym(rows(), temporary, summary)
+                lost["turns that no message names"] = summary.turns_lost
+            else:
+                summary.rows = formats.write(format, rows(), temporary, target, lost, formats.shapes_of(path, format))
+                summary.skipped = seen - summary.rows
+        except DataError:
+            raise
+        except ODD as error:
+            # What odd JSON in messages, tools and extra does to a writer is the fault of its row.
+            what = f"{path}: {'pair' if table is PAIRS else 'rollout'} {current}"
+            raise DataError.unwritable_row(what, format, reason_of(error)) from error
         if not seen:
             raise DataError.empty(path, f"rows of {table.name}")
     summary.lost = {what: n for what, n in lost.items() if n}

@@ -1,7 +1,7 @@
 """Which rollout of its group an imported row is, where the row does not say.
 
-Invariant: a row that repeats an earlier one, byte for byte, is the same rollout and gets the same place, so that the imported
-run shows the duplicate (D701) as its file does.
+Invariant: a row that repeats an earlier one, byte for byte, is the same rollout and gets the same place, so that the
+imported run shows the duplicate (D701) as its file does.
 """
 
 from __future__ import annotations
