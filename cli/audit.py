@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid
+from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid, say
 
 if TYPE_CHECKING:
     from gymdata.stages.audit import AuditReport
@@ -71,7 +71,7 @@ def audit(
 
 def _show(report: AuditReport) -> None:
     for line in report.first:
-        print(line)
+        say(line)
     summary = report.summary
     if not report.ok:
         _bars("place in the generation", "positions", report.positions)
@@ -95,7 +95,7 @@ def _show(report: AuditReport) -> None:
         ],
     )  # fmt: skip
     for line in report.notes:
-        print(line)
+        say(line)
     if report.ok:
         print(f"the saved log-probabilities are the model's: none is further than {report.tolerance:g} away")
         return
@@ -103,7 +103,7 @@ def _show(report: AuditReport) -> None:
     print(f"L305 in {off:,} turns of {summary['rollouts_beyond_tolerance']:,} rollouts")
     if report.explanation is not None:
         likely = "cause" if report.explanation.certain else "likely cause"
-        print(f"{likely}: {report.explanation.text}")
+        say(f"{likely}: {report.explanation.text}")
         if report.explanation.after is not None:
             print(f"  with it, mean |Δ| falls from {report.explanation.before:.4g} to {report.explanation.after:.4g}")
 

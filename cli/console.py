@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
+from gymdata.errors import ACTS, printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -42,7 +44,19 @@ def emit_json(value: Any) -> None:
     """One JSON value on stdout; non-finite numbers as the strings "NaN", "Infinity" and "-Infinity"."""
     import json
 
-    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, default=str) + "\n")
+    write_json(json.dumps(_finite(value), ensure_ascii=False, default=str))
+
+
+def write_json(text: str) -> None:
+    """A JSON text on stdout, with JSON's own escapes for what a terminal would act on: only strings hold such."""
+    import json
+
+    sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
+
+
+def say(text: str = "") -> None:
+    """A line for people on stdout, with what a terminal would act on escaped."""
+    print(printable(text))
 
 
 def _finite(value: Any) -> Any:
@@ -61,12 +75,17 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     from rich.table import Table
 
     grid = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, show_header=False, padding=(0, 1)
+        title=printable(title),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
+        show_header=False,
+        padding=(0, 1),
     )
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(name, show(value))
+        grid.add_row(printable(name), show(value))
     _print(grid)
 
 
@@ -101,7 +120,9 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
             text = Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in whole))
             text.truncate(room, overflow="ellipsis")
             cut = cut or "…" in text.plain
-            console.print(Text.assemble((f"{name:<{label}}  ", "dim"), text), soft_wrap=True, highlight=False)
+            console.print(
+                Text.assemble((f"{printable(name):<{label}}  ", "dim"), text), soft_wrap=True, highlight=False
+            )
     return cut
 
 
@@ -109,10 +130,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str 
     from rich import box
     from rich.table import Table
 
+    title = None if title is None else printable(title)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(printable(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(show(value) for value in row))
     return table
@@ -137,7 +159,8 @@ def _console() -> Console:
 
 
 def show(value: object) -> str:
-    """A value as people read it: thousands separated, four significant digits, a dash for nothing."""
+    """A value as people read it: thousands separated, four significant digits, a dash for nothing, and what a terminal
+    would act on escaped."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -146,12 +169,12 @@ def show(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value).replace("[", r"\[")
+    return printable(str(value)).replace("[", r"\[")
 
 
 def note(text: str) -> None:
     """A line for whoever watches, on stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
 
 
 @contextlib.contextmanager
@@ -239,7 +262,7 @@ class Watch:
 
     def message(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(printable(text), highlight=False)
         else:
             note(text)
 

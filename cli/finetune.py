@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note, prints_apart, show
 
+from gymdata.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
@@ -172,7 +174,7 @@ class Board:
 
     def message(self, text: str) -> None:
         if self._live is not None:
-            self._live.console.print(text, highlight=False)
+            self._live.console.print(printable(text), highlight=False)
         else:
             note(text)
 

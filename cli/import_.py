@@ -56,6 +56,11 @@ def import_(
     )
     if done.rejected:
         note(f"{done.rejected:,} of {done.rows:,} rows rejected: {output / REJECTED} has their lines and reasons")
+    if done.duplicates:
+        note(
+            f"{done.duplicates:,} of {done.rollouts:,} rollouts are the same as an earlier one (D701): "
+            f"`gymdata validate {output}` names them, `gymdata validate {output} --fix drop -o FILE` leaves them out"
+        )
     if done.prompts_refused:
         note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} says where and why")
     if done.without_token_data:
@@ -72,6 +77,7 @@ def import_(
             ("breaks", done.breaks),
             ("rollouts without token data", done.without_token_data),
             ("rollouts without reward", done.without_reward),
+            ("duplicate rollouts", done.duplicates),
         ]
         if tokenizer is not None:
             about += [("prompts rebuilt", done.prompts_rebuilt), ("prompts not rebuilt", done.prompts_refused)]

@@ -25,6 +25,7 @@ from gymdata.errors import (
     EXIT_USAGE,
     GymdataError,
     UsageError,
+    printable,
 )
 from gymdata.redaction import redacted
 from gymdata.store.reading import current, reading
@@ -191,13 +192,13 @@ def _main(argv: list[str]) -> int:
         if verbose:
             import traceback
 
-            sys.stderr.write(redacted(traceback.format_exc()))
-        sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(printable(redacted(traceback.format_exc())))
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         return error.exit_code
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        text = redacted(error.format_message())
+        text = printable(redacted(error.format_message()))
         if not argv:
             # Nothing was asked: the message is the help itself.
             sys.stderr.write(f"{text}\n")
@@ -224,17 +225,17 @@ def _main(argv: list[str]) -> int:
             return EXIT_OUTSIDE
         # A disk or folder that refuses, wherever it was met.
         where = f"{error.filename}: " if error.filename is not None else ""
-        sys.stderr.write(f"error: {where}{error.strerror or error}\n")
+        sys.stderr.write(f"error: {printable(f'{where}{error.strerror or error}')}\n")
         return EXIT_OUTSIDE
     except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
         if isinstance(error, ModuleNotFoundError) and (extra := BROUGHT_BY.get(str(error.name).partition(".")[0])):
             # A library that an extra brings, met where nothing asked for it before.
-            sys.stderr.write(f"error: {UsageError.missing_extra(str(error.name), extra)}\n")
+            sys.stderr.write(f"error: {printable(str(UsageError.missing_extra(str(error.name), extra)))}\n")
             return EXIT_USAGE
         sys.stderr.write(
-            f"error: unexpected {type(error).__name__}: {redacted(str(error))}\n"
+            f"error: unexpected {type(error).__name__}: {printable(redacted(str(error)))}\n"
             "  → this is a defect; run again with -v to see where\n"
         )
         return EXIT_OUTSIDE

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import JsonFlag, emit_json, fits, grid, note, records, room_beside, show
+from gymdata_cli.console import JsonFlag, emit_json, fits, grid, note, records, room_beside, say, show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,4 +94,4 @@ def _aligned(names: list[str], rows: list[list[object]]) -> None:
     ]
     for line in itertools.chain([names], texts):
         cells = [c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True)]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        say("  ".join(cells).rstrip())

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gymdata.errors import printable
+
 if TYPE_CHECKING:
     from gymdata.core.violations import Report, Violation
 
@@ -51,14 +53,16 @@ def validate(
 
     report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
     if as_json:
-        sys.stdout.write(report.to_json() + "\n")
+        from gymdata_cli.console import write_json
+
+        write_json(report.to_json())
     else:
         _show(report, everything=verbose, quiet=quiet)
     return 0 if report.ok else 1
 
 
 def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: bool) -> int:
-    from gymdata_cli.console import emit_json, grid
+    from gymdata_cli.console import emit_json, grid, say
 
     from gymdata.api.validation import fix
     from gymdata.errors import UsageError
@@ -81,16 +85,20 @@ def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: b
     grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")
     if account.rows_unreadable:
         print(f"{account.rows_unreadable:,} rows could not be read and were left out")
-    print(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
+    say(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
     return 0 if not account.errors_after else 1
 
 
 def _show(report: Report, everything: bool, quiet: bool) -> None:
+    from gymdata_cli.console import say
+
     from gymdata.core.codes import CODES
 
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
-    verdict = "no errors" if report.ok else _many(report.errors, "error")
+    what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
+    verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
     verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
+    verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
     if quiet:
         print(verdict)
         return
@@ -109,9 +117,9 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     if report.violations:
         print()
     for text in report.notes:
-        print(f"note: {text}")
+        say(f"note: {text}")
     print(verdict)
-    if not report.ok:
+    if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} says what that means")
 
@@ -147,7 +155,7 @@ def _marked(text: str) -> str:
 def _cut(text: str, width: int, keep: str) -> str:
     """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
     line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    line = printable(line, lines=False)
     if len(line) <= width:
         return line
     if keep == "middle":
@@ -176,4 +184,5 @@ def _line(v: Violation, path: str) -> str:
         what.append(f"expected {v.expected}")
     if v.got is not None:
         what.append(f"got {v.got}")
-    return f"{' '.join(where)}  {v.code} {'; '.join(what)}"
+    # An id or a file name with a line end would look like another finding.
+    return printable(f"{' '.join(where)}  {v.code} {'; '.join(what)}", lines=False)

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -34,6 +35,21 @@ BROUGHT_BY = {
     "tensorboard": "tensorboard",
     "vllm": "engine",
 }
+
+
+#: What a terminal acts on: control characters, bidirectional marks and overrides, separators, invisible tags, and lone
+#: surrogates, which cannot be written. Joiners stay, for scripts and emoji need them.
+ACTS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff"
+    "\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
+)
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    """``text`` for a terminal: what it would act on is written as an escape (``\\x1b``, ``\\u202e``), so that data cannot
+    colour, overwrite or reorder what people read. ``lines``: line feeds and tabs stay; without it they are escaped, too."""
+    text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 class GymdataError(Exception):
@@ -114,6 +130,23 @@ class DataError(GymdataError):
     ) -> DataError:
         at = f"{path}, line {line}" + (f", field {field!r}" if field else "")
         return cls(f"{at}: got {got}, expected {expected}", hint=hint)
+
+    @classmethod
+    def bad_json(cls, where: str, got: str, expected: str) -> DataError:
+        """A column of JSON text that is not; a fault of the data."""
+        error = cls(f"{where}: got {got[:60]!r}, expected the JSON text of {expected}")
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
+    def unwritable_row(cls, where: str, format: str, why: str) -> DataError:
+        """A row that another project's format has no form for; a fault of the data."""
+        error = cls(
+            f"{where}: cannot be written as {format}: {why}",
+            hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
 
     @classmethod
     def unreadable(cls, path: Path | str, why: str, hint: str | None = None) -> DataError:

@@ -56,7 +56,7 @@ def collect(
     """
     config = _config(config, settings)
     began = time.monotonic()
-    tasks = TaskFile(config.tasks, limit=config.limit, skip_bad_rows=config.skip_bad_rows)
+    tasks = _tasks(config)
     count, digest = _scan(tasks)
     parts = parts or load_parts(config)
     folder = config.output or default_output(config)
@@ -82,7 +82,7 @@ def collect(
 def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]:
     """What ``collect`` would do, without starting an engine or writing anything."""
     config = _config(config, settings)
-    tasks = TaskFile(config.tasks, limit=config.limit, skip_bad_rows=config.skip_bad_rows)
+    tasks = _tasks(config)
     count, _ = _scan(tasks)
     parts = load_parts(config)
     folder = config.output or default_output(config)
@@ -282,6 +282,15 @@ def _scan(tasks: TaskFile) -> tuple[int, str]:
         digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
         count += 1
     return count, digest.hexdigest()
+
+
+def _tasks(config: CollectConfig) -> TaskFile:
+    return TaskFile(
+        config.tasks,
+        limit=config.limit,
+        skip_bad_rows=config.skip_bad_rows,
+        prompt_elsewhere=config.workflow_url is not None,
+    )
 
 
 def _seed(config: CollectConfig, folder: Path) -> int:

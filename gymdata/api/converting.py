@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.adapters.formats.nemo_import import ODD
+from gymdata.adapters.formats.nemo_import import ODD, reason_of
 from gymdata.api import formats
 from gymdata.api.formats import FORMATS as FORMATS
 from gymdata.api.formats import SOURCES as SOURCES
@@ -42,7 +42,8 @@ _BATCH_ROWS = 256
 
 @dataclass(slots=True)
 class ImportSummary:
-    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code.
+    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code,
+    ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
@@ -57,6 +58,7 @@ class ImportSummary:
     breaks: int = 0
     without_token_data: int = 0
     without_reward: int = 0
+    duplicates: int = 0
     prompts_rebuilt: int = 0
     prompts_refused: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -275,8 +277,11 @@ def _import_pairs(
 
 
 def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator[tuple[dict[str, Any], int]]:
+    seen: set[str] = set()
     for row in rows:
         summary.rollouts += 1
+        summary.duplicates += row["rollout_id"] in seen
+        seen.add(row["rollout_id"])
         summary.turns += row["n_turns"]
         summary.breaks += row["n_breaks"]
         summary.without_token_data += not row["n_turns"]
@@ -360,22 +365,33 @@ def _export(
     output = target
     summary = ExportSummary(str(output), format)
     seen, known = 0, vocabulary(path)
+    #: The row that is being written.
+    current: str | None = None
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal seen
+        nonlocal seen, current
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
             refuse_unsound_rows(batch, str(path), known)
-            yield from spread(batch)
+            for row in spread(batch):
+                current = row["pair_id"] if table is PAIRS else row["rollout_id"]
+                yield row
 
     lost: Counter[str] = Counter()
     part = out.part(target.name)
-    if format == "nemo-gym":
-        _write_nemo_gym(rows(), part.path, summary)
-        lost["turns that no message names"] = summary.turns_lost
-    else:
-        summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
-        summary.skipped = seen - summary.rows
+    try:
+        if format == "nemo-gym":
+            _write_nemo_gym(rows(), part.path, summary)
+            lost["turns that no message names"] = summary.turns_lost
+        else:
+            summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
+            summary.skipped = seen - summary.rows
+    except DataError:
+        raise
+    except ODD as error:
+        # What odd JSON in messages, tools and extra does to a writer is the fault of its row.
+        what = f"{path}: {'pair' if table is PAIRS else 'rollout'} {current}"
+        raise DataError.unwritable_row(what, format, reason_of(error)) from error
     part.rows = summary.rows
     if not seen:
         raise DataError.empty(path, f"rows of {table.name}")

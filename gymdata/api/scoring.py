@@ -7,7 +7,7 @@ fails on a rollout gives a row with status ``failed`` and no value.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,25 @@ from gymdata.core.schema import ROLLOUTS, SCORES
 from gymdata.core.stats import mean_ci
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.ports import Progress
-from gymdata.stages.score import Flips, PartTally, RewardDesk, Weighted, old_score, saved_view, score_rows, tallies
-from gymdata.store import StageOutput, find_run_json, read_table, resolve, scan_batches
+from gymdata.stages.score import (
+    Flips,
+    PartTally,
+    RewardDesk,
+    Scored,
+    Weighted,
+    old_score,
+    saved_view,
+    score_rows,
+    tallies,
+    unreadable,
+)
+from gymdata.store import (
+    StageOutput,
+    find_run_json,
+    read_table,
+    resolve,
+    scan_batches,
+)
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 
@@ -179,11 +196,12 @@ async def _score_all(
     # What a model says is on no scale of another reward's.
     same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
     for batch in _batches(config.path, rewards):
-        views = [saved_view(row) for row in batch]
-        scored = await asyncio.gather(*(desk.score(view) for view in views))
+        views = [_view(row) for row in batch]
+        scored = await asyncio.gather(*(_score_one(desk, rewards, view) for view in views))
         sources.refuse_useless()
         for row, view, result in zip(batch, views, scored, strict=True):
-            sources.count(view["task"])
+            if not isinstance(view, DataError):
+                sources.count(view["task"])
             for part in result.parts:
                 parts[part.name].add(part.value, result.faults.get(part.name))
             made, value = score_rows(row, result, source_of, name)
@@ -194,6 +212,18 @@ async def _score_all(
         if progress is not None:
             progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
     return rows, values, tasks, flips
+
+
+def _view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
+    try:
+        return saved_view(row)
+    except DataError as error:
+        return error
+
+
+async def _score_one(desk: RewardDesk, rewards: list[Weighted], view: dict[str, Any] | DataError) -> Scored:
+    """A rollout that cannot be read costs no other its score."""
+    return unreadable(rewards, view) if isinstance(view, DataError) else await desk.score(view)
 
 
 def _batches(path: str, rewards: list[Weighted]) -> Iterator[list[dict[str, Any]]]:

@@ -6,13 +6,14 @@ What always holds: the kind of each file is found from its content; JSON lines a
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.core.violations import Report, Selection, Violation
+from gymdata.core.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.errors import DataError, UsageError
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "Violation", "fix", "validate"]
 
-Kind = Literal["rollouts", "pairs", "nemo", "tasks"]
+Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
+#: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
+_FOREIGN_KEYS = (b'"ATIF-', b'"episode"', b'"trajectories"', b'"chosen_response"')
+_FOREIGN = {
+    "atif": "holds ATIF trajectories",
+    "nat-trajectories": "holds trajectories of the NeMo Agent Toolkit",
+    "nat-dpo": "holds DPO rows",
+    "nat-dpo-items": "holds trajectories of DPO items",
+}
 
 
 # What was changed is checked like anything else, and noted; damaged journal lines are violations.
@@ -57,7 +66,7 @@ def validate(
     reader = _reader(tokenizer, run)
     report = Report(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
-    _refuse_tasks(split)
+    _refuse_others(split)
     for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
         mine = [source for kind, source in split if kind == wanted]
         if mine:
@@ -93,7 +102,7 @@ def fix(
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"{output}: is the file to be repaired", hint="nothing is repaired in place: give another -o")
     split = [(kind_of(s), s) for s in sources]
-    _refuse_tasks(split)
+    _refuse_others(split)
     kinds = {kind for kind, _ in split}
     if len(kinds) != 1 or kinds == {"pairs"}:
         what = ", ".join(sorted(kinds)) or "nothing"
@@ -179,6 +188,8 @@ def kind_of(source: Source) -> Kind:
 
     try:
         lines = list(_first_lines(source, 20))
+        if any(key in line for line in lines for key in _FOREIGN_KEYS) and _foreign_name(source) is not None:
+            return "foreign"
         if lines and all(map(_is_task, lines)):
             return "tasks"
         for line in lines:
@@ -193,6 +204,22 @@ def kind_of(source: Source) -> Kind:
         # Unreadable from some line on: the scan says where.
         return "rollouts"
     return "rollouts"
+
+
+def _foreign_name(source: Source) -> str | None:
+    """The format of a file that is imported before it is checked; None when it is in none."""
+    from gymdata.api import formats
+
+    try:
+        name = formats.detect([source])
+    except (DataError, UsageError):
+        return None
+    return name if name in _FOREIGN else None
+
+
+def _of_another_project(path: Path) -> str:
+    (source,) = resolve(str(path))
+    return _FOREIGN[_foreign_name(source) or ""]
 
 
 def _is_task(line: bytes) -> bool:
@@ -211,7 +238,13 @@ def _is_task(line: bytes) -> bool:
     return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 
-def _refuse_tasks(split: list[tuple[Kind, Source]]) -> None:
+def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
+    """Raises DataError for tasks, and for what is to be imported first, naming each file once."""
+    foreign = [source.path for kind, source in split if kind == "foreign"]
+    if foreign:
+        listed = "\n".join(f"{path}: {_of_another_project(path)}, and is checked after an import" for path in foreign)
+        files = " ".join(shlex.quote(str(path)) for path in foreign)
+        raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
     for kind, source in split:
         if kind == "tasks":
             raise DataError(
@@ -283,6 +316,7 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
 
 def _merge(report: Report, more: Report) -> None:
     report.rollouts += more.rollouts
+    report.trainable += more.trainable
     report.turns += more.turns
     report.tokens += more.tokens
     report.violations += more.violations
@@ -341,13 +375,16 @@ def _nemo(
         for v in part.violations:
             severity: Any = "warning" if calm and v.code == "T205" else v.severity
             found.append(v._replace(file=file, severity=severity))
-        if not calm:
+        # Without a single log-probability none is biased.
+        if part.turns_with_log_probs:
             from gymdata.core.sampling import sampling_bias
 
             for row, settings in part.settings:
                 if bias := sampling_bias(settings):
                     found.append(Violation("L304", row, detail=bias, file=file))
     found += nemo_gym.across_rows(parts)
+    bad = rows_with_errors(found)
+    report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
     order = {file: index for index, (file, _) in enumerate(parts)}
     found.sort(key=lambda v: (order[v.file or ""], v.row, -1 if v.turn is None else v.turn))
     report.violations = selection.apply(found)

@@ -211,13 +211,24 @@ class _Case:
         """T203: a border or a reasoning block was removed, or the span is not inside what an assistant said."""
         s = self.span
         removed = self.before[s.start : s.end]
-        if self._has_border(removed) or marks.REASONING.search(self.text(removed)):
+        if self._has_border(removed) or self.lost_reasoning():
             return True
         return turn is None and not self._inside_generation()
 
     def lost_reasoning(self) -> bool:
+        """The marks of a reasoning block were removed, or all that stood between them."""
         s = self.span
-        return self.reading is not None and bool(marks.REASONING.search(self.text(self.before[s.start : s.end])))
+        if self.reading is None:
+            return False
+        return bool(marks.REASONING.search(self.text(self.before[s.start : s.end]))) or self._emptied_reasoning()
+
+    def _emptied_reasoning(self) -> bool:
+        s = self.span
+        low = max(0, s.start - _AROUND)
+        if not marks.opens_reasoning(self.text(self.before[low : s.start])):
+            return False
+        came, was = (ids[at : at + _AROUND] for ids, at in ((self.prompt, s.new_start), (self.before, s.start)))
+        return marks.closes_reasoning(self.text(came)) and not marks.closes_reasoning(self.text(was))
 
     def _inside_generation(self) -> bool:
         s = self.span

@@ -82,6 +82,11 @@ class Evidence:
         """Stored tokens: context deltas and generations."""
         return len(self.delta) + len(self.gen)
 
+    def has_ids(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether a rollout has a turn with ids of its prompt and its generation."""
+        whole = (self.prefix + lengths(self.delta_offsets) > 0) & (lengths(self.gen_offsets) > 0)
+        return np.bincount(self.rollout_of_turn()[whole], minlength=self.n) > 0
+
     def rollout_of_turn(self) -> Ints:
         """(T,) the rollout that each turn belongs to."""
         return np.repeat(np.arange(self.n), np.diff(self.turn_offsets))

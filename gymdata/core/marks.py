@@ -34,6 +34,21 @@ REASONING = re.compile(
     r"|<[|]channel[|]?>\s*(?:analysis|thought)|<[|](?:begin|end)_of_thought[|]>|<[|](?:START|END)_THINKING[|]>",
     re.IGNORECASE,
 )
+_CLOSES = re.compile(r"<?/|\[/|[◁◀]/|<[|](?:end|END)_")
+
+
+def opens_reasoning(text: str) -> bool:
+    """Whether ``text`` ends with a mark that opens a reasoning block, white space aside."""
+    last = None
+    for match in REASONING.finditer(text):
+        last = match
+    return last is not None and not _CLOSES.match(last[0]) and not text[last.end() :].strip()
+
+
+def closes_reasoning(text: str) -> bool:
+    """Whether ``text`` begins with a mark that closes a reasoning block, white space aside."""
+    match = REASONING.match(text.lstrip())
+    return match is not None and _CLOSES.match(match[0]) is not None
 
 
 def is_border(token: str) -> bool:

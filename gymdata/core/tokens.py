@@ -177,7 +177,8 @@ def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[K
 
     ``continues``: its prompt extends its parent's prompt ++ generation. ``retry``: its prompt is its parent's, again.
     ``branch``: it leaves the parent's chain inside tokens that the environment wrote, after at least one whole turn that
-    it keeps, and claims no generation from beyond that point; or another agent made the call. Everything else rewrites
+    it keeps, and no generation from beyond that point reappears after it, not even without its first or last tokens (a
+    tokenizer may have merged them with what stands beside them); or another agent made the call. Everything else rewrites
     sampled or given tokens and is a ``break``. In doubt the answer is ``break``.
     """
     result: list[Kind] = []
@@ -222,7 +223,10 @@ def _kind(turns: Sequence[Turn], prompts: Sequence[Ids], index: int) -> Kind:
     if base < 0 or shared >= len(prompts[chain[-1]]):
         return "break"
     tail = prompt[shared:]
-    claimed = any(_contains(tail, np.asarray(turns[t]["generation_token_ids"], dtype=np.int32)) for t in chain)
+    claimed = any(
+        claims(tail, np.asarray(turns[t]["generation_token_ids"], dtype=np.int32), len(prompts[t]) - shared)
+        for t in chain
+    )
     return "break" if claimed else "branch"
 
 
@@ -242,15 +246,35 @@ def _kept_ancestor(turns: Sequence[Turn], prompts: Sequence[Ids], parent: int, s
     return _NO_PARENT, chain
 
 
-def _contains(haystack: Ids, needle: Ids) -> bool:
-    if len(needle) == 0 or len(needle) > len(haystack):
+#: A prompt that leaves the chain this close before a generation may have left it because of how that one was written.
+_NEAR = 8
+#: Tokens on each side of a border that one merge changes at most.
+_MERGED = 2
+
+
+def claims(tail: Ids, generation: Ids, before: int) -> bool:
+    """Whether ``tail``, which follows the place where a prompt leaves a chain, holds ``generation`` or most of it.
+
+    ``before``: how many tokens of the generation's own prompt come after that place. Three tokens or more that are more
+    than half of it claim it wherever they stand; its end claims it where it stands for the beginning of the tail and the
+    place is close to the border, for a merge across the border or dropped reasoning leaves only that.
+    """
+    size = len(generation)
+    if not size or not len(tail):
         return False
-    width = haystack.itemsize
-    data, pattern = haystack.tobytes(), needle.tobytes()
-    at = data.find(pattern)
-    while at >= 0 and at % width:
-        at = data.find(pattern, at + 1)
-    return at >= 0
+    # A piece of more than half holds the middle.
+    middle, least = size // 2, min(max(size // 2 + 1, 3), size)
+    for at in np.flatnonzero(tail == generation[middle]).tolist():
+        back = common_prefix(tail[: at + 1][::-1], generation[: middle + 1][::-1])
+        if back + common_prefix(tail[at + 1 :], generation[middle + 1 :]) >= least:
+            return True
+    if before > _NEAR:
+        return False
+    for at in np.flatnonzero(tail == generation[-1]).tolist():
+        back = common_prefix(tail[: at + 1][::-1], generation[::-1])
+        if at + 1 - back <= before + _MERGED and (back >= 2 or size - back <= _MERGED >= before):
+            return True
+    return False
 
 
 @dataclass(slots=True)

@@ -47,6 +47,11 @@ class Violation(NamedTuple):
         return row if self.evidence is None else row | {"evidence": self.evidence}
 
 
+def rows_with_errors(found: Iterable[Violation]) -> set[tuple[str | None, int]]:
+    """(file, row) of every row with an error."""
+    return {(v.file, v.row) for v in found if (v.severity or CODES[v.code].severity) == "error"}
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which codes count, and as what. ``reward_named``: run.json names a reward, so a missing one is an error."""
@@ -78,12 +83,14 @@ class Selection:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file). ``notes``:
+    """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
+    those of them that have token ids to train on and no error, whatever codes were selected. ``notes``:
     files that are not as they were sealed; what that did to their rows is among the violations, or nothing."""
 
     path: str = ""
     files: list[str] = field(default_factory=list)
     rollouts: int = 0
+    trainable: int = 0
     turns: int = 0
     tokens: int = 0
     violations: list[Violation] = field(default_factory=list)
@@ -108,8 +115,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No errors."""
-        return not any(v.severity == "error" for v in self.violations)
+        """There are rows, and no errors."""
+        return self.rollouts > 0 and not any(v.severity == "error" for v in self.violations)
 
     def has(self, *codes: str) -> bool:
         """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
@@ -119,6 +126,7 @@ class Report:
         """The object that ``--json`` prints. Complete, never capped."""
         return {
             "rollouts": self.rollouts,
+            "trainable": self.trainable,
             "turns": self.turns,
             "tokens": self.tokens,
             "errors": self.errors,

@@ -86,11 +86,19 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
             name = f" {message['name']}" if message.get("name") else ""
             text = f"[{message['role']}{name}]\n{text}"
         calls = message.get("tool_calls")
-        for call in json.loads(calls) if isinstance(calls, str) else calls or []:
-            wanted = call.get("function", call)
+        for call in _calls(calls):
+            function = call.get("function")
+            wanted = function if isinstance(function, dict) else call
             text += f"\n[calls {wanted.get('name')} {json.dumps(wanted.get('arguments'), ensure_ascii=False)}]"
         parts.append(text.strip())
     return "\n\n".join(part for part in parts if part)
+
+
+def _calls(given: Any) -> list[dict[str, Any]]:
+    """A message's calls; text that is not JSON is no call."""
+    if isinstance(given, str):
+        given = _arguments(given)
+    return [call for call in given if isinstance(call, dict)] if isinstance(given, list) else []
 
 
 def response_transcript(response: Mapping[str, Any]) -> str:

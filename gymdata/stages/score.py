@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymdata.errors import OutsideError
+from gymdata.errors import DataError, OutsideError
 from gymdata.ports import RewardFunction, RewardPart
 
 View = Mapping[str, Any]
@@ -174,13 +174,15 @@ class RewardDesk:
 
 
 def saved_view(row: Mapping[str, Any]) -> dict[str, Any]:
-    """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty."""
-    messages = [_chat_message(message) for message in row["messages"]]
+    """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. Raises DataError naming
+    the rollout and the field whose text is not the JSON that it must be."""
+    where = f"rollout {row['rollout_id']}"
+    messages = [_chat_message(message, f"{where}, message {n}") for n, message in enumerate(row["messages"])]
     return view_of(
         messages=messages,
         produced_by=_produced_by(row["messages"]),
-        task=_from_json(row["task"], {}),
-        tools=_from_json(row["tools"], []) or None,
+        task=_from_json(row, "task", dict, where),
+        tools=_from_json(row, "tools", list, where) or None,
         turns=row.get("turns") or [],
         status=row["status"],
     )
@@ -204,6 +206,12 @@ def score_rows(
     elif len(scored.parts) == 1:
         value = scored.parts[0].value
     return rows, value
+
+
+def unreadable(rewards: Sequence[Weighted], error: DataError) -> Scored:
+    """What becomes of a rollout that no function can be given: all of them failed on it, for the reason of ``error``."""
+    parts = [RewardPart(r.function.name, None, r.weight, detail=error.message) for r in rewards]
+    return Scored(parts, dict.fromkeys((part.name for part in parts), error.message))
 
 
 @dataclass(slots=True)
@@ -307,13 +315,26 @@ def _produced_by(messages: Sequence[Mapping[str, Any]]) -> list[int | None]:
     return [next(numbers) if message["role"] == "assistant" else None for message in messages]
 
 
-def _chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
     chat.setdefault("content", None)
     if message.get("tool_calls"):
-        chat["tool_calls"] = _from_json(message["tool_calls"], [])
-    return {**_from_json(message.get("extra"), {}), **chat}
+        chat["tool_calls"] = _from_json(message, "tool_calls", list, where)
+    return {**_from_json(message, "extra", dict, where), **chat}
 
 
-def _from_json(text: str | None, default: Any) -> Any:
-    return json.loads(text) if text else default
+def _from_json(row: Mapping[str, Any], name: str, kind: type[list[Any]] | type[dict[str, Any]], where: str) -> Any:
+    """A column of JSON text; empty where there is none. Raises DataError for any other text."""
+    text = row.get(name)
+    if not text:
+        return kind()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if value is None and text.strip() == "null":
+        return kind()
+    calls = name != "tool_calls" or (isinstance(value, list) and all(isinstance(call, dict) for call in value))
+    if not isinstance(value, kind) or not calls:
+        raise DataError.bad_json(f"{where}, field {name!r}", text, "a list of objects" if kind is list else "an object")
+    return value

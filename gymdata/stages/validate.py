@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from gymdata.core import checks
 from gymdata.core.causes import Reader
 from gymdata.core.evidence import Evidence
 from gymdata.core.sampling import sampling_bias
-from gymdata.core.violations import Report, Selection, Violation
+from gymdata.core.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.stages import validate_rows
 from gymdata.store.paths import Source, sealed_twin
 
@@ -34,7 +36,9 @@ def validate_rollouts(
     across = checks.AcrossRows()
     named = names_reward(run or {})
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
-    sampled_greedily = False
+    sampled_greedily = any_log_prob = False
+    #: Of each file, the rows with token ids.
+    with_ids: dict[str, list[int]] = {}
     found: list[Violation] = []
     for source in sources:
         file = str(source.path)
@@ -51,6 +55,8 @@ def validate_rollouts(
             sampled_greedily = sampled_greedily or (
                 batch.temperature is not None and bool((batch.temperature == 0).any())
             )
+            any_log_prob = any_log_prob or bool(np.isfinite(batch.lp).any())
+            with_ids.setdefault(file, []).extend(batch.rows[batch.has_ids()].tolist())
             digests = selection.wants("T209")
             here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
             here += across.add(batch, file)
@@ -59,8 +65,11 @@ def validate_rollouts(
         )
     found += across.finish()
     settings = (run or {}).get("identity") or {}
-    if bias := sampling_bias({**({"temperature": 0.0} if sampled_greedily else {}), **settings}):
+    # Without a single log-probability none is biased.
+    if any_log_prob and (bias := sampling_bias({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
         found.append(Violation("L304", 0, detail=bias, file=report.files[0] if report.files else None))
+    bad = rows_with_errors(found)
+    report.trainable = sum((file, row) not in bad for file, rows in with_ids.items() for row in rows)
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))
     return report

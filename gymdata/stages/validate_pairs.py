@@ -12,7 +12,7 @@ import numpy as np
 
 from gymdata.core.pair_checks import PairChecks
 from gymdata.core.schema import PAIRS
-from gymdata.core.violations import Report, Selection, Violation
+from gymdata.core.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.errors import DataError
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
@@ -26,20 +26,30 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
     report = Report()
     checks = PairChecks(vocab_size)
     found: list[Violation] = []
+    with_ids: list[tuple[str, int]] = []
     for source in sources:
         file = str(source.path)
         row = 0
         try:
             for batch in scan_batches(source.path, PAIRS):
                 found += (v._replace(file=file) for v in checks.batch(batch, row, file))
+                with_ids += ((file, row + int(at)) for at in np.flatnonzero(_has_ids(batch)))
                 row += len(batch)
                 report.tokens += sum(_values(batch.column(f"{s}_ids")) for s in ("prompt", "chosen", "rejected"))
         except DataError as error:
             code = "S104" if "newer" in error.message else "S103" if "lacks the column" in error.message else "S101"
             found.append(Violation(code, row, detail=error.message, file=file))
         report.rollouts += row
+    bad = rows_with_errors(found)
+    report.trainable = sum(place not in bad for place in with_ids)
     report.violations = selection.apply(found)
     return report
+
+
+def _has_ids(batch: pa.RecordBatch) -> np.ndarray:
+    """(n,) whether a pair has ids of its prompt and both sides."""
+    lists = (batch.column(f"{side}_ids") for side in ("prompt", "chosen", "rejected"))
+    return np.logical_and.reduce([np.diff(column.offsets.to_numpy()) > 0 for column in lists])
 
 
 def _values(lists: pa.ListArray) -> int:

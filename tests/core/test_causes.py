@@ -59,6 +59,32 @@ def test_what_became_of_a_generation(said: list[str], came: list[str], code: str
     assert cause(said, came).code == code
 
 
+@pytest.mark.parametrize("thought", [["so", " it", " is"], ["so", " it", " is"] * 8])
+@pytest.mark.parametrize("given", [False, True])
+def test_reasoning_that_comes_back_as_a_message_of_its_own(thought: list[str], given: bool) -> None:
+    """A reasoning block emptied, its text sent again after the tool results, is a rewritten history, long or short, and
+    whether the model or the prompt opened the block."""
+    head = [*SYSTEM, *USER, *OPEN, *(["<think>"] if given else [])]
+    opening = [] if given else ["<think>"]
+    tail = ["\n", *message("tool", "1"), *message("assistant", *thought), *OPEN]
+    said, came = [[*opening, *part, "</think>", "yes", "<|im_end|>"] for part in (thought, ["\n", "\n"])]
+    found = cause(said, came, head, tail)
+    assert (found.code, found.decidable, found.explanation) == ("T203", True, "earlier reasoning was stripped")
+
+
+@pytest.mark.parametrize(
+    ("text", "opens", "closes"),
+    [
+        ("<think>\n", True, False), ("</think>\n\n", False, True), ("<think>a", False, False), ("a</think>", False, False),
+        ("[THINK]", True, False), ("\n[/THINK]", False, True), ("<|begin_of_thought|>", True, False),
+        ("<|END_THINKING|>", False, True), ("◁think▷", True, False), ("◁/think▷", False, True), ("", False, False),
+    ],
+)  # fmt: skip
+def test_where_reasoning_opens_and_closes(text: str, opens: bool, closes: bool) -> None:
+    """The marks of the known families, at the end and at the beginning of a text."""
+    assert (marks.opens_reasoning(text), marks.closes_reasoning(text)) == (opens, closes)
+
+
 def whole(*parts: list[str]) -> np.ndarray:
     return ids(*(piece for part in parts for piece in part))
 

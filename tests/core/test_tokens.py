@@ -76,6 +76,49 @@ def test_a_fork_after_a_whole_turn_is_a_branch_and_an_edited_message_is_a_break(
     assert kinds(calls_of(*shared, ([8, 8], [7])))[2] == "break"
 
 
+SAID = [50, 51, 52, 53, 54, 55, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [
+        # The last context token and the first sampled one became one id; the same over more of them.
+        ([1, 2, 3, 10, 11, 1250, *SAID[1:], 20, 4], "break"),
+        ([1, 2, 3, 10, 11, 1250, *SAID[2:], 20, 4], "break"),
+        ([1, 2, 3, 10, 1150, *SAID[1:], 20, 4], "break"),
+        # An edited tool result, and the generation after it without its first or last token.
+        ([1, 2, 3, 99, 11, 12, *SAID[1:], 20, 4], "break"),
+        ([1, 2, 3, 99, 11, 12, *SAID[:-1], 20, 4], "break"),
+        # The opening of a reasoning block was dropped with the block.
+        ([1, 2, 3, 10, 11, *SAID[-2:], 20, 4], "break"),
+        # Another tool result, with tokens that the generation has as well.
+        ([1, 2, 3, 10, 99, 50, 51, 2, 20, 11, 12], "branch"),
+        ([1, 2, 3, 99, 2, 20, 11, 12], "branch"),
+        ([1, 2, 3, 10, 11, 13], "branch"),
+        ([1, 2, 3, 10], "branch"),
+    ],
+)
+def test_a_generation_without_its_first_or_last_tokens_is_claimed(prompt: list[int], kind: str):
+    """A prompt that leaves a chain before a generation and holds most of it rewrites it, and is no branch."""
+    assert kinds(calls_of(([1, 2], [3]), ([1, 2, 3, 10, 11, 12], SAID), (prompt, [7])))[2] == kind
+
+
+def test_a_short_generation_merged_with_its_context_is_claimed():
+    """Of one token and an end only the end is left, right after the merged token."""
+    shared = (([1, 2], [3]), ([1, 2, 3, 10, 11], [50, 2]))
+    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 1150, 2, 20, 11], [7])))[2] == "break"
+    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 99], [7])))[2] == "branch"
+
+
+@given(st.lists(st.integers(20, 60), min_size=3, max_size=12), st.data())
+def test_any_merge_across_the_border_is_a_break(said: list[int], data: st.DataObject):
+    """One id for the last tokens of the context and the first of the generation is a break, however many of each."""
+    context = data.draw(st.lists(st.integers(70, 90), min_size=2, max_size=6))
+    left, right = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    prompt = [1, 2, 3, *context[:-left], 1000, *said[right:], 99, 4]
+    assert kinds(calls_of(([1, 2], [3]), ([1, 2, 3, *context], said), (prompt, [7])))[2] == "break"
+
+
 def test_another_agent_with_its_own_prompt_is_a_branch():
     """A call made by another agent never counts as a rewritten history."""
     turns = encode_turns([call([1, 2], [3], "planner"), call([7, 7], [8], "worker")])

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
+from gymdata.adapters.formats.nemo_calls import meant_role
 from gymdata.adapters.formats.trajectories.nat_pairs import CALLS, IDS, SEVERAL
 from gymdata.api.converting import export_rollouts, import_rollouts
 from gymdata.core.schema import PAIRS
@@ -23,7 +24,9 @@ from tests.formats.trajectories import some, text, through_json, value, write_li
 from tests.rollout_files import rollout, write_run
 
 _SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-role = st.one_of(st.sampled_from(["system", "user", "assistant", "developer"]), text)
+role = st.one_of(st.sampled_from(["system", "user", "assistant", "developer"]), text).filter(
+    lambda r: meant_role(r) is None
+)
 message = st.one_of(
     st.builds(lambda r, c: {"role": r, "content": c}, role, text),
     st.builds(lambda more, r: more | {"role": r}, some(content=st.one_of(text, value)), role),

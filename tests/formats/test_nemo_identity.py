@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gymdata.adapters.formats.nemo_calls import meant_role
 from gymdata.api.converting import export_rollouts, import_rollouts
 from gymdata.store import read_table
 from gymdata.store.columns import spread
@@ -62,7 +63,10 @@ call = some(name=text, arguments=st.one_of(text, st.just('{"a": 1}'), value), ca
 said = some(content=content, tool_calls=value, type=st.just("message")).map(lambda i: i | {"role": "assistant"})
 answer = some(call_id=text, output=content).map(lambda i: i | {"type": "function_call_output"})
 other = some(
-    role=st.one_of(st.sampled_from(["user", "system", "developer", "tool", "narrator"]), value), content=content
+    role=st.one_of(st.sampled_from(["user", "system", "developer", "tool", "narrator"]), value).filter(
+        lambda r: meant_role(r) is None
+    ),
+    content=content,
 )
 plain = st.one_of(reasoning, call, said, answer, other)
 item = st.one_of(plain, st.one_of(reasoning, call, said).flatmap(with_ids))

@@ -152,3 +152,38 @@ def test_rows_that_no_column_can_hold_are_found_one_by_one(good: dict[str, list[
         assert [bad["line"] for bad in told] == [2, 4]
         assert told[0]["reason"].startswith("field 'started_at': got ")
         assert read_table(tmp_path / "run").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "told"),
+    [
+        ("nat-trajectories", {"episode": [], "reward": 1.0}, "episode: got an empty list, expected at least one item"),
+        ("atif", {"schema_version": "ATIF-v1.6", "steps": []}, "steps: got an empty list, expected at least one step"),
+        (
+            "nat-trajectories",
+            {"episode": [{"role": "human", "content": "q"}, {"role": "assistant", "content": "a"}], "reward": 1.0},
+            "episode[0].role: got 'human', expected 'user'",
+        ),
+        (
+            "nat-dpo",
+            {"prompt": [{"role": "Human", "content": "q"}], "chosen_response": "a", "rejected_response": "b"},
+            "prompt[0].role: got 'Human', expected 'user'",
+        ),
+        (
+            "nemo-gym",
+            {
+                "responses_create_params": {"input": [{"role": "human", "content": "q"}]},
+                "response": {"output": [{"role": "gpt", "content": "a"}]},
+            },
+            "item 0: role; expected 'user'; got str human",
+        ),
+    ],
+)
+def test_other_names_of_roles_and_empty_episodes_are_refused(
+    source: str, row: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """A user that is called human would be nobody, and an episode without items is none: the row is named with both."""
+    summary = import_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "run", source=source)
+    (bad,) = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert (summary.rejected, summary.rollouts + summary.pairs, bad["line"]) == (1, 0, 1)
+    assert told in bad["reason"]

@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.adapters.formats.responses import task_body, verify_body
 from gymdata.adapters.formats.tasks import TaskFile, parse_task
 from gymdata.errors import DataError, UsageError
 
@@ -64,6 +65,7 @@ def test_nemo_gym_rows(tmp_path: Path) -> None:
         ({"prompt": []}, "prompt"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": {}, "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
@@ -97,10 +99,75 @@ def test_a_line_that_is_not_json(tmp_path: Path) -> None:
 
 
 def test_a_task_id_twice_is_an_error(tmp_path: Path) -> None:
-    """Two rows with one given task_id are refused at the second."""
-    file = write(tmp_path / "t.jsonl", {"task_id": "x", "prompt": "a"}, {"task_id": "x", "prompt": "b"})
-    with pytest.raises(DataError, match=r"line 2, field 'task_id'"):
+    """Two rows with one given task_id and other content are refused at the second, and both places are named."""
+    rows = {"task_id": "x", "prompt": "a"}, {"task_id": "y", "prompt": "a"}, {"task_id": "x", "prompt": "b"}
+    file = write(tmp_path / "t.jsonl", *rows)
+    with pytest.raises(DataError, match=rf"line 3, field 'task_id'.*first at {file}, line 1"):
         list(TaskFile(file))
+
+
+def test_identical_rows_are_told_apart(tmp_path: Path) -> None:
+    """The same row again is another task of the same content, with a task_id as without."""
+    row = {"task_id": "x", "prompt": "a"}
+    assert [t.task_id for t in TaskFile(write(tmp_path / "t.jsonl", row, row, row))] == ["x", "x-2", "x-3"]
+
+
+def test_reasoning_items_belong_to_the_message_after_them() -> None:
+    """A Responses-shaped input with reasoning is read as chat messages that carry it."""
+    items = [
+        {"role": "user", "content": "q"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "r"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
+        {"role": "assistant", "content": "a", "type": "message"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"role": "user", "content": "more"},
+    ]
+    messages = parse_task({"responses_create_params": {"input": items}}).messages
+    assert [(m["role"], m.get("reasoning")) for m in messages] == [
+        ("user", None), ("assistant", "Hm."), ("tool", None), ("assistant", "So."), ("user", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("params", [{"input": []}, {"input": ""}, {}])
+def test_a_workflow_may_bring_the_prompt(tmp_path: Path, params: dict[str, Any]) -> None:
+    """An empty input is a task without messages where the prompt comes from elsewhere, and an error where it does not."""
+    file = write(tmp_path / "t.jsonl", {"responses_create_params": params, "answer": 1})
+    (task,) = TaskFile(file, prompt_elsewhere=True)
+    assert (task.messages, task.row["answer"]) == ([], 1)
+    assert task_body(task)["responses_create_params"]["input"] == params.get("input", [])
+    with pytest.raises(DataError, match=r"responses_create_params\.input"):
+        list(TaskFile(file))
+
+
+@pytest.mark.parametrize("kind", ["input_image", "image_url", "image"])
+def test_images_are_refused_in_their_own_words(tmp_path: Path, kind: str) -> None:
+    """Whoever gives images learns that text is all that is taken."""
+    parts = [{"type": "text", "text": "what is this?"}, {"type": kind, "image_url": "data:"}]
+    file = write(tmp_path / "t.jsonl", {"messages": [{"role": "user", "content": parts}]})
+    with pytest.raises(DataError, match=f"'{kind}': image content is not supported, expected text only"):
+        list(TaskFile(file))
+
+
+@pytest.mark.parametrize("strict", [True, None])
+@pytest.mark.parametrize("shape", ["flat", "chat", "params", "params without input", "text"])
+def test_servers_get_a_tool_as_the_task_has_it(strict: bool | None, shape: str) -> None:
+    """``strict`` and every other field of a tool are sent unchanged, whatever shape the task's row has."""
+    function = {"name": "f", "parameters": {"type": "object"}, "description": "d", "strict": strict}
+    flat = {"type": "function", **function}
+    messages = [{"role": "user", "content": "q"}]
+    row: dict[str, Any] = {
+        "flat": {"messages": messages, "tools": [flat]},
+        "chat": {"messages": messages, "tools": [{"type": "function", "function": function}]},
+        "params": {"responses_create_params": {"input": messages, "tools": [flat]}},
+        "params without input": {"messages": messages, "responses_create_params": {"tools": [flat]}},
+        "text": {"messages": messages, "tools": json.dumps([flat])},
+    }[shape]
+    task = parse_task(row)
+    body = verify_body(task, [*messages, {"role": "assistant", "content": "a"}], None, "m")
+    assert body["responses_create_params"]["tools"] == [flat]
+    assert body["response"]["tools"] == [flat]
 
 
 def test_ids_made_from_content_stay_when_lines_move(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats import nemo_rows
+from gymdata.adapters.formats.nemo_calls import TOKEN_KEYS, walk, written_by_model
 from gymdata.core import repair, tokens
 from gymdata.core.violations import Violation
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
-
-_TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 def fix_nemo_gym(
@@ -117,28 +116,4 @@ def _part(value: dict[str, Any], part: Sequence[int], turns: int) -> dict[str, A
 
 
 def _without_ids(item: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in item.items() if k not in _TOKEN_KEYS}
-
-
-def written_by_model(item: dict[str, Any]) -> bool:
-    """Whether a model call produced the item."""
-    return item.get("type") in ("reasoning", "function_call") or item.get("role") == "assistant"
-
-
-def walk(items: Iterable[Any], state: list[Any] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each item with the model call that it belongs to: the call that wrote it, or that it follows (-1: none)."""
-    state = state if state is not None else [-1, False]
-    for item in items:
-        if isinstance(item, list):
-            yield from walk(item, state)
-            continue
-        if written_by_model(item):
-            if not state[1]:
-                state[0], state[1] = state[0] + 1, True
-            turn = state[0]
-            if item.get(_TOKEN_KEYS[0]) is not None or item.get(_TOKEN_KEYS[1]) is not None:
-                state[1] = False
-            yield turn, item
-        else:
-            state[1] = False
-            yield state[0], item
+    return {k: v for k, v in item.items() if k not in TOKEN_KEYS}

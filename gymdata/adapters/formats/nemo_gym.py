@@ -46,6 +46,9 @@ class Part:
     turns: int = 0
     tokens: int = 0
     turns_with_ids: int = 0
+    turns_with_log_probs: int = 0
+    #: Rows that have a turn with ids of its prompt and its generation.
+    rows_with_ids: list[int] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     across: list[Across] = field(default_factory=list)
     settings: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
@@ -58,6 +61,8 @@ class Part:
         self.turns += other.turns
         self.tokens += other.tokens
         self.turns_with_ids += other.turns_with_ids
+        self.turns_with_log_probs += other.turns_with_log_probs
+        self.rows_with_ids += [row + base for row in other.rows_with_ids]
         self.violations += [v._replace(row=v.row + base) for v in other.violations]
         self.across += [(a[0] + base, *a[1:]) for a in other.across]
         self.settings += [(row + base, s) for row, s in other.settings]
@@ -110,6 +115,7 @@ class Scanner:
         held_prompt = held_generation = b""
         first, odd = True, False
         generations: list[bytes] = []
+        before = part.turns_with_ids
         for turn, call in enumerate(row.calls):
             if call is None:
                 say(Violation("T205", number, name, turn, detail="the model call has no ids"))
@@ -134,6 +140,7 @@ class Scanner:
                 self._ids.append(generation)
                 self._id_owner.append((number, name, turn, 0, "generation"))
             if log_probs:
+                part.turns_with_log_probs += 1
                 self._lps.append(log_probs)
                 self._lp_owner.append((number, name, turn))
             if not prompt:
@@ -148,6 +155,8 @@ class Scanner:
             part.tokens += (len(prompt) - fresh) // 8 + len(generation) // 8
             self._waiting += len(prompt) - fresh + 2 * len(generation)
             held_prompt, held_generation, first = prompt, generation, False
+        if part.turns_with_ids > before:
+            part.rows_with_ids.append(number)
         if odd:
             from gymdata.adapters.formats.nemo_places import relations
 

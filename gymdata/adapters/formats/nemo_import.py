@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,15 +19,20 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats import nemo_rows
-from gymdata.adapters.formats.nemo_fix import written_by_model
+from gymdata.adapters.formats.nemo_calls import (
+    TOKEN_KEYS,
+    holds_ids,
+    walk,
+    written_by_model,
+)
 from gymdata.adapters.formats.nemo_messages import STRICT, chat_tools, messages_of
 from gymdata.adapters.formats.nemo_rebuild import MARK, Outcome, PromptRebuilder
+from gymdata.adapters.formats.numbering import Numbering
 from gymdata.core.tokens import Call, TurnEncoder
 from gymdata.errors import DataError
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source, resolve
 
-PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
 #: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
@@ -82,16 +86,14 @@ def read_sources(
     ``check`` refuses is a bad row."""
     names = "\n".join(str(s.path) for s in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    seen: Counter[str] = Counter()
+    numbering = Numbering()
     read = _Reader(rebuild)
     for source in sources:
         for number, line in iter_lines(source):
             try:
                 parsed = read(line)
-                group = parsed.row.group or f"row-{seen.total()}"
-                made = _rollout(parsed, run, group, seen[group])
-                # Counted before the check, so that rollouts are numbered alike with and without it.
-                seen[group] += 1
+                # Numbered before the check, so that rollouts are numbered alike with and without it.
+                made = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
                 if check is not None:
                     check({**made, "started_at": made["started_at"].isoformat()})
             except (nemo_rows.BadRow, *ODD) as error:
@@ -133,6 +135,8 @@ class _Parsed:
 
     row: nemo_rows.Row
     value: dict[str, Any]
+    #: The items of the output, without their lists, and their calls.
+    walked: list[tuple[int, dict[str, Any]]]
     encoder: TurnEncoder
     #: Model call → turn.
     turn_of: dict[int, int]
@@ -201,7 +205,9 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     value = {key: value[key] for key in document}
     value["response"] = {key: response[key] for key in given}
     rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
-    return _Parsed(row, value, encoder, turn_of, strip.places, rebuilt, outcome)
+    # What the lists were taken from still ends its call.
+    walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
+    return _Parsed(row, value, walked, encoder, turn_of, strip.places, rebuilt, outcome)
 
 
 class _Strip:
@@ -213,13 +219,15 @@ class _Strip:
         self.places: list[list[Any]] = []
         #: Turns that say of themselves that their prompt was rebuilt.
         self.marked: list[int] = []
+        #: The items, by ``id``, that had ids.
+        self.held: set[int] = set()
 
     def items(self, items: Any, path: list[int]) -> list[Any]:
         made: list[Any] = []
         for index, item in enumerate(items):
             if not hasattr(item, "get"):
                 made.append(self.items(item, [*path, index]))
-            elif not _holds_ids(item):
+            elif not (written_by_model(item) and holds_ids(item)):
                 made.append(self._plain(item))
             else:
                 taken = self._moved[self._call]
@@ -230,11 +238,8 @@ class _Strip:
                     self.places.append([*path, index, taken])
                 keys = {name for name, letter in zip(TOKEN_KEYS, "pgl", strict=True) if letter in taken}
                 made.append({key: self._plain(item[key]) for key in item if key not in keys})
+                self.held.add(id(made[-1]))
         return made
-
-
-def _holds_ids(item: Any) -> bool:
-    return written_by_model(item) and (item.get(PROMPT) is not None or item.get(GENERATION) is not None)
 
 
 def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, int], list[str]]:
@@ -309,7 +314,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "n_breaks": encoder.n_breaks,
         "n_context_tokens": encoder.n_context_tokens,
         "n_generated_tokens": encoder.n_generated_tokens,
-        "messages": list(messages_of(params.get("input"), response["output"], parsed.turn_of)),
+        "messages": list(messages_of(params.get("input"), parsed.walked, parsed.turn_of)),
         "tools": chat_tools(params.get("tools")),
         "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None),
         "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gymdata.adapters.formats.nemo_fix import walk, written_by_model
+from gymdata.adapters.formats.nemo_calls import Walked, walk, written_by_model
 
 _ROLES = {"developer": "system"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
@@ -19,19 +19,20 @@ _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "en
 STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-def messages_of(given: Any, output: list[Any], turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
-    """The conversation of a row. ``turn_of``: the turn that each model call of the output became."""
+def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    """The conversation of a row. ``output``: its items as ``walk`` gives them; ``turn_of``: the turn that each model call
+    became."""
     if isinstance(given, str):
         yield {"role": "user", "content": given}
     elif isinstance(given, list):
-        yield from _merged(given, {})
+        yield from _merged(walk(given), {})
     yield from _merged(output, turn_of)
 
 
-def _merged(items: list[Any], turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
     said: dict[str, Any] | None = None
     speaker = -1
-    for call, item in walk(items):
+    for call, item in items:
         if written_by_model(item):
             if said is not None and call != speaker:
                 yield _assistant(said)

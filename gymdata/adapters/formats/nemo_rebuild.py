@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gymdata.adapters.formats import nemo_rows
-from gymdata.adapters.formats.nemo_fix import walk
+from gymdata.adapters.formats.nemo_calls import walk
 from gymdata.adapters.formats.nemo_messages import chat_tools, loads, messages_of
 from gymdata.core.tokens import SpliceRefusedError, splice
 from gymdata.errors import DataError
@@ -116,7 +116,7 @@ class _Row:
         output = value["response"]["output"]
         given = params.get("input")
         numbers = {number: number for number in range(len(calls))}
-        self._messages: list[dict[str, Any]] = [dict(m) for m in messages_of(given, output, numbers)]
+        self._messages: list[dict[str, Any]] = [dict(m) for m in messages_of(given, walk(output), numbers)]
         self._ends = {m["turn"]: i for i, m in enumerate(self._messages) if m.get("turn") is not None}
         self._spoken = [_spoken(m) for m in self._messages]
         self._tools: list[Any] = loads(chat_tools(params.get("tools"))) or []

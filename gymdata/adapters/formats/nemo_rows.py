@@ -13,12 +13,13 @@ from typing import Any
 
 import xxhash
 
+from gymdata.adapters.formats.nemo_calls import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
+
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
 CallBytes = tuple[bytes, bytes, bytes | None]
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
-_IDS, _GEN, _LPS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
 
 
 class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
@@ -268,13 +269,11 @@ def _row(value: Any, lists: Any) -> Row:
     if lists.is_list(given):
         for item in given:
             talk.item(item, lists)
-        talk.close()
-        talk.calls.clear()
+        talk.begin()
     elif isinstance(given, str):
         talk.other("user")
     for item in output:
         talk.item(item, lists)
-    talk.close()
     name = value.get("rollout_id")
     return Row(
         calls=talk.calls,
@@ -311,10 +310,15 @@ class _Talk:
         self.calls: list[CallBytes | None] = []
         self.faults: list[Fault] = []
         self.spoke = False
-        self._open = False
+        self._borders = CallBorders()
         self._before: str | None = None
         self._count = 0
         self._call_ids: set[Any] = set()
+
+    def begin(self) -> None:
+        """The output begins: what the model wrote before is given, and no call of this rollout."""
+        self.calls.clear()
+        self._borders = CallBorders()
 
     def item(self, item: Any, lists: Any) -> None:
         """One item of input or output."""
@@ -328,9 +332,9 @@ class _Talk:
         kind = item.get("type")
         if kind == "function_call":
             self._call_ids.add(_key(item.get("call_id"), lists))
-            self._model(item, lists)
+            self._model(item, kind, lists)
         elif kind == "reasoning":
-            self._model(item, lists)
+            self._model(item, kind, lists)
         elif kind == "function_call_output":
             self.other("tool")
             if _key(item.get("call_id"), lists) not in self._call_ids:
@@ -342,8 +346,10 @@ class _Talk:
             role = item.get("role")
             if role == "assistant":
                 self._chat_calls(item, lists)
-                self._model(item, lists)
+                self._model(item, kind, lists)
             else:
+                if (meant := meant_role(role)) is not None:
+                    raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=kind_of(role))
                 self.other(role if isinstance(role, str) else "other")
 
     def _chat_calls(self, item: Any, lists: Any) -> None:
@@ -354,31 +360,30 @@ class _Talk:
                 if lists.is_object(call):
                     self._call_ids.add(_key(call.get("id"), lists))
 
-    def _model(self, item: Any, lists: Any) -> None:
+    def _model(self, item: Any, kind: Any, lists: Any) -> None:
         self.spoke = True
-        turn = len(self.calls)
-        if not self._open:
-            if self._before == "assistant":
-                self.faults.append(Fault("M402", f"item {self._count}", turn))
-            self._open = True
-            self._before = "assistant"
-        self._count += 1
-        prompt, generation = item.get(_IDS), item.get(_GEN)
+        call: CallBytes | None = None
+        prompt, generation = item.get(PROMPT), item.get(GENERATION)
         if prompt is not None or generation is not None:
             lists.check_keys(item)
-            log_probs = lists.floats(item.get(_LPS), _LPS, turn)
-            self.calls.append((lists.ids(prompt, _IDS, turn), lists.ids(generation, _GEN, turn), log_probs))
-            self._open = False
-
-    def close(self) -> None:
-        """What the model wrote last had no ids."""
-        if self._open:
-            self.calls.append(None)
-            self._open = False
+            turn = self._borders.next_call
+            read = lists.ids(prompt, PROMPT, turn), lists.ids(generation, GENERATION, turn)
+            log_probs = lists.floats(item.get(LOG_PROBS), LOG_PROBS, turn)
+            if read[0] or read[1]:
+                call = (*read, log_probs)
+        begins = self._borders.model(kind, call is not None)
+        if begins:
+            if self._before == "assistant":
+                self.faults.append(Fault("M402", f"item {self._count + 1 - begins}", len(self.calls)))
+            self.calls.append(call)
+        elif call is not None:
+            self.calls[-1] = call
+        self._before = "assistant"
+        self._count += 1
 
     def other(self, role: str) -> None:
         """A message that the model did not write."""
-        self.close()
+        self._borders.other()
         if role in ("system", "developer") and self._before not in (None, "system", "developer"):
             self.faults.append(Fault("M401", f"item {self._count}"))
         self._before = role

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.adapters.formats.nemo_fix import walk, written_by_model
+from gymdata.adapters.formats.nemo_calls import holds_ids, walk, written_by_model
 from gymdata.adapters.formats.nemo_messages import items_of, json_text, loads, messages_of, response_tools
 from gymdata.ports import Message, Task
 
-TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 #: Limits that cut the last generation itself; at the others it is whole.
 _CUT = ("max_tokens", "max_context")
 
@@ -26,7 +25,7 @@ def task_body(task: Task) -> dict[str, Any]:
     made = {
         **(given if isinstance(given, Mapping) else {}),
         "input": [item for _, item in items_of(_rows(task.messages))],
-        "tools": _tools(task.tools),
+        "tools": _tools(task),
     }
     return {**task.row, "responses_create_params": made}
 
@@ -44,7 +43,7 @@ def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None
         "output": output,
         "parallel_tool_calls": True,
         "tool_choice": "auto",
-        "tools": _tools(task.tools),
+        "tools": _tools(task),
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
     }
@@ -65,9 +64,9 @@ def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int,
     for call, item in walk(output):
         if written_by_model(item):
             calls.add(call)
-            if any(item.get(key) is not None for key in TOKEN_KEYS[:2]):
+            if holds_ids(item):
                 items[call] = item
-    messages = [_chat(message) for message in messages_of(given, output, {call: call for call in calls})]
+    messages = [_chat(message) for message in messages_of(given, walk(output), {call: call for call in calls})]
     details = response.get("incomplete_details") if isinstance(response, Mapping) else None
     cut = details.get("reason") if isinstance(details, Mapping) else None
     return messages, items, str(cut) if cut else None
@@ -102,5 +101,19 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    return [{"parameters": {}, "strict": False, **tool} for tool in response_tools(list(tools or []))]
+def _tools(task: Task) -> list[dict[str, Any]]:
+    """The tools in the Responses shape, as the task's row gives them: ``strict`` and all else stay what they are there. A
+    field that the shape requires and the row lacks gets its neutral value."""
+    params = task.row.get("responses_create_params")
+    for given in (task.row.get("tools"), params.get("tools") if isinstance(params, Mapping) else None, task.tools):
+        # Parquet files often hold them as JSON text.
+        listed = loads(given) if isinstance(given, str) else given
+        if isinstance(listed, list) and listed:
+            return [{"parameters": {}, "strict": False, **_flat(tool)} for tool in listed]
+    return []
+
+
+def _flat(tool: Any) -> Mapping[str, Any]:
+    (made,) = response_tools([tool])
+    beside = {k: v for k, v in tool.items() if k not in ("type", "function")} if "function" in tool else {}
+    return {**beside, **made}

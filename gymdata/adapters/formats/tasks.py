@@ -1,6 +1,6 @@
 """Task files: JSON Lines (also gzip and zstd) and Parquet, read row by row.
 
-What always holds: tasks stream, so a file of any length costs one row of memory plus 16 bytes a task; a row that cannot
+What always holds: tasks stream, so a file of any length costs one row of memory plus about 200 bytes a task; a row that cannot
 be used is an error that names file, line and field (or is counted, when asked to skip); two rows never share a task_id;
 a task's content hash depends on every field of its row except ``task_id``, and on no key order.
 
@@ -12,7 +12,11 @@ A row has one of
 
 and may have ``task_id`` (string or integer), ``tools`` (chat or Responses style function schemas) and ``answer``. Every
 field of the row is kept in ``Task.row``. Without a ``task_id`` the id is the first 16 hex digits of the content hash, so
-it stays the same when lines are moved; a second identical row gets ``-2``, a third ``-3``.
+it stays the same when lines are moved. A second identical row gets ``-2``, a third ``-3``, with a ``task_id`` as without; rows
+that share a ``task_id`` and differ are refused with both places.
+
+A ``reasoning`` item of a Responses-shaped input is the reasoning of the assistant message after it. Content other than text
+(images, audio, files) is refused.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from gymdata.ports import Message, Task
 from gymdata.store.paths import BOM
 
 _ROLES = {"system", "user", "assistant", "tool", "function", "developer", "environment"}
+#: In the types of content parts that no policy of ours is shown.
+_NOT_TEXT = ("image", "audio", "video", "file")
 _SOURCES = ("prompt", "messages", "responses_create_params")
 
 
@@ -57,6 +63,8 @@ class TaskFile:
     path: Path | str
     limit: int | None = None
     skip_bad_rows: bool = False
+    #: The prompt may come from elsewhere (a workflow), so an empty ``input`` is one.
+    prompt_elsewhere: bool = False
     skipped: int = 0
     first_bad: str | None = None
     files: list[Path] = field(init=False)
@@ -66,15 +74,16 @@ class TaskFile:
 
     def __iter__(self) -> Iterator[Task]:
         self.skipped, self.first_bad = 0, None
-        seen: dict[bytes, int] = {}  # short hash of a task_id → how often
+        #: Short hash of a task_id → how often, and the file, line and content of the first.
+        seen: dict[bytes, tuple[int, Path, int, str]] = {}
         count = 0
         for file in self.files:
             for line, row in _rows(file, self._bad_line):
                 if self.limit is not None and count >= self.limit:
                     return
                 try:
-                    task = parse_task(row)
-                    task = self._unique(task, row, seen)
+                    task = parse_task(row, prompt_elsewhere=self.prompt_elsewhere)
+                    task = self._unique(task, file, line, seen)
                 except _FieldError as bad:
                     self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected))
                     continue
@@ -93,18 +102,21 @@ class TaskFile:
     def _bad_line(self, file: Path, line: int, why: str) -> None:
         self._bad(DataError.bad_row(file, line, None, why, "one JSON object a line"))
 
-    def _unique(self, task: Task, row: dict[str, Any], seen: dict[bytes, int]) -> Task:
-        key = hashlib.blake2b(task.task_id.encode(), digest_size=12).digest()
-        times = seen[key] = seen.get(key, 0) + 1
-        if times == 1:
+    def _unique(self, task: Task, file: Path, line: int, seen: dict[bytes, tuple[int, Path, int, str]]) -> Task:
+        key = hashlib.blake2b(task.task_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+        times, first_file, first_line, content = seen.get(key, (0, file, line, task.content_hash))
+        if content != task.content_hash:
+            got = f"{task.task_id!r} a second time with other content (first at {first_file}, line {first_line})"
+            raise _FieldError("task_id", got, "every task_id once")
+        seen[key] = times + 1, first_file, first_line, content
+        if not times:
             return task
-        if row.get("task_id") is not None:
-            raise _FieldError("task_id", f"{task.task_id!r} a second time", "every task_id once")
-        return Task(f"{task.task_id}-{times}", task.messages, task.tools, task.row, task.content_hash)
+        return Task(f"{task.task_id}-{times + 1}", task.messages, task.tools, task.row, task.content_hash)
 
 
-def parse_task(row: dict[str, Any]) -> Task:
-    """One source row as a Task. Raises ValueError naming the field that is wrong."""
+def parse_task(row: dict[str, Any], *, prompt_elsewhere: bool = False) -> Task:
+    """One source row as a Task. Raises ValueError naming the field that is wrong. ``prompt_elsewhere``: a missing or empty
+    ``responses_create_params.input`` is a task without messages."""
     content = hashlib.blake2b(_canonical({k: v for k, v in row.items() if k != "task_id"}), digest_size=16).hexdigest()
     given = row.get("task_id")
     if given is None:
@@ -117,7 +129,7 @@ def parse_task(row: dict[str, Any]) -> Task:
     if name is None:
         raise _FieldError("prompt", "none", "one of prompt, messages, responses_create_params")
     if name == "responses_create_params":
-        messages, tools = _from_responses(row[name])
+        messages, tools = _from_responses(row[name], prompt_elsewhere)
     else:
         messages, tools = _messages(row[name], name, allow_text=name == "prompt"), None
     if row.get("tools") is not None:
@@ -135,10 +147,30 @@ def _messages(value: Any, where: str, *, allow_text: bool) -> list[Message]:
         raise _FieldError(where, _short(value), expected)
     if not value:
         raise _FieldError(where, "an empty list", "at least one message")
-    messages = [_message(m, f"{where}[{i}]") for i, m in enumerate(value)]
+    messages = list(_with_reasoning(value, where))
     if messages[-1]["role"] == "assistant":
         raise _FieldError(f"{where}[{len(messages) - 1}]", "an assistant message at the end", "a message to answer")
     return messages
+
+
+def _with_reasoning(items: list[Any], where: str) -> Iterator[Message]:
+    """The messages of items. What a ``reasoning`` item says belongs to the assistant message after it."""
+    thoughts: list[str] = []
+    for i, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            given = item.get("summary") or item.get("content") or ""
+            thoughts.append(_text(given, f"{where}[{i}].{'summary' if item.get('summary') else 'content'}"))
+            continue
+        message = _message(item, f"{where}[{i}]")
+        reasoning = "\n".join(filter(None, thoughts))
+        thoughts = []
+        if reasoning and message["role"] == "assistant":
+            message.setdefault("reasoning", reasoning)
+        elif reasoning:
+            yield {"role": "assistant", "content": "", "reasoning": reasoning}
+        yield message
+    if thoughts:
+        yield {"role": "assistant", "content": "", "reasoning": "\n".join(filter(None, thoughts))}
 
 
 def _message(value: Any, where: str) -> Message:
@@ -155,7 +187,7 @@ def _message(value: Any, where: str) -> Message:
             "tool_call_id": value.get("call_id"),
         }
     role = value.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise _FieldError(f"{where}.role", _short(role), f"one of {', '.join(sorted(_ROLES))}")
     message: Message = {"role": "system" if role == "developer" else role, "content": None}
     calls = value.get("tool_calls")
@@ -186,17 +218,24 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
+        kinds = (str(p.get("type")) for p in value if isinstance(p, dict))
+        odd = next((kind for kind in kinds if any(word in kind for word in _NOT_TEXT)), None)
+        if odd is not None:
+            what = next(word for word in _NOT_TEXT if word in odd)
+            raise _FieldError(where, f"a part of type {odd!r}: {what} content is not supported", "text only")
         parts = [p.get("text") if isinstance(p, dict) else p for p in value]
         if all(isinstance(p, str) for p in parts):
             return "".join(parts)  # type: ignore[arg-type]  # all() above does not narrow for mypy
     raise _FieldError(where, _short(value), "text, or a list of text parts")
 
 
-def _from_responses(value: Any) -> tuple[list[Message], list[dict[str, Any]] | None]:
+def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], list[dict[str, Any]] | None]:
     where = "responses_create_params"
     if not isinstance(value, dict):
         raise _FieldError(where, _short(value), "an object with input and optional tools")
-    messages = _messages(value.get("input"), f"{where}.input", allow_text=True)
+    given = value.get("input")
+    empty = prompt_elsewhere and (given is None or given == [] or given == "")
+    messages = [] if empty else _messages(given, f"{where}.input", allow_text=True)
     if value.get("instructions"):
         messages = [{"role": "system", "content": _text(value["instructions"], f"{where}.instructions")}, *messages]
     tools = value.get("tools")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats.nemo_messages import json_text, text_of
+from gymdata.adapters.formats.numbering import Numbering
 from gymdata.adapters.formats.trajectories.atif_write import LISTS, NAME, made_trajectory
 from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.own import (
@@ -58,12 +59,12 @@ def table_rows(
     """The rollouts rows of files, as the store turns them into columns. What ``check`` refuses is a bad row."""
     names = "\n".join(str(source.path) for source in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    seen: Counter[str] = Counter()
+    numbering = Numbering()
     for source in sources:
         for line, value, text in documents(source):
             for one in value if isinstance(value, list) else [value]:
                 try:
-                    row = _row(one, run, seen)
+                    row = _row(one, run, numbering)
                     if check is not None:
                         check(row)
                 except (BadItem, *ODD) as error:
@@ -76,11 +77,11 @@ def table_rows(
                     yield row
 
 
-def _row(source: Any, run: str, seen: Counter[str]) -> dict[str, Any]:
+def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
     if isinstance(source, BadItem):
         raise source
     _check(source)
-    refuse_surrogates(source)
+    content = refuse_surrogates(source)
     found = _Found()
     messages = found.trajectory(source, [], None, 0)
     encoder = found.encoder()
@@ -100,7 +101,7 @@ def _row(source: Any, run: str, seen: Counter[str]) -> dict[str, Any]:
             if equal(ours, source):
                 return row
     else:
-        row = _foreign(source, messages, encoder, reward, run, seen)
+        row = _foreign(source, messages, encoder, reward, run, numbering, content)
     stripped, taken = _without_lists(source, found.places, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
@@ -121,26 +122,27 @@ def _check(source: Any) -> None:
         raise BadItem("S104", f"schema_version {version} is newer than this gymdata understands (ATIF-v1.7)")
     if not isinstance(source.get("steps"), list):
         raise BadItem("S103", "it has no list `steps`")
+    if not source["steps"]:
+        raise BadItem("S103", "steps: got an empty list, expected at least one step")
 
 
 def _foreign(
     source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float | None, run: str,
-    seen: Counter[str],
+    numbering: Numbering, content: bytes,
 ) -> dict[str, Any]:  # fmt: skip
     agent = source.get("agent") if isinstance(source.get("agent"), dict) else {}
     assert isinstance(agent, dict)
     steps = [step for step in source["steps"] if isinstance(step, dict)]
     named = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
     policy = next((name for name in named if isinstance(name, str) and name), "unknown")
-    group = prompt_group(messages)
+    group, index = numbering.place(content, prompt_group(messages))
     times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
     columns = foreign_columns(
-        run=run, group=group, index=seen[group], policy=policy, reward=reward, task={"task_id": group},
+        run=run, group=group, index=index, policy=policy, reward=reward, task={"task_id": group},
         started_at=times[0].isoformat() if times else None,
         duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
         finish_reason=encoder.turns[-1]["finish_reason"] if encoder.turns else None,
     )  # fmt: skip
-    seen[group] += 1
     tools = agent.get("tool_definitions")
     if isinstance(tools, list) and tools:
         columns["tools"] = json_text(tools)

@@ -24,6 +24,7 @@ from gymdata.adapters.formats.trajectories.own import (
     list_of,
     message_of,
     number_or_none,
+    refuse_other_name,
     refuse_surrogates,
     shortest,
 )
@@ -236,6 +237,7 @@ def _pair(item: Any, run: str, source: Any, **more: Any) -> dict[str, Any]:
 def _read_message(message: Any, number: int) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise BadItem("S102", f"prompt[{number}]: expected a message with a role")
+    refuse_other_name(message["role"], f"prompt[{number}]")
     content = message.get("content")
     made = message_of(message["role"], content if isinstance(content, str) else STRICT.encode(content))
     if list(message) != ["role", "content"] or made["role"] != message["role"] or not isinstance(content, str):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.adapters.formats.nemo_messages import json_text
+from gymdata.adapters.formats.numbering import Numbering
 from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.nat_write import NAME, PROMPT_IDS, log_probs, made_trajectory
 from gymdata.adapters.formats.trajectories.own import (
@@ -31,6 +32,7 @@ from gymdata.adapters.formats.trajectories.own import (
     message_of,
     number_or_none,
     prompt_group,
+    refuse_other_name,
     refuse_surrogates,
     whole_row,
     with_facts,
@@ -103,14 +105,14 @@ def table_rows(
     ``check`` refuses is a bad row."""
     names = "\n".join(str(source.path) for source in sources)
     run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    seen: Counter[str] = Counter()
+    numbering = Numbering()
     for source in sources:
         for line, value, text in documents(source):
             if shapes is not None:
                 shapes.append({"kind": "bad"} if isinstance(value, BadItem) else shape_of(value))
             for place, one in [((0, 0), value)] if isinstance(value, BadItem) else places(value):
                 try:
-                    row = _row(one, run, seen)
+                    row = _row(one, run, numbering)
                     if check is not None:
                         check(row)
                 except (BadItem, *ODD) as error:
@@ -139,12 +141,14 @@ def _refuse(bad: BadItem, file: Path, line: int, place: tuple[int, int], text: b
     reject(Rejected(file, line, bad.code, at + bad.reason, text[:1000].decode("utf-8", "replace")))
 
 
-def _row(source: Any, run: str, seen: Counter[str]) -> dict[str, Any]:
+def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
     if isinstance(source, BadItem):
         raise source
     if not isinstance(source, dict) or not isinstance(source.get("episode"), list):
         raise BadItem("S103", "no trajectory: it has no list `episode`")
-    refuse_surrogates(source)
+    if not source["episode"]:
+        raise BadItem("S103", "episode: got an empty list, expected at least one item")
+    content = refuse_surrogates(source)
     messages, encoder, found = _episode(source["episode"], source.get("shaped_rewards"))
     metadata = source.get("metadata") if isinstance(source.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
@@ -155,7 +159,7 @@ def _row(source: Any, run: str, seen: Counter[str]) -> dict[str, Any]:
         if equal(made_trajectory(row, expand_prompts(row["turns"]), Counter()), source):
             return row
     else:
-        row = _foreign(metadata, messages, encoder, reward, run, seen)
+        row = _foreign(metadata, messages, encoder, reward, run, numbering, content)
     stripped, taken = _without_lists(source, found, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
@@ -163,17 +167,17 @@ def _row(source: Any, run: str, seen: Counter[str]) -> dict[str, Any]:
 
 def _foreign(
     metadata: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float, run: str,
-    seen: Counter[str],
+    numbering: Numbering, content: bytes,
 ) -> dict[str, Any]:  # fmt: skip
     named = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
     group = prompt_group(messages) if named is None else named if isinstance(named, str) else json_text(named)
+    group, index = numbering.place(content, group)
     finish = encoder.turns[-1]["finish_reason"] if encoder.turns else None
     policy = metadata.get("model") if isinstance(metadata.get("model"), str) else "unknown"
     columns = foreign_columns(
-        run=run, group=group, index=seen[group], policy=str(policy), reward=reward, task={"task_id": group},
+        run=run, group=group, index=index, policy=str(policy), reward=reward, task={"task_id": group},
         finish_reason=finish,
     )  # fmt: skip
-    seen[group] += 1
     return whole_row(columns, messages, encoder)
 
 
@@ -185,6 +189,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
     for index, item in enumerate(episode):
         if not isinstance(item, dict) or "role" not in item:
             raise BadItem("S103", f"episode[{index}]: no item: it has no role")
+        refuse_other_name(item["role"], f"episode[{index}]")
         metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
         assert isinstance(metadata, dict)
         message = with_facts(read_item(item), metadata.get(OWN))

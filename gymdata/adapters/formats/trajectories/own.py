@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.adapters.formats.nemo_calls import meant_role
 from gymdata.adapters.formats.nemo_messages import STRICT
 from gymdata.adapters.formats.trajectories.documents import BadItem
 from gymdata.core.schema import MESSAGE, ROLES, ROLLOUTS
@@ -131,6 +132,12 @@ def message_of(role: Any, content: Any, **more: Any) -> dict[str, Any]:
     """A message with every field of the table. An unknown role is ``other``."""
     made = dict.fromkeys(_MESSAGE_FIELDS)
     return made | {"role": role if role in ROLES else "other", "content": content} | more
+
+
+def refuse_other_name(role: Any, where: str) -> None:
+    """Raises BadItem for another name of a role, which would be read as nobody's."""
+    if (meant := meant_role(role)) is not None:
+        raise BadItem("S102", f"{where}.role: got {role!r}, expected {meant!r}")
 
 
 def facts_beyond(message: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,10 +261,10 @@ def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return kept if isinstance(kept, dict) and len(kept.get("turns", ())) == len(row["turns"]) else None
 
 
-def refuse_surrogates(value: Any) -> None:
-    """Raises BadItem for text that no file of ours can hold."""
+def refuse_surrogates(value: Any) -> bytes:
+    """``value`` as JSON. Raises BadItem for text that no file of ours can hold."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise BadItem("S101", "text with a lone surrogate, which is not Unicode") from None
 

@@ -1,0 +1,117 @@
+"""What validate says of data that nothing can train, of no rows at all, and of files that are imported first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymdata_cli.main import main
+
+from gymdata.api.converting import import_rollouts
+from gymdata.api.pairing import build_pairs
+from gymdata.api.validation import validate
+from gymdata.errors import DataError
+from tests.formats.test_duplicates import ATIF, NAT
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
+
+KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+DPO = {"prompt": [{"role": "user", "content": "q"}], "chosen_response": "a", "rejected_response": "b"}
+
+
+def without_ids(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for row in rows:
+        for item in row["response"]["output"]:
+            for key in KEYS:
+                item.pop(key, None)
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])
+def test_trainable_counts_rollouts_with_ids_and_without_errors(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of six rollouts has an id out of range, and whatever codes are selected five can be trained."""
+    if kind == "nemo":
+        rows = nemo_rows(n=6)
+        with_ids(rows[2], 1)["generation_token_ids"][0] = -1
+        path = write_lines(tmp_path / "a.jsonl", rows)
+    else:
+        rows = native_rows(n=6)
+        rows[2]["turns"][1]["digest"] += 1
+        path = write_native(tmp_path, rows, kind)
+    assert main(["validate", str(path), "--json", "--ignore", "R"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["trainable"], report["rollouts"]) == (5, 6)
+    main(["validate", str(path), "--quiet"])
+    assert capsys.readouterr().out.rstrip().endswith("trainable: 5 of 6 rollouts")
+
+
+def test_a_file_without_ids_has_nothing_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings only, exit code 0, and none of its rollouts is trainable."""
+    path = write_lines(tmp_path / "a.jsonl", without_ids(nemo_rows(n=3)))
+    assert main(["validate", str(path)]) == 0
+    assert "trainable: 0 of 3 rollouts" in capsys.readouterr().out
+    run = tmp_path / "run"
+    import_rollouts(path, run)
+    assert validate(run).trainable == 0
+
+
+def test_pairs_are_counted_as_well(tmp_path: Path) -> None:
+    """Pairs with ids of prompt and both sides are trainable; those of texts are not."""
+    run = write_run(tmp_path / "run", [rollout("t", n, float(n), two_turns(5, 20 + n)) for n in range(2)])
+    build_pairs(run, output=tmp_path / "pairs.parquet")
+    report = validate(tmp_path / "pairs.parquet")
+    assert (report.rollouts, report.trainable) == (1, 1)
+    import_rollouts(write_lines(tmp_path / "a.jsonl", [DPO]), tmp_path / "texts")
+    report = validate(tmp_path / "texts")
+    assert (report.rollouts, report.trainable) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "blank"])
+def test_no_rows_are_no_success(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was checked, so the exit code is 1."""
+    if kind == "blank":
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n \n")
+    else:
+        path = write_run(tmp_path / "run", [], kind)
+    assert main(["validate", str(path)]) == 1
+    assert "no rows to check" in capsys.readouterr().out
+
+
+def test_log_probs_that_are_not_there_are_not_biased(tmp_path: Path) -> None:
+    """Greedy rollouts without a single log-probability are no L304, in their file and when they are imported."""
+    rows = nemo_rows(n=4)
+    for row in rows:
+        row["responses_create_params"]["temperature"] = 0.0
+        for turn in range(4):
+            with_ids(row, turn).pop("generation_log_probs")
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert not validate(path).has("L304")
+    import_rollouts(path, tmp_path / "run")
+    assert not validate(tmp_path / "run").has("L304")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "what"),
+    [
+        ("a.jsonl", [DPO, DPO], "holds DPO rows"),
+        ("a.jsonl", ATIF, "holds ATIF trajectories"),
+        ("a.jsonl", NAT, "holds trajectories of the NeMo Agent Toolkit"),
+    ],
+)
+def test_foreign_files_are_to_be_imported_first(name: str, rows: list[Any], what: str, tmp_path: Path) -> None:
+    """Each file is named once, with the command that imports it."""
+    files = [write_lines(tmp_path / f"{n} {name}", rows) for n in range(2)]
+    with pytest.raises(DataError, match="import it first") as refused:
+        validate(tmp_path / f"* {name}")
+    for file in files:
+        assert refused.value.message.count(str(file)) == 1
+        assert f"{file}: {what}" in refused.value.message
+        assert f"'{file}'" in (refused.value.hint or "")
+    (tmp_path / "b.json").write_text(json.dumps(rows[0], indent=1))
+    with pytest.raises(DataError, match="import it first"):
+        validate(tmp_path / "b.json")
