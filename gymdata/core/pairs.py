@@ -97,8 +97,7 @@ def select_pairs(
     chosen, rejected = ordered.row[first], ordered.row[second]
     with np.errstate(over="ignore"):
         margin = ordered.score[first] - ordered.score[second]
-    if not bool(np.isfinite(margin).all()):
-        raise RefusedError("scores are too far apart for their difference to be a number", code="R502")
+    _refuse_far_apart(frame, ordered, first, second, margin)
     counts.candidates = len(margin)
     pairs = _Alive(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
@@ -126,7 +125,8 @@ def contenders(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> 
     """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
     ordered = _Ordered(frame)
     first, second = ordered.candidates(strategy)
-    wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
+    with np.errstate(over="ignore"):
+        wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
     needed = np.zeros(frame.num_rows, dtype=bool)
     needed[ordered.row[first[wide]]] = True
     needed[ordered.row[second[wide]]] = True
@@ -142,6 +142,21 @@ def _check_settings(strategy: str, min_margin: float, max_per_task: int | None, 
         raise UsageError.bad_value("max_pairs_per_task", max_per_task, "a whole number ≥ 1")
     if balance is not None and not 0 <= balance <= 1:
         raise UsageError.bad_value("length_balance", balance, "a share between 0 and 1")
+
+
+def _refuse_far_apart(frame: pa.Table, ordered: _Ordered, first: _Rows, second: _Rows, margin: np.ndarray) -> None:
+    far = np.flatnonzero(~np.isfinite(margin))
+    if not len(far):
+        return
+    at = int(far[0])
+    names = [frame["rollout_id"][int(ordered.row[side[at]])].as_py() for side in (first, second)]
+    scores = [f"{ordered.score[side[at]]:g}" for side in (first, second)]
+    raise RefusedError(
+        f"{len(far):,} pair(s) have a margin beyond float64 (first: rollouts {names[0]} and {names[1]}, scores {scores[0]} "
+        f"and {scores[1]})",
+        code="R502",
+        hint="score on a smaller scale, or leave these rollouts out: `gymdata filter --where 'abs(reward) < 1e100'`",
+    )
 
 
 class _Ordered:
@@ -190,7 +205,8 @@ class _Ordered:
         if strategy == "adjacent":
             first = np.flatnonzero(self.group[:-1] == self.group[1:])
             a, b = self.index[first], self.index[first + 1]
-            margin = self.score[first] - self.score[first + 1]
+            with np.errstate(over="ignore"):
+                margin = self.score[first] - self.score[first + 1]
             first = first[np.lexsort((np.maximum(a, b), np.minimum(a, b), -margin, self.group[first]))]
             return first, first + 1
         return self._grid()
@@ -208,7 +224,8 @@ class _Ordered:
                 members = base + np.argsort(self.index[base + np.arange(size)], axis=1, kind="stable")
                 one, other = members[:, i], members[:, j]
                 better, worse = np.minimum(one, other), np.maximum(one, other)
-                order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
+                with np.errstate(over="ignore"):
+                    order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
                 firsts.append(np.take_along_axis(better, order, axis=1).ravel())
                 seconds.append(np.take_along_axis(worse, order, axis=1).ravel())
         return np.concatenate(firsts), np.concatenate(seconds)

@@ -34,7 +34,7 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
     table = read_table(rollouts, ROLLOUTS, [*SFT_COLUMNS, "temperature"])
     table = table.filter(pc.greater(table["temperature"], 0)).sort_by("rollout_id").slice(0, limit)
     temperature = dict(zip(*(table[name].to_pylist() for name in ("rollout_id", "temperature")), strict=True))
-    data = training_rollouts(table.select(list(SFT_COLUMNS)), "all", None, None, rollouts)
+    data = training_rollouts(table.select(list(SFT_COLUMNS)), "all", where=rollouts, keep_duplicates=True)
     gpu = torch.cuda.is_available()
     first: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     first = first.to("cuda" if gpu else "cpu").eval()

@@ -5,6 +5,7 @@ What always holds: a result is 0 where the mask is 0, and nothing that stands th
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -151,10 +152,11 @@ def _scaled(values: Array, valid: Mask, mean: float, factor: float) -> Array:
 
 
 def high_entropy_mask(entropy: npt.ArrayLike, mask: npt.ArrayLike, ratio: float) -> Mask:
-    """The max(1, int(n_valid · ratio)) valid tokens of highest entropy in each row, as booleans (B, A).
+    """The max(1, ⌊n_valid · ratio⌋) valid tokens of highest entropy in each row, as booleans (B, A).
 
-    Of equal ones the earlier is taken; a row without valid tokens has none. Source: Wang et al. 2025, "Beyond the 80/20
-    Rule". Raises UsageError unless 0 < ratio ≤ 1.
+    The share is taken of the ratio as it is written: 0.29 of 100 tokens are 29. Of equal ones the earlier is taken; a row
+    without valid tokens has none. Source: Wang et al. 2025, "Beyond the 80/20 Rule"; ``create_high_entropy_mask`` of
+    LightRFT (``lightrft/models/utils.py``) multiplies in floats, where 0.29 · 100 is just below 29 and gives 28. Raises UsageError unless 0 < ratio ≤ 1.
     """
     values = np.asarray(entropy)
     valid = as_mask(mask, values.shape)
@@ -172,7 +174,11 @@ def high_entropy_mask_ragged(entropy: npt.ArrayLike, offsets: npt.ArrayLike, rat
         raise UsageError.bad_value("entropy ratio", ratio, "a share above 0, at most 1")
     values, bounds = np.asarray(entropy, dtype=np.float64), np.asarray(offsets, dtype=np.int64)
     lengths = np.diff(bounds)
-    wanted = np.maximum(1, (lengths * ratio).astype(np.int64))
+    exact = Fraction(str(ratio))
+    # In whole numbers of Python: a ratio with many digits has a denominator that int64 products overflow.
+    distinct, where = np.unique(lengths, return_inverse=True)
+    shares = [max(1, n * exact.numerator // exact.denominator) for n in distinct.tolist()]
+    wanted = np.array(shares, np.int64)[where]
     owner = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((-values, owner))
     rank = np.arange(len(values)) - bounds[owner]

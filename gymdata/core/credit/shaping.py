@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.core.magnitude import unit_of
 from gymdata.errors import DataError, UsageError
 
 Array = npt.NDArray[Any]
@@ -25,9 +26,13 @@ DEGENERATE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards."""
+    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards.
+
+    All are in the group's ``unit`` (a power of two, 1 for rewards of ordinary size), so that squares stay finite.
+    """
 
     values: Array
+    unit: Array
     code: Array
     known: Array
     count: Array
@@ -42,8 +47,14 @@ class _Grouped:
         spread = np.sqrt(self.m2 / np.maximum(self.count, 1))
         return np.asarray((self.count < 2) | (spread <= DEGENERATE * self.largest))
 
-    def spread(self, result: Array) -> Array:
-        """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape."""
+    def spread(self, result: Array, *, in_units: bool = True) -> Array:
+        """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape.
+
+        A result ``in_units`` that float64 cannot hold becomes infinite: whoever writes it refuses it.
+        """
+        if in_units:
+            with np.errstate(over="ignore"):
+                result = result * self.unit[self.code]
         result = np.where(self.degenerate[self.code], 0.0, result)
         return np.where(self.known, result, np.nan).reshape(self.shape)
 
@@ -68,18 +79,15 @@ def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
     order = np.lexsort((values, code))
     order = order[known[order]]
     kept, its = values[order], code[order]
+    largest = np.zeros(n)
+    np.maximum.at(largest, its, np.abs(kept))
+    unit = unit_of(largest)
+    kept, values, largest = kept / unit[its], values / unit[code], largest / unit
     count = np.bincount(its, minlength=n)
     total = np.bincount(its, weights=kept, minlength=n)
     mean = total / np.maximum(count, 1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
-    if not bool(np.isfinite(m2).all()):
-        raise DataError(
-            f"rewards are too large to be compared (up to {np.abs(kept).max():.3g})", hint="--reward-clip limits them"
-        )
-    largest = np.zeros(n)
-    np.maximum.at(largest, its, np.abs(kept))
-    return _Grouped(values, code, known, count, total, mean, m2, largest, given.shape)
+    m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
+    return _Grouped(values, unit, code, known, count, total, mean, m2, largest, given.shape)
 
 
 def rloo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
@@ -107,7 +115,7 @@ def grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
     with np.errstate(invalid="ignore"):
-        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-9))
+        return g.spread((g.values - g.mean[g.code]) / (std + 1e-9 / g.unit)[g.code], in_units=False)
 
 
 group_norm = grpo
@@ -118,7 +126,7 @@ def cpgd(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     std = np.sqrt(g.m2 / np.maximum(g.count, 1))
     with np.errstate(invalid="ignore"):
-        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-6))
+        return g.spread((g.values - g.mean[g.code]) / (std + 1e-6 / g.unit)[g.code], in_units=False)
 
 
 def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: ARG001  all shapings are called alike
@@ -159,16 +167,18 @@ def degenerate_groups(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
 
 
 def clip_filter_weights(rewards: npt.ArrayLike, eps: float = 3.0, lamda: float = 1.0, groups: Groups = None) -> Array:
-    """A weight a group, (B,) for rewards (B, n): min(B/(B − |D|), eps) for informative groups, ``lamda`` for those in D.
+    """A weight for every reward, in the rewards' shape, (B, n) for (B, n): min(B/(B − |D|), eps) in informative groups,
+    ``lamda`` in those of D.
 
-    D are the groups without variance; when all are, every weight is 1. Source: Liu et al. 2025, "CPGD" (clip-filter-like
-    weights).
+    B counts the groups, D are those without variance; when all are, every weight is 1. Source: Liu et al. 2025, "CPGD"
+    (clip-filter-like weights), as ``clip_filter_like_weight_func`` of LightRFT, ``lightrft/trainer/experience_maker.py``
+    (which counts a standard deviation of exactly 0 only).
     """
-    flat = _grouped(rewards, groups).degenerate
+    grouped = _grouped(rewards, groups)
+    flat = grouped.degenerate
     n, dead = len(flat), int(flat.sum())
-    if n == dead:
-        return np.ones(n)
-    return np.where(flat, float(lamda), min(n / (n - dead), float(eps)))
+    weights = np.ones(n) if n == dead else np.where(flat, float(lamda), min(n / (n - dead), float(eps)))
+    return np.asarray(weights[grouped.code].reshape(grouped.shape))
 
 
 def overlong_penalty(length: npt.ArrayLike, max_new: npt.ArrayLike, buffer: int = 1024, factor: float = 1.0) -> Array:
