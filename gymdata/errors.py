@@ -110,6 +110,16 @@ class DataError(GymdataError):
         return error
 
     @classmethod
+    def too_large(cls, what: str, largest: float) -> DataError:
+        """Numbers whose squares are beyond float64 (R502): their spread would be infinite."""
+        error = cls(
+            f"R502: {what} are too large to be compared (up to {largest:.3g})",
+            hint="score on a smaller scale, or leave them out: `gymdata filter --where 'abs(reward) < 1e100'`",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def wrong_table(cls, path: Path | str, got: str, expected: str) -> DataError:
         return cls(f"{path}: holds the table {got!r}, expected {expected!r}")
 

@@ -211,7 +211,9 @@ def _with_tokens(
         turns = (batch.column("turns") for s in sources for batch in scan_batches(s, ROLLOUTS, ("turns",), _BATCH_ROWS))
         require_agents(turns, agents, ", ".join(map(str, sources)))
     for source in sources if len(ids) else ():
-        for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "tools", "turns"), _BATCH_ROWS):
+        for batch in scan_batches(
+            source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "tools", "turns"), _BATCH_ROWS
+        ):
             part = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=ids))
             if part.num_rows:
                 parts.append(_flat(part, agents))

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gymdata.core import credit
-from gymdata.core.magnitude import unit_of
 
 Array = npt.NDArray[Any]
 #: Estimators that compare the rollouts of a group: one whose rewards are equal has nothing to say to them.
@@ -144,12 +143,10 @@ def _normed(values: Array, *, centre: bool) -> Array:
     (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far, and infinite or nearly so for equal rewards.
     """
     known = np.isfinite(values)
-    largest = float(np.abs(values[known]).max(initial=0.0))
-    unit = float(unit_of(largest))
-    moments = credit.running_moments(None, values / unit)
-    if moments.count < 2 or moments.std <= credit.DEGENERATE * largest / unit:
+    moments = credit.running_moments(None, values)
+    if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
         return np.where(known, 0.0, values)
-    return (values / unit - (moments.mean if centre else 0.0)) / moments.std
+    return (values - (moments.mean if centre else 0.0)) / moments.std
 
 
 def tally(reasons: Sequence[str], why: Array) -> dict[str, int]:

@@ -239,3 +239,14 @@ def test_pairs_carry_the_tools(tmp_path: Path) -> None:
     assert read_table(report.files["train"], PAIRS)["tools"].to_pylist() == [tools, "[]"]
     old = write_table(report.table.drop_columns(["tools"]), tmp_path / "old.parquet", PAIRS)
     assert "tools" not in read_table(old, PAIRS).column_names
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_margin_beyond_float64_is_refused(tmp_path: Path) -> None:
+    """Scores of −1e308 and 1e308 have no margin that a file could hold: R502 names both rollouts."""
+    run = write_run(tmp_path / "run", group("a", 5, [-1e308, 1e308]))
+    for strategy in ("best-worst", "all", "adjacent"):
+        with pytest.raises(RefusedError, match=r"R502: .*rollouts a-1 and a-0, scores 1e\+308 and -1e\+308"):
+            build_pairs(run, strategy=strategy)
+    wide = write_run(tmp_path / "wide", group("a", 5, [0.0, 1e308]))
+    assert build_pairs(wide).table["margin"].to_pylist() == [1e308]

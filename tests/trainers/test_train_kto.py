@@ -59,6 +59,12 @@ def test_what_is_left_out_is_counted() -> None:
     ]
 
 
+def test_labels_of_very_large_rewards() -> None:
+    """The mean of a task's rewards is found where their sum is beyond float64."""
+    table = rollouts_table([rollout("a", i, r, two_turns(5, 40 + i)) for i, r in enumerate([1e308, 1e308, -1e308])])
+    assert [part.tolist() for part in labels(table, None)] == [[0, 1, 2], [True, True, False]]
+
+
 def test_copies_are_trained_once() -> None:
     """Of rollouts with the same ids and label one is trained; the same ids with the other label are not a copy."""
     table = rollouts_table([rollout("a", i, r, two_turns(5, a)) for i, (r, a) in enumerate(

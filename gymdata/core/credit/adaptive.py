@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import DataError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Moments:
 def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
     """``state`` (None: nothing seen yet) after the numbers in ``values``, of any shape; non-finite ones are left out.
 
-    Raises RefusedError (R502) when the squares of the numbers are beyond float64.
+    Raises DataError (R502) when the squares of the numbers are beyond float64.
     """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     finite = np.isfinite(numbers)
@@ -73,11 +73,7 @@ def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
         apart = numbers - mean
         result = (state or Moments()) + Moments(len(numbers), mean, float(apart @ apart))
     if not math.isfinite(result.m2):
-        raise RefusedError(
-            f"numbers up to {np.abs(numbers).max():.3g} are too large for a standard deviation",
-            code="R502",
-            hint="score on a smaller scale",
-        )
+        raise DataError.too_large("rewards or advantages", float(np.abs(numbers).max()))
     return result
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.core.magnitude import unit_of
 from gymdata.errors import DataError, UsageError
 
 Array = npt.NDArray[Any]
@@ -26,13 +25,9 @@ DEGENERATE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards.
-
-    All are in the group's ``unit`` (a power of two, 1 for rewards of ordinary size), so that squares stay finite.
-    """
+    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards."""
 
     values: Array
-    unit: Array
     code: Array
     known: Array
     count: Array
@@ -47,14 +42,8 @@ class _Grouped:
         spread = np.sqrt(self.m2 / np.maximum(self.count, 1))
         return np.asarray((self.count < 2) | (spread <= DEGENERATE * self.largest))
 
-    def spread(self, result: Array, *, in_units: bool = True) -> Array:
-        """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape.
-
-        A result ``in_units`` that float64 cannot hold becomes infinite: whoever writes it refuses it.
-        """
-        if in_units:
-            with np.errstate(over="ignore"):
-                result = result * self.unit[self.code]
+    def spread(self, result: Array) -> Array:
+        """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape."""
         result = np.where(self.degenerate[self.code], 0.0, result)
         return np.where(self.known, result, np.nan).reshape(self.shape)
 
@@ -79,15 +68,16 @@ def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
     order = np.lexsort((values, code))
     order = order[known[order]]
     kept, its = values[order], code[order]
-    largest = np.zeros(n)
-    np.maximum.at(largest, its, np.abs(kept))
-    unit = unit_of(largest)
-    kept, values, largest = kept / unit[its], values / unit[code], largest / unit
     count = np.bincount(its, minlength=n)
     total = np.bincount(its, weights=kept, minlength=n)
     mean = total / np.maximum(count, 1)
-    m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
-    return _Grouped(values, unit, code, known, count, total, mean, m2, largest, given.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
+    if not bool(np.isfinite(m2).all()):
+        raise DataError.too_large("rewards", float(np.abs(kept).max()))
+    largest = np.zeros(n)
+    np.maximum.at(largest, its, np.abs(kept))
+    return _Grouped(values, code, known, count, total, mean, m2, largest, given.shape)
 
 
 def rloo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
@@ -115,7 +105,7 @@ def grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
     with np.errstate(invalid="ignore"):
-        return g.spread((g.values - g.mean[g.code]) / (std + 1e-9 / g.unit)[g.code], in_units=False)
+        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-9))
 
 
 group_norm = grpo
@@ -126,7 +116,7 @@ def cpgd(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     std = np.sqrt(g.m2 / np.maximum(g.count, 1))
     with np.errstate(invalid="ignore"):
-        return g.spread((g.values - g.mean[g.code]) / (std + 1e-6 / g.unit)[g.code], in_units=False)
+        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-6))
 
 
 def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: ARG001  all shapings are called alike
