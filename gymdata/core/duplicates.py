@@ -7,6 +7,7 @@ rows, the chance that any two share an xxh3_128 is below 10⁻²⁰.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def ragged_keys(values: np.ndarray, starts: np.ndarray) -> list[bytes]:
     data = np.ascontiguousarray(values).view(np.uint8).data if len(values) else memoryview(b"")
     bounds = (starts * width).tolist()
     digest = xxhash.xxh3_128_digest
-    return [digest(data[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [digest(data[a:b]) for a, b in pairwise(bounds)]
 
 
 def joined_keys(columns: Sequence[list[bytes]]) -> list[bytes]:

@@ -55,7 +55,8 @@ def training_rollouts(
 ) -> TrainingExperiences:
     """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
 
-    Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``; ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
+    Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``;
+    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
     Raises RefusedError when no rollout is chosen (R501) or the tokens must not be trained on (T205, L301, L302).
     """
     if not table.num_rows:

@@ -250,7 +250,7 @@ def test_of_copies_the_widest_margin_stays() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), max_size=24))
 def test_every_content_pair_is_there_once(rows: list[tuple[str, int, float]]) -> None:
     """Whatever the rollouts hold, no two pairs hold the same and no content pair is lost."""
-    index = {g: 0 for g in "abc"}
+    index = dict.fromkeys("abc", 0)
     number = []
     for g, _, _ in rows:
         number.append(index[g])

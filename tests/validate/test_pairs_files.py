@@ -89,7 +89,7 @@ def test_the_same_pair_twice(tmp_path: Path, suffix: str) -> None:
 def test_the_same_texts_twice(tmp_path: Path) -> None:
     """Pairs without ids are compared by their messages."""
     names = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask", "chosen_logprobs")
-    bare: dict[str, Any] = dict.fromkeys((*names, "rejected_logprobs"), [])
+    bare: dict[str, Any] = {name: [] for name in (*names, "rejected_logprobs")}
     other = bare | {"chosen": [{"role": "assistant", "content": "maybe"}]}
     rows = [pair(n, **columns) for n, columns in enumerate([bare, bare, other])]
     report = validate(write(tmp_path / "pairs.parquet", rows))

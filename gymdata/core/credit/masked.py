@@ -155,9 +155,10 @@ def _scaled(values: Array, valid: Mask, mean: float, factor: float) -> Array:
 def high_entropy_mask(entropy: npt.ArrayLike, mask: npt.ArrayLike, ratio: float) -> Mask:
     """The max(1, ⌊n_valid · ratio⌋) valid tokens of highest entropy in each row, as booleans (B, A).
 
-    Rounding in floats takes no token away: 0.29 of 100 tokens are 29. Of equal ones the earlier is taken; a row
-    without valid tokens has none. Source: Wang et al. 2025, "Beyond the 80/20 Rule"; ``create_high_entropy_mask`` of
-    LightRFT (``lightrft/models/utils.py``) multiplies in floats, where 0.29 · 100 is just below 29 and gives 28. Raises UsageError unless 0 < ratio ≤ 1.
+    Rounding in floats takes no token away: 0.29 of 100 tokens are 29. Of equal ones the earlier is taken; a row without
+    valid tokens has none. Source: Wang et al. 2025, "Beyond the 80/20 Rule"; ``create_high_entropy_mask`` of LightRFT
+    (``lightrft/models/utils.py``) cuts the product off in floats, where 0.29 · 100 is just below 29 and gives 28. Raises
+    UsageError unless 0 < ratio ≤ 1.
     """
     values = np.asarray(entropy)
     valid = as_mask(mask, values.shape)
