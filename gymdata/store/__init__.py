@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source, find_run_json, resolve
     from gymdata.store.run import Run
     from gymdata.store.run_json import hash_file, read_run_json, write_run_json
-    from gymdata.store.tables import read_table, scan_batches, write_table
+    from gymdata.store.tables import has_rows, read_table, scan_batches, write_table
 
 _HOME = {
     "Run": "run",
     "Source": "paths",
     "find_run_json": "paths",
+    "has_rows": "tables",
     "hash_file": "run_json",
     "read_failures": "failures",
     "read_run_json": "run_json",
@@ -34,6 +35,7 @@ __all__ = [
     "Run",
     "Source",
     "find_run_json",
+    "has_rows",
     "hash_file",
     "read_failures",
     "read_run_json",
