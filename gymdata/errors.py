@@ -76,8 +76,8 @@ class DataError(GymdataError):
     def nothing_to_train(cls, files: Sequence[Path], table: str) -> DataError:
         """Files without a single row of what a trainer reads."""
         hints = {
-            "pairs": "pairs need rollouts of one task with different rewards: `gymdata pairs RUN` prints what became of every "
-            "group; collect more rollouts per task, or at a higher temperature",
+            "pairs": "pairs need rollouts of one task with different rewards: `gymdata pairs RUN` prints what became of "
+            "every group; collect more rollouts per task, or at a higher temperature",
             "experiences": "`gymdata experience RUN` prints which rollouts and groups it drops, and why",
             "rollouts": "`gymdata collect` or `gymdata import` writes rollouts; `gymdata filter` prints what it drops",
         }
