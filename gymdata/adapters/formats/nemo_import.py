@@ -241,7 +241,8 @@ def _holds_ids(item: Any) -> bool:
 
 def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, int], list[str]]:
     """The encoded turns; for each model call with ids the turn that it became; and for each item with token lists, in
-    order, which of them (``p``, ``g``, ``l``) its turn holds, and whether log-probabilities lost digits. Raises BadRow for ids beyond 32 bits."""
+    order, which of them (``p``, ``g``, ``l``) its turn holds, and whether log-probabilities lost digits (``ROUNDED``).
+    Raises BadRow for ids beyond 32 bits."""
     encoder = TurnEncoder()
     turn_of: dict[int, int] = {}
     moved: list[str] = []
