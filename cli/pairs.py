@@ -26,6 +26,9 @@ _Balance = Annotated[float | None, typer.Option("--length-balance", help="Larges
 _Split = Annotated[float | None, typer.Option("--split", help="Share of the tasks whose pairs are held out.")]
 _Breaks = Annotated[str | None, typer.Option("--breaks", help="Rollouts with breaks: refuse (default) or drop.")]
 _Truncated = Annotated[str | None, typer.Option("--truncated", help="Pairs with one: keep (default) or drop.")]
+_Copies = Annotated[
+    bool, typer.Option("--keep-duplicates", help="Keep pairs with the same ids as another (default: drop them).")
+]
 _Agents = Annotated[str | None, typer.Option("--target-agents", help="Train the turns of these agents only: a,b.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 #: Sides of a split as they are called.
@@ -48,6 +51,7 @@ def pairs(
     seed: SeedFlag = None,
     breaks: _Breaks = None,
     truncated: _Truncated = None,
+    keep_duplicates: _Copies = False,
     target_agents: _Agents = None,
     config: ConfigFile = None,
     sets: SetFlag = [],  # noqa: B006 - typer copies it
@@ -62,6 +66,7 @@ def pairs(
     names = ("reward", "strategy", "min_margin", "max_pairs_per_task", "length_balance", "split", "seed", "breaks")
     given = locals()
     flags = {name: given[name] for name in (*names, "judge", "order", "fork", "truncated", "target_agents")}
+    flags["keep_duplicates"] = keep_duplicates or None
     flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)

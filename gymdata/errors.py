@@ -117,6 +117,18 @@ class DataError(GymdataError):
         return cls(f"{path}: holds no rows (expected {expected})", hint=hint)
 
     @classmethod
+    def nothing_to_train(cls, files: Sequence[Path], table: str) -> DataError:
+        """Files without a single row of what a trainer reads."""
+        hints = {
+            "pairs": "pairs need rollouts of one task with different rewards: `gymdata pairs RUN` prints what became of "
+            "every group; collect more rollouts per task, or at a higher temperature",
+            "experiences": "`gymdata experience RUN` prints which rollouts and groups it drops, and why",
+            "rollouts": "`gymdata collect` or `gymdata import` writes rollouts; `gymdata filter` prints what it drops",
+        }
+        named = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+        return cls(f"{named}: got 0 {table}, expected at least 1 to train on", hint=hints.get(table))
+
+    @classmethod
     def not_a_run(cls, path: Path | str, found: Sequence[str]) -> DataError:
         inside = ", ".join(found[:6]) or "nothing"
         return cls(
@@ -184,6 +196,16 @@ class DataError(GymdataError):
             f"{code}: {where}: {what}",
             hint="the data was changed after collection: `gymdata validate` lists every such turn, and "
             "`gymdata validate --fix drop -o OUT` leaves their rollouts out",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
+    def too_large(cls, what: str, largest: float) -> DataError:
+        """Numbers whose squares are beyond float64 (R502): their spread would be infinite."""
+        error = cls(
+            f"R502: {what} are too large to be compared (up to {largest:.3g})",
+            hint="score on a smaller scale, or leave them out: `gymdata filter --where 'abs(reward) < 1e100'`",
         )
         error.exit_code = EXIT_FAULTS
         return error

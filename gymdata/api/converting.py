@@ -22,7 +22,15 @@ from gymdata.api.formats import SOURCES as SOURCES
 from gymdata.core.schema import PAIRS, ROLLOUTS, Table
 from gymdata.core.soundness import refuse_unsound_rows
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.store import Run, StageOutput, hash_file, read_run_json, resolve, scan_batches
+from gymdata.store import (
+    Run,
+    StageOutput,
+    find_run_json,
+    hash_file,
+    read_run_json,
+    resolve,
+    scan_batches,
+)
 from gymdata.store.columns import build, spread
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, local_output
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
+DIGITS = "digits of log-probabilities beyond float32"
 NOT_REBUILT = "not_rebuilt.jsonl"
 _BATCH_ROWS = 256
 
@@ -381,7 +390,7 @@ def _export(
     part = out.part(target.name)
     try:
         if format == "nemo-gym":
-            _write_nemo_gym(rows(), part.path, summary)
+            _write_nemo_gym(rows(), part.path, summary, lost)
             lost["turns that no message names"] = summary.turns_lost
         else:
             summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
@@ -394,7 +403,7 @@ def _export(
         raise DataError.unwritable_row(what, format, reason_of(error)) from error
     part.rows = summary.rows
     if not seen:
-        raise DataError.empty(path, f"rows of {table.name}")
+        raise _nothing_there(path, table)
     summary.lost = {what: n for what, n in lost.items() if n}
     from gymdata.api.sources import parent_of
 
@@ -402,8 +411,25 @@ def _export(
     return summary
 
 
-def _write_nemo_gym(rows: Iterable[Mapping[str, Any]], path: Path, summary: ExportSummary) -> None:
-    from gymdata.adapters.formats.nemo_export import line_of, nemo_gym_row
+def _nothing_there(path: str | Path, table: Table) -> DataError:
+    """Why there is not one row to export, and what would give some."""
+    found = find_run_json(path)
+    facts = read_run_json(found) if found is not None else {}
+    counts = facts.get("counts") or {}
+    if facts.get("stage") == "import" and counts.get("rejected"):
+        where = found.parent / REJECTED if found is not None else REJECTED
+        hint = f"all {counts['rejected']:,} rows of the import were rejected: {where} has their lines and reasons"
+    elif table is PAIRS:
+        hint = "`gymdata pairs` makes pairs of scored rollouts, and prints what became of every group"
+    else:
+        hint = "`gymdata validate` shows what the files hold"
+    return DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
+
+
+def _write_nemo_gym(
+    rows: Iterable[Mapping[str, Any]], path: Path, summary: ExportSummary, digits: Counter[str]
+) -> None:
+    from gymdata.adapters.formats.nemo_export import line_of, lost_digits, nemo_gym_row
 
     with path.open("wb") as file:
         for row in rows:
@@ -411,4 +437,5 @@ def _write_nemo_gym(rows: Iterable[Mapping[str, Any]], path: Path, summary: Expo
             summary.rows += 1
             summary.turns += row["n_turns"]
             summary.turns_lost += lost
+            digits[DIGITS] += lost_digits(row)
             file.write(line_of(made))

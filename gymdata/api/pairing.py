@@ -30,6 +30,7 @@ from gymdata.api.sources import (
 )
 from gymdata.config.pairs import PairsConfig
 from gymdata.core import chains, genrm, pairs
+from gymdata.core.duplicates import content_codes, content_keys, joined_keys
 from gymdata.core.forks import at_fork
 from gymdata.core.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.core.soundness import refuse_unsound_turns
@@ -145,6 +146,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         max_per_task=config.max_pairs_per_task,
         length_balance=config.length_balance,
         truncated=config.truncated,
+        duplicates="keep" if config.keep_duplicates else "drop",
         seed=config.seed,
         veto=partial(direct.vetoes, both_seats=config.order != "any") if direct is not None else None,
     )
@@ -228,7 +230,9 @@ def _with_tokens(
         require_agents(turns, agents, ", ".join(map(str, sources)))
     for source in sources if len(ids) else ():
         vocab_size = vocabulary(source)
-        for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "turns"), _BATCH_ROWS):
+        for batch in scan_batches(
+            source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "tools", "turns"), _BATCH_ROWS
+        ):
             part = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=ids))
             if part.num_rows:
                 refuse_unsound_turns(part.column("turns"), part.column("rollout_id"), str(source), vocab_size)
@@ -236,6 +240,9 @@ def _with_tokens(
     schema = pa.schema([*chains.CHAINS, *_MORE])
     flat = pa.concat_tables(parts) if parts else schema.empty_table()
     _refuse_without_tokens(flat)
+    flat = flat.unify_dictionaries()
+    keys = joined_keys([content_keys(flat[name]) for name in ("prompt_ids", "completion_ids")])
+    flat = flat.append_column("content_key", pa.array(content_codes(keys)))
     place = pc.index_in(rollouts["rollout_id"], value_set=flat["rollout_id"].combine_chunks())
     for name in flat.column_names:
         if name != "rollout_id":
@@ -258,13 +265,16 @@ _MORE = [
     pa.field("prompt_messages", _MESSAGES),
     pa.field("completion_messages", _MESSAGES),
     pa.field("text_key", pa.uint64()),
+    # Few texts in many rows.
+    pa.field("tools", pa.dictionary(pa.int32(), pa.string())),
 ]
 
 
 def _flat(batch: pa.RecordBatch, agents: Sequence[str]) -> pa.Table:
     flat = chains.chain_columns(batch.column("turns"), batch.column("rollout_id"), agents)
     prompt, completion = chains.split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
-    more = (batch.column("rollout_id"), prompt, completion, pa.array(chains.text_keys(completion)))
+    tools = batch.column("tools").dictionary_encode()
+    more = (batch.column("rollout_id"), prompt, completion, pa.array(chains.text_keys(completion)), tools)
     for column_field, column in zip(_MORE, more, strict=True):
         flat = flat.append_column(column_field, column.cast(column_field.type))
     return flat

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gymdata.api.sources import Unwatched
 from gymdata.config.train import TRAINERS
 from gymdata.errors import require
 from gymdata.ports import Progress
-from gymdata.store import resolve
+from gymdata.store import has_rows, resolve
+
+if TYPE_CHECKING:
+    from gymdata.core.schema import Table
 
 
 class TrainOptions(TypedDict, total=False):
@@ -107,7 +110,7 @@ def train(
     from gymdata.stages import train as stage
 
     kind = TRAINERS[algorithm]
-    resolve(source, kind.table)  # a missing file is told at once
+    _refuse_no_rows(source, kind.table)  # and a missing file, before torch is loaded
     given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
     resolved = kind.load(config, given, list(sets))
     return stage.train(
@@ -121,6 +124,12 @@ def train(
         overwrite=overwrite,
         dry_run=dry_run,
     )
+
+
+def _refuse_no_rows(source: str | Path, table: Table) -> None:
+    files = resolve(source, table)
+    if not any(has_rows(file, table) for file in files):
+        raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], table.name)
 
 
 def model_facts(model: str) -> Any:

@@ -25,6 +25,8 @@ class PairsConfig(Config):
     ``breaks``: rollouts with breaks or branches stop the command (``refuse``) or are left out (``drop``).
     ``target_agents``: only the turns of these agents are trained, those of others are context; pairs in which one side has
     no such turn are left out.
+    ``keep_duplicates``: pairs with the same prompt, chosen and rejected ids as another are made all the same; by default
+    one of them is.
     ``truncated``: pairs with a truncated rollout are made (``keep``) or left out (``drop``).
     """
 
@@ -41,4 +43,5 @@ class PairsConfig(Config):
     seed: int = 0
     breaks: Literal["refuse", "drop"] = "refuse"
     truncated: Literal["keep", "drop"] = "keep"
+    keep_duplicates: bool = False
     target_agents: Names = ()

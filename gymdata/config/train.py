@@ -135,15 +135,21 @@ class TrainRlConfig(TrainConfig):
 
 class RolloutsConfig(TrainConfig):
     """What the trainers that read rollouts take besides. ``target_agents``: only the turns of these agents are trained,
-    those of others are context; ``target_model``: only the rollouts of the policy of that name."""
+    those of others are context; ``target_model``: only the rollouts of the policy of that name. ``keep_duplicates``: rows
+    that hold the same as another are trained all the same."""
 
     table = ROLLOUTS
 
     target_agents: Names = pydantic.Field((), description="Train the turns of these agents only: a,b.")
     target_model: str | None = pydantic.Field(None, description="Train the rollouts of the policy of this name only.")
+    keep_duplicates: bool = pydantic.Field(
+        False, description="Train rows with the same ids and mask (and label) as another too (default: once)."
+    )
 
-    def targets(self) -> dict[str, Any]:
-        return {"target_agents": self.target_agents, "target_model": self.target_model}
+    def choice(self) -> dict[str, Any]:
+        """What of the rollouts is trained."""
+        names = ("target_agents", "target_model", "keep_duplicates")
+        return {name: getattr(self, name) for name in names}
 
 
 class TrainSftConfig(RolloutsConfig):
@@ -172,7 +178,7 @@ class TrainSftConfig(RolloutsConfig):
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.targets())
+        return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.choice())
 
 
 class TrainKtoConfig(RolloutsConfig):
@@ -193,7 +199,7 @@ class TrainKtoConfig(RolloutsConfig):
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of the undesirable ones (default 1).")
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_labels(table, self.threshold, self.max_length, where, **self.targets())
+        return training_labels(table, self.threshold, self.max_length, where, **self.choice())
 
 
 class TrainRewardConfig(TrainConfig):

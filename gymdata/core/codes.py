@@ -284,6 +284,15 @@ CODES: dict[str, Code] = _registry(
         "the task is in more than one split",
         "Files of one path (train and test) share this task_id, so the test measures what was trained.",
     ),
+    Code(
+        "P606",
+        "duplicate pair",
+        "warning",
+        "the same pair twice",
+        "Prompt, chosen and rejected have the ids of an earlier pair of this path (the texts, where a pair has no ids), so "
+        "it is trained more than once. `gymdata pairs` leaves such copies out unless --keep-duplicates is given; files of "
+        "other versions or other projects may hold them.",
+    ),
     # duplicates
     Code(
         "D701",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.core.magnitude import scaled_mean
 from gymdata.errors import UsageError
 
 #: Rewards such as 0.9 − 0.8 fall short of 0.1 by rounding alone.
@@ -79,7 +80,7 @@ def group_statistics(scores: Mapping[str, Sequence[float | None]]) -> list[Group
             result.append(GroupStats(task_id, len(values), missing, math.nan, math.nan, math.nan))
         else:
             # Sorted, so that the mean does not depend on the order of rows.
-            mean = float(np.sort(known).mean())
+            mean = scaled_mean(np.sort(known))
             result.append(GroupStats(task_id, len(values), missing, mean, float(known.min()), float(known.max())))
     return result
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from gymdata.core import credit
 from gymdata.core.schema import EXPERIENCES
 from gymdata.core.stitched import Stitched
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 
 Array = npt.NDArray[Any]
 #: Columns of the rollout that every one of its sequences carries.
@@ -164,10 +164,9 @@ def rows(part: Stitched, given: Credited, rollouts: pa.Table) -> pa.Table:
     if given.chosen is not None:
         mask = mask.copy()
         mask[part.mask] = given.chosen if part.source is None else given.chosen[part.source]
+    _refuse_beyond_float32("advantages", given.advantages)
+    _refuse_beyond_float32("returns", given.returns)
     advantages = part.spread(given.advantages)
-    # A number that float32 cannot hold would become infinite without a word.
-    if not bool(np.isfinite(advantages).all()):
-        raise DataError("advantages are not finite: the rewards are too large", hint="--reward-clip limits them")
     if given.chosen is not None:
         advantages[~mask] = 0
     same = given.returns is given.advantages and given.chosen is None
@@ -186,6 +185,19 @@ def rows(part: Stitched, given: Credited, rollouts: pa.Table) -> pa.Table:
     columns["turn_starts"] = _lists(part.turn_bounds, part.turn_starts)
     fields = [f for f in EXPERIENCES.schema if f.name in columns]
     return pa.table([columns[f.name] for f in fields], schema=pa.schema(fields))
+
+
+def _refuse_beyond_float32(what: str, values: Array) -> None:
+    """A number that float32 cannot hold would become infinite in the file without a word."""
+    # NaN compares as false.
+    fits = np.abs(values) <= np.finfo(np.float32).max
+    if not bool(fits.all()):
+        worst = values[np.argmin(fits)]
+        raise RefusedError(
+            f"{what} are not finite in float32 (first: {worst:.3g}): the rewards are too large",
+            code="R502",
+            hint="--reward-clip limits them",
+        )
 
 
 def in_order(tables: Sequence[pa.Table], parts: Iterable[Stitched]) -> pa.Table:

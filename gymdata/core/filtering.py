@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from gymdata.core.magnitude import unit_of
+
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
@@ -132,14 +134,17 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
     if what in ("min", "max"):
         result[present] = low if what == "min" else high
         return result
+    unit = unit_of(np.maximum(np.abs(low), np.abs(high)))
+    known = known / np.repeat(unit, counts)
     sums = np.add.reduceat(known, starts)
-    means = np.where(low == high, low, sums / counts)
-    if what == "std":
-        squares = np.add.reduceat((known - np.repeat(means, counts)) ** 2, starts)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            result[present] = np.where(counts > 1, np.sqrt(squares / (counts - 1)), np.nan)
-        return result
-    result[present] = means if what == "mean" else sums
+    means = np.where(low == high, low / unit, sums / counts)
+    # A sum beyond float64 is larger than any number that it is compared with, and so infinite.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if what == "std":
+            squares = np.add.reduceat((known - np.repeat(means, counts)) ** 2, starts)
+            result[present] = np.where(counts > 1, np.sqrt(squares / (counts - 1)), np.nan) * unit
+        else:
+            result[present] = (means if what == "mean" else sums) * unit
     return result
 
 

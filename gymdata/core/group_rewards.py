@@ -75,8 +75,7 @@ def shape(
     if settings.clip_filter_weights:
         known = np.isfinite(raw)
         weights = np.ones(n_groups)
-        present = np.unique(groups[known])
-        weights[present] = credit.clip_filter_weights(
+        weights[groups[known]] = credit.clip_filter_weights(
             raw[known], settings.clip_filter_eps, settings.clip_filter_lamda, groups[known]
         )
         weight = weights[groups]
@@ -134,10 +133,20 @@ def _shape_steps(steps: Array, groups: Array, owner: Array, estimator: str) -> A
 
 def _limited(values: Array, settings: ShapeSettings) -> Array:
     if settings.reward_norm != "none":
-        moments = credit.running_moments(None, values)
-        mean = moments.mean if settings.reward_norm == "mean-std" else 0.0
-        values = (values - mean) / (moments.std + 1e-9)
+        values = _normed(values, centre=settings.reward_norm == "mean-std")
     return credit.masked.clipped(values, settings.reward_clip)
+
+
+def _normed(values: Array, *, centre: bool) -> Array:
+    """Divided by the standard deviation of all known ones, the mean taken away first with ``centre``; all 0 where they
+    have no variance, for then there is no signal. As LightRFT divides by its running deviation
+    (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far, and infinite or nearly so for equal rewards.
+    """
+    known = np.isfinite(values)
+    moments = credit.running_moments(None, values)
+    if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
+        return np.where(known, 0.0, values)
+    return (values - (moments.mean if centre else 0.0)) / moments.std
 
 
 def tally(reasons: Sequence[str], why: Array) -> dict[str, int]:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.core.checks import byte_view, odd_log_probs, outside
+from gymdata.core.duplicates import content_keys, joined_keys
 from gymdata.core.violations import Violation
 
 _SIDES = ("chosen", "rejected")
@@ -32,6 +33,8 @@ class PairChecks:
         self._prompts: dict[str, tuple[int, int]] = {}
         self._split_of: dict[str, str] = {}
         self._shared: set[tuple[str, str]] = set()
+        #: Where each content was seen first, and the pair's id there.
+        self._content: dict[bytes, tuple[str, int, str]] = {}
 
     def batch(self, batch: pa.RecordBatch, first_row: int, file: str) -> list[Violation]:
         """Violations of one batch of the pairs table; ``first_row`` is its first row's number in ``file``."""
@@ -40,13 +43,26 @@ class PairChecks:
         def at(row: int, code: str, **more: Any) -> Violation:
             return Violation(code, first_row + int(row), ids[int(row)], **more)
 
-        found = [at(row, code, **more) for row, code, more in self._rows(batch, file)]
+        found = [at(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
+        # A pair that says the opposite of another is no copy of it, whatever ids it holds.
+        opposite = {v.row for v in found if v.code == "P604"}
+        copies = self._copies(batch, ids, first_row, file)
+        found += [at(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
         for side in _SIDES:
             found += [at(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
         found.sort(key=lambda v: (v.row, v.code))
         return found
 
-    def _rows(self, batch: pa.RecordBatch, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    def _copies(
+        self, batch: pa.RecordBatch, ids: list[str], first_row: int, file: str
+    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """P606: prompt, chosen and rejected of an earlier pair once more, by ids, or by text where a pair has no ids."""
+        for row, key in enumerate(_content(batch)):
+            was = self._content.setdefault(key, (file, first_row + row, ids[row]))
+            if was[:2] != (file, first_row + row):
+                yield row, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}
+
+    def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         prompt, chosen, rejected = (_hashes(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES))
         for row in np.flatnonzero(_same(batch, chosen, rejected)):
             yield row, "P601", {}
@@ -60,7 +76,7 @@ class PairChecks:
         names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
         tasks = batch.column("task_id").to_pylist()
         for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
-            here = f"{file} row {row}"
+            here = f"{file} row {first_row + row}"
             if better and worse:
                 if (worse, better) in self._preferred:
                     yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
@@ -106,6 +122,26 @@ def _joined(prompts: Any, sides: Any) -> list[int]:
                 digest.update(bytes_[at[row] : at[row + 1]])
         hashes.append(digest.intdigest())
     return hashes
+
+
+def _content(batch: pa.RecordBatch) -> list[bytes]:
+    """A key of what each pair holds: its ids, or its messages where neither side has ids."""
+    keys = joined_keys([content_keys(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)])
+    lengths = [_list_lengths(batch.column(f"{side}_ids")) for side in _SIDES]
+    rows = np.flatnonzero((lengths[0] == 0) & (lengths[1] == 0))
+    if len(rows):
+        parts = [_texts(batch.column(name).take(pa.array(rows))) for name in ("prompt", *_SIDES)]
+        for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
+            keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
+    return keys
+
+
+def _texts(lists: Any) -> list[str]:
+    """Each list of messages as one text."""
+    offsets, messages = _flat(lists)
+    fields = [pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")]
+    texts = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
+    return ["\x1e".join(texts[a:b]) for a, b in pairwise(offsets.tolist())]
 
 
 def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:

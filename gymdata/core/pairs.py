@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from gymdata.core.duplicates import repeats
 from gymdata.core.schema import PAIRS, conform
 from gymdata.errors import DataError, RefusedError, UsageError
 
@@ -29,7 +30,7 @@ TOLERANCE = 1e-9
 #: Why a candidate is no pair, in the order in which the reasons are looked at.
 REASONS = (
     "tie", "margin", "not_in_both_seats", "order_flipped", "against_comparisons", "undecided", "other_prompt",
-    "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "over_the_cap",
+    "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "duplicate", "over_the_cap",
     "length_balance",
 )  # fmt: skip
 _GRID_CELLS = 500_000
@@ -71,14 +72,19 @@ def select_pairs(
     max_per_task: int | None = None,
     length_balance: float | None = None,
     truncated: Literal["keep", "drop"] = "keep",
+    duplicates: Literal["keep", "drop"] = "drop",
     seed: int = 0,
     veto: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
 ) -> Selection:
     """Pairs of rows of ``frame``.
 
     Columns: group_id, rollout_id, task_id (strings), rollout_index, score (float, null = not scored), and optionally
-    prompt_key, generation_key, text_key (equal hash = equal content; a text_key of 0 = no text), n_sequences,
-    n_generated_tokens, truncated (bool). A rule whose column is absent does not apply.
+    prompt_key, generation_key, text_key (equal hash = equal content; a text_key of 0 = no text), content_key (equal =
+    equal prompt and completion ids), n_sequences, n_generated_tokens, truncated (bool). A rule whose column is absent does
+    not apply.
+
+    Of pairs with the same content on both sides, wherever they come from, the one with the widest margin is kept, unless
+    ``duplicates`` is ``keep``.
 
     ``max_per_task`` keeps the widest margins; ``length_balance`` is the largest allowed share of pairs whose chosen side
     is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
@@ -91,8 +97,7 @@ def select_pairs(
     chosen, rejected = ordered.row[first], ordered.row[second]
     with np.errstate(over="ignore"):
         margin = ordered.score[first] - ordered.score[second]
-    if not bool(np.isfinite(margin).all()):
-        raise RefusedError("scores are too far apart for their difference to be a number", code="R502")
+    _refuse_far_apart(frame, ordered, first, second, margin)
     counts.candidates = len(margin)
     pairs = _Alive(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
@@ -100,6 +105,8 @@ def select_pairs(
     for reason, bad in veto(chosen, rejected) if veto is not None else ():
         pairs.drop(reason, bad)
     pairs.drop_by_content(truncated)
+    if duplicates == "drop":
+        pairs.drop_duplicates()
     pairs.cap(max_per_task, ordered, first, second)
     pairs.balance(length_balance, seed)
     kept = np.flatnonzero(pairs.alive)
@@ -118,7 +125,8 @@ def contenders(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> 
     """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
     ordered = _Ordered(frame)
     first, second = ordered.candidates(strategy)
-    wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
+    with np.errstate(over="ignore"):
+        wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
     needed = np.zeros(frame.num_rows, dtype=bool)
     needed[ordered.row[first[wide]]] = True
     needed[ordered.row[second[wide]]] = True
@@ -134,6 +142,21 @@ def _check_settings(strategy: str, min_margin: float, max_per_task: int | None, 
         raise UsageError.bad_value("max_pairs_per_task", max_per_task, "a whole number ≥ 1")
     if balance is not None and not 0 <= balance <= 1:
         raise UsageError.bad_value("length_balance", balance, "a share between 0 and 1")
+
+
+def _refuse_far_apart(frame: pa.Table, ordered: _Ordered, first: _Rows, second: _Rows, margin: np.ndarray) -> None:
+    far = np.flatnonzero(~np.isfinite(margin))
+    if not len(far):
+        return
+    at = int(far[0])
+    names = [frame["rollout_id"][int(ordered.row[side[at]])].as_py() for side in (first, second)]
+    scores = [f"{ordered.score[side[at]]:g}" for side in (first, second)]
+    raise RefusedError(
+        f"{len(far):,} pair(s) have a margin beyond float64 (first: rollouts {names[0]} and {names[1]}, scores {scores[0]} "
+        f"and {scores[1]})",
+        code="R502",
+        hint="score on a smaller scale, or leave these rollouts out: `gymdata filter --where 'abs(reward) < 1e100'`",
+    )
 
 
 class _Ordered:
@@ -182,7 +205,8 @@ class _Ordered:
         if strategy == "adjacent":
             first = np.flatnonzero(self.group[:-1] == self.group[1:])
             a, b = self.index[first], self.index[first + 1]
-            margin = self.score[first] - self.score[first + 1]
+            with np.errstate(over="ignore"):
+                margin = self.score[first] - self.score[first + 1]
             first = first[np.lexsort((np.maximum(a, b), np.minimum(a, b), -margin, self.group[first]))]
             return first, first + 1
         return self._grid()
@@ -200,7 +224,8 @@ class _Ordered:
                 members = base + np.argsort(self.index[base + np.arange(size)], axis=1, kind="stable")
                 one, other = members[:, i], members[:, j]
                 better, worse = np.minimum(one, other), np.maximum(one, other)
-                order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
+                with np.errstate(over="ignore"):
+                    order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
                 firsts.append(np.take_along_axis(better, order, axis=1).ravel())
                 seconds.append(np.take_along_axis(worse, order, axis=1).ravel())
         return np.concatenate(firsts), np.concatenate(seconds)
@@ -305,6 +330,18 @@ class _Alive:
         bad[live[order]] = ((ups > 0) & (ups < sizes))[case] & (low != up) & (low != 0)
         return bad
 
+    def drop_duplicates(self) -> None:
+        content = self.column("content_key")
+        if content is None:
+            return
+        live = np.flatnonzero(self.alive)
+        # The candidates are in an order that does not depend on the rows', so the kept copy does not either.
+        order = live[np.argsort(-self.margin[live], kind="stable")]
+        sides = (content[self.chosen[order]], content[self.rejected[order]])
+        copies = np.zeros(len(self.alive), dtype=bool)
+        copies[order] = repeats(sides[0] * (int(content.max(initial=0)) + 1) + sides[1])
+        self.drop("duplicate", copies)
+
     def cap(self, most: int | None, ordered: _Ordered, first: _Rows, second: _Rows) -> None:
         if most is None:
             return
@@ -359,7 +396,7 @@ def pair_rows(
     """The pairs table of a selection.
 
     ``rollouts``: one row a row of the frame that was selected from, with run_id, task_id, rollout_id, policy_hash,
-    policy_version, temperature, the columns of ``chains.CHAINS``, and prompt_messages and completion_messages.
+    policy_version, temperature, tools, the columns of ``chains.CHAINS``, and prompt_messages and completion_messages.
     """
     chosen = rollouts.take(pa.array(selection.chosen))
     rejected = rollouts.take(pa.array(selection.rejected))
@@ -368,6 +405,7 @@ def pair_rows(
     columns: dict[str, Any] = {
         "pair_id": pa.array([pair_id(a, b, source, score_name) for a, b in ids], pa.string()),
         **{name: chosen[name] for name in ("run_id", "task_id")},
+        "tools": chosen["tools"],
         "prompt": chosen["prompt_messages"],
         "chosen": chosen["completion_messages"],
         "rejected": rejected["completion_messages"],
@@ -382,7 +420,7 @@ def pair_rows(
     for part in ("ids", "mask", "logprobs"):
         columns[f"chosen_{part}"] = chosen[f"completion_{part}"]
         columns[f"rejected_{part}"] = rejected[f"completion_{part}"]
-    return conform(pa.table({name: columns[name] for name in PAIRS.required()}), PAIRS, "pairs")
+    return conform(pa.table(columns), PAIRS, "pairs")
 
 
 def pair_id(chosen_rollout_id: str, rejected_rollout_id: str, source: str, score_name: str) -> str:

@@ -223,6 +223,7 @@ PAIRS = Table(
             _f("pair_id", pa.string()),
             _f("run_id", pa.string()),
             _f("task_id", pa.string()),
+            _f("tools", pa.string(), null=True),
             _f("prompt", pa.list_(MESSAGE)),
             _f("chosen", pa.list_(MESSAGE)),
             _f("rejected", pa.list_(MESSAGE)),
@@ -249,6 +250,7 @@ PAIRS = Table(
     dictionary=(
         "run_id",
         "task_id",
+        "tools",
         "source",
         "policy_hash",
         "policy_version",
@@ -261,7 +263,7 @@ PAIRS = Table(
         "rejected_mask" + _LEAF,
     ),
     split=("chosen_logprobs" + _LEAF, "rejected_logprobs" + _LEAF),
-    optional=frozenset({"ref_chosen_logps", "ref_rejected_logps", "ref_hash"}),
+    optional=frozenset({"tools", "ref_chosen_logps", "ref_rejected_logps", "ref_hash"}),
 )
 
 EXPERIENCES = Table(

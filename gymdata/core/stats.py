@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.core.magnitude import unit_of
 from gymdata.errors import DataError
 
 RESAMPLES = 2_000
@@ -82,15 +83,17 @@ def mean_ci(
     numbers = numbers[here]
     if not len(numbers):
         return math.nan, math.nan, math.nan
+    unit = float(unit_of(np.abs(numbers).max()))
+    numbers = numbers / unit
     if groups is None:
         counts, sums = np.ones(len(numbers), dtype=np.int64), numbers
     else:
         counts, sums = _per_task(np.asarray(groups)[here], numbers)
     mean = math.fsum(numbers) / len(numbers)
     if len(counts) < 2:
-        return mean, math.nan, math.nan
+        return mean * unit, math.nan, math.nan
     low, high = _bootstrap(sums, counts, seed, level)
-    return mean, low, high
+    return mean * unit, low * unit, high * unit
 
 
 def paired_difference_ci(

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.core import proof
+from gymdata.core.duplicates import content_codes, joined_keys, ragged_keys, repeats
 from gymdata.core.soundness import Lists, refuse_unsound
 from gymdata.errors import DataError, RefusedError
 
@@ -89,6 +90,18 @@ class Sequences:
     def cut(self, max_length: int) -> Sequences:
         """Every sequence's first ``max_length`` tokens."""
         return self._select(np.arange(len(self)), np.minimum(self.lengths, max_length))
+
+    def first_of_equal(self, *more: np.ndarray) -> np.ndarray:
+        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has."""
+        columns = [ragged_keys(self.ids, self.starts), ragged_keys(self.mask, self.starts)]
+        columns += [[value.tobytes() for value in column] for column in more]
+        return np.flatnonzero(~repeats(content_codes(joined_keys(columns))))
+
+    def tokens_of(self, rows: np.ndarray) -> np.ndarray:
+        """Where the tokens of ``rows`` are in the flat arrays, in the order of ``rows``."""
+        lengths = self.lengths[rows]
+        starts = _starts(lengths)
+        return np.asarray(np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1]))
 
     def _select(self, rows: np.ndarray, lengths: np.ndarray) -> Sequences:
         starts = _starts(lengths)

@@ -6,8 +6,8 @@ of its sequence (nothing predicts it); whatever a length limit costs is counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -87,6 +87,19 @@ class TrainingExperiences:
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
+
+    def take(self, rows: np.ndarray) -> Self:
+        """The sequences at ``rows`` (int array), in that order, with all that belongs to them."""
+        flat = self.sequences.tokens_of(rows)
+        return replace(
+            self,
+            sequences=self.sequences.take(rows),
+            rollout_ids=[self.rollout_ids[row] for row in rows],
+            advantages=self.advantages[flat],
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[flat],
+            weight=self.weight[rows],
+            temperature=self.temperature[rows],
+        )
 
 
 def training_experiences(

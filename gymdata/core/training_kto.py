@@ -7,13 +7,15 @@ label and is not trained; they are counted. The labels do not depend on the orde
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.core.magnitude import unit_of
 from gymdata.core.training_experiences import TrainingExperiences, training_experiences
 from gymdata.core.training_sft import SFT_COLUMNS, of_model, sampled_sequences
 from gymdata.errors import DataError, RefusedError
@@ -29,6 +31,9 @@ class TrainingLabels(TrainingExperiences):
     """Sequences with one ``label`` each: True for a desirable one. ``first``: where their completion begins."""
 
     label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
+
+    def take(self, rows: np.ndarray) -> Self:
+        return replace(super().take(rows), label=self.label[rows])
 
     @cached_property
     def first(self) -> np.ndarray:
@@ -54,10 +59,12 @@ def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.nda
         # Sorted, so that the sums do not depend on the order of the rows.
         order = np.lexsort((reward, codes))
         order = order[known[order]]
-        total = np.bincount(codes[order], weights=reward[order], minlength=tasks)
+        unit = float(unit_of(np.abs(reward[known]).max(initial=0.0)))
+        total = np.bincount(codes[order], weights=reward[order] / unit, minlength=tasks)
         count = np.bincount(codes[order], minlength=tasks)
-        bar = (total / np.maximum(count, 1))[codes]
-    apart = np.where(known, reward - bar, 0.0)
+        bar = (total / np.maximum(count, 1))[codes] * unit
+    with np.errstate(over="ignore"):  # a difference beyond float64 is still above or below
+        apart = np.where(known, reward - bar, 0.0)
     scale = np.maximum(np.abs(np.where(known, reward, 0.0)), np.abs(bar))
     rows = np.flatnonzero(known & (np.abs(apart) > _TIE * scale))
     return rows, apart[rows] > 0
@@ -71,8 +78,10 @@ def training_labels(
     *,
     target_agents: Collection[str] = (),
     target_model: str | None = None,
+    keep_duplicates: bool = False,
 ) -> TrainingLabels:
     """Sequences of the labelled rollouts of a table (``KTO_COLUMNS``); all sequences of a rollout have its label.
+    Of sequences with the same ids, mask (after the cut) and label the first is trained, unless ``keep_duplicates``.
     ``target_agents`` and ``target_model`` as for ``gymdata.core.training_sft.training_rollouts``.
 
     Raises RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards differ) or the tokens must
@@ -100,11 +109,14 @@ def training_labels(
     data = training_experiences(made, max_length, where)
     label = dict(zip(table["rollout_id"].take(pa.array(rows)).to_pylist(), desirable.tolist(), strict=True))
     mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
+    whole = TrainingLabels(**{**vars(data), "label": mine})
+    once = whole if keep_duplicates else whole.take(whole.sequences.first_of_equal(mine))
     counts = {
         "rollouts": table.num_rows,
         "desirable": int(desirable.sum()),
         "undesirable": int((~desirable).sum()),
         "left_out_tie": known - len(rows),
         "left_out_no_reward": table.num_rows - known,
+        "left_out_duplicate": len(whole) - len(once),
     }
-    return TrainingLabels(**{**vars(data), "chosen": counts, "label": mine})
+    return replace(once, chosen=counts)

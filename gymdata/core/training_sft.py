@@ -51,9 +51,11 @@ def training_rollouts(
     *,
     target_agents: Collection[str] = (),
     target_model: str | None = None,
+    keep_duplicates: bool = False,
 ) -> TrainingExperiences:
     """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
 
+    Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``;
     ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
     Raises RefusedError when no rollout is chosen (R501) or the tokens must not be trained on (T205, T206, L301 to L303).
     """
@@ -69,8 +71,13 @@ def training_rollouts(
             hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
         )
     data = training_experiences(sampled_sequences(table.take(pa.array(rows)), where, target_agents), max_length, where)
-    chosen = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
-    return replace(data, chosen=chosen)
+    once = data if keep_duplicates else data.take(data.sequences.first_of_equal())
+    chosen = {
+        "rollouts": total,
+        "rollouts_chosen": len(set(data.rollout_ids)),
+        "left_out_duplicate": len(data) - len(once),
+    }
+    return replace(once, chosen=chosen)
 
 
 def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:

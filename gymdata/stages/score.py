@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,9 +47,10 @@ class Scored:
 
 
 def total(parts: Sequence[RewardPart]) -> float | None:
-    """Σ weight·value over the parts with a value; None when there is none."""
+    """Σ weight·value over the parts with a value; None when there is none, or the sum is beyond float64."""
     values = [part.weight * part.value for part in parts if part.value is not None]
-    return sum(values) if values else None
+    result = sum(values) if values else None
+    return result if result is not None and math.isfinite(result) else None
 
 
 def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scored]:
@@ -202,7 +204,9 @@ def score_rows(
     value = None if scored.faults else total(scored.parts)
     if all(part.name != name for part in scored.parts):
         source = " + ".join(f"{part.weight:g}*{part.name}" for part in scored.parts) or "no reward"
-        rows.append(_score_row(row, name, value, source, bool(scored.faults), None))
+        beyond = value is None and not scored.faults and any(part.value is not None for part in scored.parts)
+        detail = "the weighted sum of the parts is beyond float64" if beyond else None
+        rows.append(_score_row(row, name, value, source, bool(scored.faults) or beyond, detail))
     elif len(scored.parts) == 1:
         value = scored.parts[0].value
     return rows, value

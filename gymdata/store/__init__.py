@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from gymdata.store.run import Run
     from gymdata.store.run_json import hash_file, read_run_json, write_run_json
     from gymdata.store.stage_output import StageOutput
-    from gymdata.store.tables import read_table, scan_batches, write_table
+    from gymdata.store.tables import has_rows, read_table, scan_batches, write_table
 
 _HOME = {
     "Run": "run",
     "Source": "paths",
     "StageOutput": "stage_output",
     "find_run_json": "paths",
+    "has_rows": "tables",
     "hash_file": "run_json",
     "read_failures": "failures",
     "read_run_json": "run_json",
@@ -37,6 +38,7 @@ __all__ = [
     "Source",
     "StageOutput",
     "find_run_json",
+    "has_rows",
     "hash_file",
     "read_failures",
     "read_run_json",

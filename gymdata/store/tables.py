@@ -58,6 +58,14 @@ def scan_batches(
         yield from _scan_source(source, table, names, batch_size)
 
 
+def has_rows(source: Source, table: Table) -> bool:
+    """Whether a file holds any row, read no further than its first. Raises DataError as ``read_table``."""
+    if source.kind == "jsonl":
+        return next(iter_lines(source), None) is not None
+    names = [table.schema.names[0]]
+    return next(_scan_source(source, table, names, 1), None) is not None
+
+
 def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
     """Write ``data`` whole to ``path``, ``.parquet`` or ``.jsonl`` by its suffix. Returns the path.
 

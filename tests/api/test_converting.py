@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from gymdata_cli.main import main
@@ -258,3 +259,39 @@ def test_an_export_without_a_row_is_a_fault(tmp_path: Path, capsys: pytest.Captu
     assert "lost: rollouts without an assistant message" in said.out
     assert said.err == ""
     assert "left out" in said.out
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "changed"),
+    [
+        ([-0.5, -0.123456], False),
+        ([-0.12345679, -1.5], False),
+        ([float(np.float32(-0.1)), 0.0], False),
+        ([-0.5, -0.12345678901234567], True),
+        ([-0.1234567891, -0.5], True),
+    ],
+)
+def test_digits_beyond_float32_are_told(tmp_path: Path, log_probs: list[float], changed: bool) -> None:
+    """A source with more digits than float32 gives back is counted under lost, any other is not."""
+    message = {
+        "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}],
+        "prompt_token_ids": [1, 5], "generation_token_ids": [7, 2], "generation_log_probs": log_probs,
+    }  # fmt: skip
+    row = {"responses_create_params": {"input": [{"role": "user", "content": "q"}]}, "response": {"output": [message]}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    assert import_rollouts(tmp_path / "a.jsonl", tmp_path / "run").turns == 1
+    summary = export_rollouts(tmp_path / "run", tmp_path / "b.jsonl", "nemo-gym")
+    assert summary.lost == ({"digits of log-probabilities beyond float32": 1} if changed else {})
+    (made,) = lines(tmp_path / "b.jsonl")
+    np.testing.assert_allclose(with_ids(made, 0)["generation_log_probs"], log_probs, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["nemo-gym", "trl-messages", "trl-preference"])
+def test_an_import_without_rows_is_not_exported(tmp_path: Path, name: str) -> None:
+    """The error says that there are 0 rows and where the rejected ones are; nothing is written."""
+    (tmp_path / "bad.jsonl").write_text('{"responses_create_params": {"input": []}, "response": {"output": 5}}\n')
+    assert import_rollouts(tmp_path / "bad.jsonl", tmp_path / "run", source="nemo-gym").rejected == 1
+    with pytest.raises(DataError, match=r"got 0 (rollouts|pairs), expected at least 1 to export") as refused:
+        export_rollouts(tmp_path / "run", tmp_path / "out.jsonl", name)
+    assert "rejected.jsonl" in str(refused.value.hint)
+    assert not list(tmp_path.glob("out*"))

@@ -304,3 +304,40 @@ def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:
     assert gymdata.query("select count(*) as n from experiences", same.path.parent)["n"].to_pylist() == [
         same.counts["sequences"]
     ]
+
+
+@pytest.mark.parametrize("norm", ["std", "mean-std"])
+@pytest.mark.parametrize("reward", [1.0, 0.1, -3.0, 0.0])
+def test_equal_rewards_normed_are_no_signal(tmp_path: Path, norm: str, reward: float) -> None:
+    """Without variance every advantage is 0, whatever the reward and whether or not the mean is taken away."""
+    made = [rollout(task, i, reward, two_turns(5, 50 + i)) for task in "ab" for i in range(3)]
+    report = build_experiences(write_run(tmp_path / "run", made), estimator="reinforce", reward_norm=norm)
+    assert not any(any(row["advantages"]) for row in load(report).values())
+
+
+def test_normed_rewards_are_divided_by_their_deviation(tmp_path: Path) -> None:
+    """Rewards 0 and 1 have the sample deviation 0.7071…, with nothing added to it."""
+    made = [rollout("a", i, float(i), two_turns(5, 50 + i)) for i in range(2)]
+    report = build_experiences(write_run(tmp_path / "run", made), estimator="reinforce", reward_norm="std")
+    assert [row["advantages"][-1] for row in load(report).values()] == [0.0, np.float32(np.sqrt(2.0))]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "code"),
+    [
+        ([-1e308, 1e308], {"estimator": "grpo"}, "too large to be compared"),
+        ([0.0, 1e39], {"estimator": "dr-grpo"}, "advantages are not finite in float32"),
+        ([0.0, 1e39], {"estimator": "reinforce", "whiten": True}, "returns are not finite in float32"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_rewards_that_no_file_can_hold_are_refused(
+    tmp_path: Path, rewards: list[float], settings: dict[str, Any], code: str
+) -> None:
+    """Infinite advantages and returns are never written: R502, exit code 1, and no file is left."""
+    made = [rollout("a", i, reward, two_turns(5, 50 + i)) for i, reward in enumerate(rewards)]
+    run = write_run(tmp_path / "run", made)
+    with pytest.raises(GymdataError, match=f"R502: .*{code}") as refused:
+        build_experiences(run, tmp_path / "e.parquet", **settings)
+    assert refused.value.exit_code == 1
+    assert not list(tmp_path.glob("e.parquet*"))

@@ -168,7 +168,8 @@ def test_a_run_without_variance_gives_an_empty_file(tmp_path: Path) -> None:
     """No pairs is a result, not an error; the file has the schema."""
     report = build_pairs(write_run(tmp_path / "run", group("a", 5, [1.0, 1.0])))
     assert report.table.num_rows == 0
-    assert pq.read_table(report.files["train"]).schema.names == PAIRS.required()
+    names = pq.read_table(report.files["train"]).schema.names
+    assert [name for name in names if name != "tools"] == PAIRS.required()
 
 
 def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:
@@ -202,3 +203,50 @@ def test_a_name_of_another_kind_of_file_is_refused(run: Path, tmp_path: Path, na
         build_pairs(run, output=tmp_path / name)
     build_pairs(run, output=tmp_path / "pairs.v2")
     assert (tmp_path / "pairs.v2" / "pairs.parquet").is_file()
+
+
+def copies(task: str) -> list[dict[str, Any]]:
+    """Four rollouts with two different answers, each of them twice."""
+    answers = [(0.0, 50), (0.0, 50), (1.0, 51), (1.0, 51)]
+    return [rollout(task, i, reward, two_turns(5, answer)) for i, (reward, answer) in enumerate(answers)]
+
+
+def test_copies_are_counted_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four pairs with the same ids are one; the account, --json and the table say so, and --keep-duplicates keeps them."""
+    run = write_run(tmp_path / "run", copies("a"))
+    assert main(["pairs", str(run), "--strategy", "all", "--max-pairs-per-task", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["pairs"], report["dropped"]["duplicate"], report["dropped"]["over_the_cap"]) == (1, 3, 0)
+    assert main(["pairs", str(run), "--strategy", "all", "-o", str(tmp_path / "p")]) == 0
+    table = capsys.readouterr().out
+    assert any(line.split() == ["dropped:", "duplicate", "3"] for line in table.splitlines())
+    assert main(["pairs", str(run), "--strategy", "all", "--keep-duplicates", "-o", str(tmp_path / "k"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == 4
+
+
+def test_copies_of_two_tasks_are_one_pair(tmp_path: Path) -> None:
+    """The same ids under two task names are trained once."""
+    report = build_pairs(write_run(tmp_path / "run", copies("a") + copies("b")), strategy="all")
+    assert (report.counts.pairs, report.counts.dropped["duplicate"]) == (1, 7)
+
+
+def test_pairs_carry_the_tools(tmp_path: Path) -> None:
+    """A pair has the tools that its prompt was rendered with; a file without the column is read as before."""
+    tools = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
+    run = write_run(tmp_path / "run", group("a", 5, [0.0, 1.0], tools=tools) + group("b", 6, [0.0, 1.0], tools="[]"))
+    report = build_pairs(run)
+    assert report.table["tools"].to_pylist() == [tools, "[]"]
+    assert read_table(report.files["train"], PAIRS)["tools"].to_pylist() == [tools, "[]"]
+    old = write_table(report.table.drop_columns(["tools"]), tmp_path / "old.parquet", PAIRS)
+    assert "tools" not in read_table(old, PAIRS).column_names
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_margin_beyond_float64_is_refused(tmp_path: Path) -> None:
+    """Scores of −1e308 and 1e308 have no margin that a file could hold: R502 names both rollouts."""
+    run = write_run(tmp_path / "run", group("a", 5, [-1e308, 1e308]))
+    for strategy in ("best-worst", "all", "adjacent"):
+        with pytest.raises(RefusedError, match=r"R502: .*rollouts a-1 and a-0, scores 1e\+308 and -1e\+308"):
+            build_pairs(run, strategy=strategy)
+    wide = write_run(tmp_path / "wide", group("a", 5, [0.0, 1e308]))
+    assert build_pairs(wide).table["margin"].to_pylist() == [1e308]

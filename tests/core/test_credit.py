@@ -145,6 +145,29 @@ def test_parts_whiten_as_the_whole() -> None:
     assert credit.running_moments(None, [NAN, INF]) == credit.Moments()
 
 
+@given(st.lists(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=5), min_size=1, max_size=5))
+def test_running_moments_are_the_published_ones(batches: list[list[float]]) -> None:
+    """Before any number mean 0, variance 1, deviation 1; after each batch those of a parallel update from weight 1e-24."""
+    mean, var, std, count = 0.0, 1.0, 1.0, 1e-24
+    state = credit.Moments()
+    assert (state.mean, state.var, state.std) == (mean, var, std)
+    for batch in batches:
+        n, apart = len(batch), float(np.mean(batch)) - mean
+        total = count + n
+        mean += apart * n / total
+        var = (var * count + float(np.var(batch)) * n + apart**2 * count * n / total) / total
+        std, count = math.sqrt(var * total / (total - 1)), total
+        state = credit.running_moments(state, batch)
+        assert (state.mean, state.var, state.std) == pytest.approx((mean, var, std), rel=1e-6, abs=1e-9)
+
+
+def test_moments_of_numbers_too_large_are_refused() -> None:
+    """A deviation beyond float64 would make every normalised number 0."""
+    with pytest.raises(DataError, match=r"R502: .* too large .*up to 1e\+200") as refused:
+        credit.running_moments(None, [0.0, 1e200])
+    assert refused.value.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [
@@ -155,11 +178,14 @@ def test_parts_whiten_as_the_whole() -> None:
     ],
 )
 def test_clip_filter_weights(rewards: list[list[float]], expected: list[float]) -> None:
-    """Informative groups make up for those without variance, at most eps times."""
-    np.testing.assert_allclose(credit.clip_filter_weights(np.array(rewards, float)), expected)
+    """Informative groups make up for those without variance, at most eps times; one weight for every reward."""
+    weights = credit.clip_filter_weights(np.array(rewards, float))
+    np.testing.assert_allclose(weights, np.repeat(np.array(expected)[:, None], len(rewards[0]), axis=1))
     half = credit.clip_filter_weights(np.array(rewards, float), lamda=0.5)
     flat = credit.degenerate_groups(np.array(rewards, float))
-    assert all(w == 0.5 for w, d in zip(half, flat, strict=True) if d) or flat.all()
+    assert (half[flat] == 0.5).all() or flat.all()
+    labels = np.repeat(np.arange(len(rewards)), len(rewards[0]))
+    np.testing.assert_array_equal(credit.clip_filter_weights(np.ravel(rewards), groups=labels), weights.ravel())
 
 
 @pytest.mark.parametrize(
@@ -192,6 +218,9 @@ def test_high_entropy_mask() -> None:
         [0, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0],
     ]  # fmt: skip
     assert credit.high_entropy_mask(entropy, m, 0.25).sum(axis=1).tolist() == [1, 1, 0]
+    hundred = np.arange(100.0)[None]
+    assert [int(credit.high_entropy_mask(hundred, hundred >= 0, r).sum()) for r in (0.29, 2 / 3, 0.57)] == [29, 66, 57]
+    assert credit.high_entropy_mask(hundred[:, :3], np.ones((1, 3)), 2 / 3).sum() == 2
     with pytest.raises(UsageError):
         credit.high_entropy_mask(entropy, m, 0.0)
 
@@ -205,5 +234,5 @@ def test_high_entropy_mask_is_the_loop(seed: int, ratio: float) -> None:
     expected = np.zeros((4, 9), bool)
     for row in range(4):
         valid = sorted(np.flatnonzero(m[row]), key=lambda t: (-entropy[row, t], t))
-        expected[row, valid[: max(1, int(len(valid) * ratio))]] = bool(valid)
+        expected[row, valid[: max(1, int(len(valid) * ratio + 1e-9))]] = bool(valid)
     np.testing.assert_array_equal(credit.high_entropy_mask(entropy, m, ratio), expected)

@@ -227,3 +227,47 @@ def test_a_margin_is_a_number() -> None:
     """Finite scores whose difference is none are refused (R502), not written as an infinite margin."""
     with pytest.raises(RefusedError, match="R502"):
         pairs.select_pairs(frame(("a", [1e308, -1e308])))
+
+
+def test_copies_are_dropped_before_the_cap() -> None:
+    """Two groups of a task with the same contents make each pair once, and copies do not fill the cap."""
+    f = frame(("a1", [1.0, 0.0, 0.5]), ("a2", [1.0, 0.0, 0.5]), content_key=[7, 8, 9, 7, 8, 9])
+    got = pairs.select_pairs(f, "all", max_per_task=3)
+    assert names(f, got) == [("a10", "a11"), ("a10", "a12"), ("a12", "a11")]
+    assert (got.counts.dropped["duplicate"], got.counts.dropped["over_the_cap"]) == (3, 0)
+    assert adds_up(got.counts)
+    kept = pairs.select_pairs(f, "all", max_per_task=3, duplicates="keep")
+    assert (kept.counts.dropped["duplicate"], kept.counts.dropped["over_the_cap"]) == (0, 3)
+
+
+def test_of_copies_the_widest_margin_stays() -> None:
+    """A pair that was scored twice keeps the wider margin."""
+    f = frame(("a", [0.5, 0.0]), ("b", [1.0, 0.0]), content_key=[1, 2, 1, 2])
+    got = pairs.select_pairs(f)
+    assert (names(f, got), got.margin.tolist()) == ([("b0", "b1")], [1.0])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), max_size=24))
+def test_every_content_pair_is_there_once(rows: list[tuple[str, int, float]]) -> None:
+    """Whatever the rollouts hold, no two pairs hold the same and no content pair is lost."""
+    index = dict.fromkeys("abc", 0)
+    number = []
+    for g, _, _ in rows:
+        number.append(index[g])
+        index[g] += 1
+    f = pa.table(
+        {
+            "group_id": pa.array([g for g, _, _ in rows], pa.string()),
+            "task_id": pa.array(["t"] * len(rows), pa.string()),
+            "rollout_id": pa.array([f"{g}{n}" for (g, _, _), n in zip(rows, number, strict=True)], pa.string()),
+            "rollout_index": pa.array(number, pa.int32()),
+            "score": pa.array([s for _, _, s in rows], pa.float64()),
+            "content_key": pa.array([c for _, c, _ in rows], pa.int64()),
+        }
+    )
+    contents = f["content_key"].to_numpy()
+    every, once = (pairs.select_pairs(f, "all", duplicates=how) for how in ("keep", "drop"))
+    made = list(zip(contents[once.chosen].tolist(), contents[once.rejected].tolist(), strict=True))
+    assert len(made) == len(set(made))
+    assert set(made) == set(zip(contents[every.chosen].tolist(), contents[every.rejected].tolist(), strict=True))
+    assert adds_up(once.counts)

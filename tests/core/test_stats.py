@@ -115,3 +115,11 @@ def test_row_order_never_matters(rows: list[tuple[str, float | None]], random: o
         np.testing.assert_array_equal(first, second)
         one, two = (stats.avg_at_k([t for t, _ in r], [v for _, v in r], k=2) for r in (a, b))
         assert one == two or (math.isnan(one.value) and math.isnan(two.value))
+
+
+@pytest.mark.filterwarnings("error")
+def test_means_of_very_large_numbers() -> None:
+    """The sum may be beyond float64, the mean and its interval are not."""
+    mean, low, high = stats.mean_ci([1e308, 1e308, 1e308, 1e308], ["a", "a", "b", "b"])
+    assert (mean, low, high) == (1e308, 1e308, 1e308)
+    assert stats.mean_ci([-1e308] * 3)[0] == -1e308

@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from gymdata.core.filtering import STATISTICS, Funnel, group_statistic
@@ -106,3 +107,12 @@ def test_group_statistics_are_of_what_is_known(given_rows: list[Any], what: str)
             "std": 0.0 if same else np.std(known, ddof=1) if len(known) > 1 else math.nan, "sum": np.sum(known),
         }[what]  # fmt: skip
         assert math.isclose(result[group], expected, rel_tol=1e-12, abs_tol=0.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_statistics_of_very_large_numbers() -> None:
+    """Means and deviations are exact where sums and squares are beyond float64; such a sum is infinite."""
+    values, groups = np.array([1e308, 1e308, -1e308, 1e308]), np.array([0, 0, 1, 1])
+    assert group_statistic("mean", values, groups, 2).tolist() == [1e308, 0.0]
+    assert group_statistic("std", values, groups, 2).tolist() == [0.0, pytest.approx(np.sqrt(2) * 1e308)]
+    assert group_statistic("sum", values, groups, 2).tolist() == [np.inf, 0.0]

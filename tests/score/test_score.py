@@ -101,6 +101,20 @@ def test_several_rewards_have_a_total(run: Path) -> None:
     assert summary.name == "both"
 
 
+def test_a_total_beyond_float64_is_a_failure(run: Path, tmp_path: Path) -> None:
+    """Two parts of 1e308 have no sum that a file could hold: the total's rows say so; their mean alone is a number."""
+    code = "def {}(completions, **_):\n    return [1e308 for _ in completions]\n"
+    (tmp_path / "huge.py").write_text(code.format("one") + code.format("two"))
+    functions = [f"{tmp_path / 'huge.py'}:{name}" for name in ("one", "two")]
+    assert score(path=str(run), reward=functions[:1], name="single").mean == 1e308
+    summary = score(path=str(run), reward=functions, name="both")
+    rows = [r for r in read_table(run / "scores-both", SCORES).to_pylist() if r["name"] == "both"]
+    assert {(r["status"], r["value"], r["detail"]) for r in rows} == {
+        ("failed", None, "the weighted sum of the parts is beyond float64")
+    }  # fmt: skip
+    assert (summary.failed, summary.exit_code) == (16, 1)
+
+
 def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: Path) -> None:
     """Rows of a failing function have status failed, no value and the reason; the exit code is 1."""
     (tmp_path / "bad.py").write_text("def picky(level, **_):\n    return [1 / (x - 3) for x in level]\n")

@@ -50,12 +50,35 @@ def test_what_is_left_out_is_counted() -> None:
     """Ties and missing rewards are told apart; a broken rollout's sequences all have its label."""
     data = training_labels(rollouts_table(rows()))
     assert data.counts == {
-        "rollouts": 7, "desirable": 1, "undesirable": 1, "left_out_tie": 4, "left_out_no_reward": 1, "sequences": 3,
+        "rollouts": 7, "desirable": 1, "undesirable": 1, "left_out_tie": 4, "left_out_no_reward": 1,
+        "left_out_duplicate": 0, "sequences": 3,
     }  # fmt: skip
     assert dict(zip(data.rollout_ids, data.label.tolist(), strict=True)) == {"a-1": True, "a-2": False}
     assert [int(i) for i in data.first] == [
         data.sequences.mask[data.sequences.span(i)].tolist().index(1) for i in range(3)
     ]
+
+
+def test_labels_of_very_large_rewards() -> None:
+    """The mean of a task's rewards is found where their sum is beyond float64."""
+    table = rollouts_table([rollout("a", i, r, two_turns(5, 40 + i)) for i, r in enumerate([1e308, 1e308, -1e308])])
+    assert [part.tolist() for part in labels(table, None)] == [[0, 1, 2], [True, True, False]]
+
+
+def test_copies_are_trained_once() -> None:
+    """Of rollouts with the same ids and label one is trained; the same ids with the other label are not a copy."""
+    table = rollouts_table([rollout("a", i, r, two_turns(5, a)) for i, (r, a) in enumerate(
+        [(1.0, 40), (1.0, 40), (0.0, 41), (0.0, 40), (0.0, 41)]
+    )])  # fmt: skip
+    data = training_labels(table)
+    assert list(zip(data.rollout_ids, data.label.tolist(), strict=True)) == [
+        ("a-0", True), ("a-2", False), ("a-3", False)
+    ]  # fmt: skip
+    assert (data.counts["desirable"], data.counts["undesirable"], data.counts["left_out_duplicate"]) == (2, 3, 2)
+    every = training_labels(table, keep_duplicates=True)
+    assert (len(every), every.counts["left_out_duplicate"]) == (5, 0)
+    assert every.sequences.trained().count == 5 * 5
+    assert data.sequences.trained().count == 3 * 5
 
 
 def test_nothing_to_tell_apart_is_refused() -> None:

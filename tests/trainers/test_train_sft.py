@@ -63,6 +63,21 @@ def test_what_is_trained_is_what_was_sampled() -> None:
         training_rollouts(table, "best", min_reward=2.0)
 
 
+def test_copies_are_trained_once() -> None:
+    """Of sequences with the same ids and mask the first is trained; those that differ only after the cut are copies."""
+    calls = [two_turns(5, 40), two_turns(5, 40), two_turns(5, 41), BREAK, BREAK]
+    table = rollouts_table([rollout("a", i, 1.0, call) for i, call in enumerate(calls)])
+    data = training_rollouts(table, "all")
+    assert sorted(set(data.rollout_ids)) == ["a-0", "a-2", "a-3"]
+    assert data.counts["rollouts_chosen"] == 5
+    assert data.counts["left_out_duplicate"] == 1 + len(sequences(rollout("x", 0, 1.0, BREAK)["turns"]))
+    assert len(data.advantages) == len(data.sequences.ids)
+    assert len(data.weight) == len(data)
+    every = training_rollouts(table, "all", keep_duplicates=True)
+    assert len(every) == len(data) + data.counts["left_out_duplicate"]
+    assert [i for i in training_rollouts(table, "all", max_length=7).rollout_ids if i in ("a-0", "a-2")] == ["a-0"]
+
+
 def test_the_command_lowers_the_loss(policy: Path, tmp_path: Path) -> None:
     """The proof holds, the loss is the mean −log π of the trained tokens at the start, and falls."""
     import torch

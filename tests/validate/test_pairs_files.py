@@ -71,3 +71,26 @@ def test_a_task_on_both_sides_of_a_split(tmp_path: Path) -> None:
     write(tmp_path / "heldout.parquet", [pair(2), pair(3, task_id="t1"), pair(4, task_id="t1")])
     report = validate(str(tmp_path / "*.parquet"))
     assert [(v.code, Path(v.file or "").stem) for v in report.violations] == [("P605", "pairs")]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_the_same_pair_twice(tmp_path: Path, suffix: str) -> None:
+    """P606 is a warning at each later copy, in one file or several, and names the first; other ids are another pair."""
+    copy = {"prompt_ids": [1, 0]}
+    write(tmp_path / f"pairs-1.{suffix}", [pair(0), pair(1, **copy), pair(2)])
+    write(tmp_path / f"pairs-2.{suffix}", [pair(3, **copy), pair(4, prompt_ids=[1, 0, 5], chosen_ids=[6, 5])])
+    report = validate(str(tmp_path / f"*.{suffix}"))
+    found = [(v.code, Path(v.file or "").stem, v.row, v.rollout_id) for v in report.violations]
+    assert found == [("P606", "pairs-1", 1, "p1"), ("P606", "pairs-2", 0, "p3")]
+    assert {v.severity for v in report.violations} == {"warning"}
+    assert all(str(v.detail).endswith(f"pairs-1.{suffix} row 0 (pair p0)") for v in report.violations)
+
+
+def test_the_same_texts_twice(tmp_path: Path) -> None:
+    """Pairs without ids are compared by their messages."""
+    names = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask", "chosen_logprobs")
+    bare: dict[str, Any] = {name: [] for name in (*names, "rejected_logprobs")}
+    other = bare | {"chosen": [{"role": "assistant", "content": "maybe"}]}
+    rows = [pair(n, **columns) for n, columns in enumerate([bare, bare, other])]
+    report = validate(write(tmp_path / "pairs.parquet", rows))
+    assert [(v.code, v.row) for v in report.violations if v.code == "P606"] == [("P606", 1)]

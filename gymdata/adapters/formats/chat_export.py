@@ -7,7 +7,7 @@ their text. Token ids and log-probabilities are in none of these formats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gymdata.adapters.formats.nemo_messages import json_text, loads
@@ -20,6 +20,9 @@ _OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "d
 IDS, LOG_PROBS, REWARDS = "token ids", "log-probabilities", "rewards"
 REASONING, ROLES = "messages' reasoning", "roles that the format lacks (now user)"
 CALLS = "tool calls and what answers them, as messages of their own"
+TOOLS = "tools, as a part of the prompt"
+ENDS = "where the last generation ended (a chat template closes it in its own way)"
+CALL_TEXT = "tool calls as they were sampled (a chat template writes them its own way)"
 EMPTY = "rollouts without an assistant message"
 
 
@@ -45,12 +48,14 @@ def trl_prompt_completion(row: Mapping[str, Any], lost: Losses) -> dict[str, Any
 
 
 def trl_preference(pair: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
-    """``prompt``, ``chosen`` and ``rejected`` of a pair, with its margin."""
+    """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin."""
     lost[IDS] += bool(len(pair["chosen_ids"]) or len(pair["rejected_ids"]))
     lost[LOG_PROBS] += bool(len(pair["chosen_logprobs"]) or len(pair["rejected_logprobs"]))
+    lost[ENDS] += bool(len(pair["chosen_ids"]) or len(pair["rejected_ids"]))
+    lost[CALL_TEXT] += any(_calls(pair[side]) for side in ("chosen", "rejected"))
     made: dict[str, Any] = {side: [chat_message(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     lost["weights other than 1"] += pair["weight"] != 1
-    return made | {"margin": pair["margin"]}
+    return made | _tools(pair) | {"margin": pair["margin"]}
 
 
 def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
@@ -82,6 +87,8 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
     lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
+    # verl gives a model the tools of its own configuration.
+    lost[TOOLS] += has_tools(row)
     task = loads(row["task"])
     task = task if isinstance(task, dict) else {}
     truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
@@ -115,14 +122,25 @@ def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return made | {k: message[k] for k in ("tool_call_id", "name") if message.get(k) is not None}
 
 
+def _calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(m.get("tool_calls") and m.get("turn") is not None for m in messages)
+
+
+def has_tools(row: Mapping[str, Any]) -> bool:
+    """Whether a rollout or pair was given tools."""
+    return bool(_tools(row))
+
+
 def _tools(row: Mapping[str, Any]) -> dict[str, Any]:
-    tools = loads(row["tools"])
+    tools = loads(row.get("tools"))
     return {"tools": tools} if isinstance(tools, list) and tools else {}
 
 
 def _count(row: Mapping[str, Any], lost: Losses) -> None:
     lost[IDS] += row["n_turns"] > 0
     lost[LOG_PROBS] += row["n_turns"] > 0
+    lost[ENDS] += row["n_turns"] > 0
+    lost[CALL_TEXT] += _calls(row["messages"])
     lost[REWARDS] += row["reward"] is not None
     lost["which turn wrote which message"] += row["n_turns"] > 0
     lost["breaks and branches"] += row["n_breaks"] > 0

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gymdata.adapters.formats.nemo_calls import GENERATION, LOG_PROBS, PROMPT
-from gymdata.adapters.formats.nemo_import import kept_rows
+from gymdata.adapters.formats.nemo_import import GENERATION, LOG_PROBS, PROMPT, ROUNDED, kept_rows
 from gymdata.adapters.formats.nemo_messages import items_of, loads, response_tools
 from gymdata.adapters.formats.nemo_rebuild import MARK
 from gymdata.adapters.formats.trajectories.own import list_of, shortest
@@ -33,6 +33,15 @@ def nemo_gym_row(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     if kept is not None:
         return _restored(row, prompts, *kept), 0
     return _made(row, prompts)
+
+
+def lost_digits(row: Mapping[str, Any]) -> bool:
+    """Whether the row was imported from log-probabilities with more digits than float32 gives back."""
+    if ROUNDED not in (row["extra"] or ""):
+        # Almost every row: its JSON is not parsed for this.
+        return False
+    kept = kept_rows(row)
+    return kept is not None and any(ROUNDED in taken for *_, taken in kept[0]["turns"])
 
 
 def line_of(row: Mapping[str, Any]) -> bytes:

@@ -33,6 +33,8 @@ from gymdata.errors import DataError
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source, resolve
 
+#: Beside the letters of lists that a turn holds: its log-probabilities had more digits than float32.
+ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
 #: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
@@ -244,7 +246,8 @@ class _Strip:
 
 def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, int], list[str]]:
     """The encoded turns; for each model call with ids the turn that it became; and for each item with token lists, in
-    order, which of them (``p``, ``g``, ``l``) its turn holds. Raises BadRow for ids beyond 32 bits."""
+    order, which of them (``p``, ``g``, ``l``) its turn holds, and whether log-probabilities lost digits (``ROUNDED``).
+    Raises BadRow for ids beyond 32 bits."""
     encoder = TurnEncoder()
     turn_of: dict[int, int] = {}
     moved: list[str] = []
@@ -265,10 +268,24 @@ def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, in
                 log_probs = given.astype(np.float32)
             fits = bool((np.isfinite(log_probs) == np.isfinite(given)).all())
         turn_of[number] = len(encoder.turns)
-        moved.append("pgl" if fits else "pg")
+        moved.append(("pgl" + ROUNDED * more_than_float32(given, log_probs)) if fits else "pg")
         last = number == len(row.calls) - 1
         encoder.add(Call(prompt, generation, log_probs, "length" if last and cut else "stop"))
     return encoder, turn_of, moved
+
+
+def more_than_float32(given: Any, kept: Any) -> bool:
+    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, gives back: float32 tells
+    decimals of up to nine digits apart, and a number that is a float32 already loses nothing, however it is written."""
+    wide = kept.astype(np.float64)
+    numbers = given[(given != wide) & np.isfinite(given)]
+    if not len(numbers):
+        return False
+    with np.errstate(all="ignore"):
+        nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
+        apart = np.abs(np.round(numbers * nine) / nine - numbers)
+    # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
+    return not bool((apart <= 1e-13 * np.abs(numbers)).all())
 
 
 def _int32(data: bytes, call: int) -> Any:

@@ -35,7 +35,7 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
     table = read_table(rollouts, ROLLOUTS, [*SFT_COLUMNS, "temperature"])
     table = table.filter(pc.greater(table["temperature"], 0)).sort_by("rollout_id").slice(0, limit)
     temperature = dict(zip(*(table[name].to_pylist() for name in ("rollout_id", "temperature")), strict=True))
-    data = training_rollouts(table.select(list(SFT_COLUMNS)), "all", None, None, rollouts)
+    data = training_rollouts(table.select(list(SFT_COLUMNS)), "all", where=rollouts, keep_duplicates=True)
     gpu = torch.cuda.is_available()
     first: Any = AutoModelForCausalLM.from_pretrained(local_folder(model), dtype=torch.float32, local_files_only=True)
     first = first.to("cuda" if gpu else "cpu").eval()

@@ -29,6 +29,7 @@ from gymdata.core.credit.recursions import (
     gae_ragged,
 )
 from gymdata.core.credit.shaping import (
+    DEGENERATE,
     ESTIMATORS,
     clip_filter_weights,
     cpgd,
@@ -45,6 +46,7 @@ from gymdata.core.credit.shaping import (
 )
 
 __all__ = [
+    "DEGENERATE",
     "ESTIMATORS",
     "Moments",
     "adaptive_kl",

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.errors import UsageError
+from gymdata.errors import DataError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """How many numbers were seen, their mean, and the sum of their squared distances from it."""
+    """How many numbers were seen, their mean, and the sum of their squared distances from it.
+
+    Mean, ``var`` and ``std`` after any batches are those of ``RunningMoments`` in LightRFT (``lightrft/trainer/utils.py``,
+    after ROLL): mean 0, variance 1 and deviation 1 before the first number, then over all numbers seen, whatever the
+    batches. Where that one divides by zero (the deviation of a single number) it is 0 here.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -24,13 +29,13 @@ class Moments:
 
     @property
     def var(self) -> float:
-        """Population variance; 0 before any number was seen."""
-        return self.m2 / self.count if self.count else 0.0
+        """Population variance; 1 before any number was seen."""
+        return self.m2 / self.count if self.count else 1.0
 
     @property
     def std(self) -> float:
-        """Standard deviation with n − 1 below; 0 for fewer than two numbers."""
-        return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 0.0
+        """Standard deviation with n − 1 below; 0 for a single number, 1 before any number was seen."""
+        return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else float(self.count == 0)
 
     def __add__(self, other: Moments) -> Moments:
         """Moments of both together (Chan, Golub, LeVeque 1979)."""
@@ -53,17 +58,23 @@ class Moments:
 
 
 def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
-    """``state`` (None: nothing seen yet) after the numbers in ``values``, of any shape; non-finite ones are left out."""
+    """``state`` (None: nothing seen yet) after the numbers in ``values``, of any shape; non-finite ones are left out.
+
+    Raises DataError (R502) when the squares of the numbers are beyond float64.
+    """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     finite = np.isfinite(numbers)
     if not finite.all():
         numbers = numbers[finite]
     if not len(numbers):
         return state or Moments()
-    mean = float(numbers.mean())
-    apart = numbers - mean
-    fresh = Moments(len(numbers), mean, float(apart @ apart))
-    return (state or Moments()) + fresh
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(numbers.mean())
+        apart = numbers - mean
+        result = (state or Moments()) + Moments(len(numbers), mean, float(apart @ apart))
+    if not math.isfinite(result.m2):
+        raise DataError.too_large("rewards or advantages", float(np.abs(numbers).max()))
+    return result
 
 
 def adaptive_kl(value: float, kl: float, target: float, n: int, horizon: float) -> float:

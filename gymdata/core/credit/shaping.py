@@ -74,9 +74,7 @@ def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
     with np.errstate(over="ignore", invalid="ignore"):
         m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
     if not bool(np.isfinite(m2).all()):
-        raise DataError(
-            f"rewards are too large to be compared (up to {np.abs(kept).max():.3g})", hint="--reward-clip limits them"
-        )
+        raise DataError.too_large("rewards", float(np.abs(kept).max()))
     largest = np.zeros(n)
     np.maximum.at(largest, its, np.abs(kept))
     return _Grouped(values, code, known, count, total, mean, m2, largest, given.shape)
@@ -159,16 +157,18 @@ def degenerate_groups(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
 
 
 def clip_filter_weights(rewards: npt.ArrayLike, eps: float = 3.0, lamda: float = 1.0, groups: Groups = None) -> Array:
-    """A weight a group, (B,) for rewards (B, n): min(B/(B − |D|), eps) for informative groups, ``lamda`` for those in D.
+    """A weight for every reward, in the rewards' shape, (B, n) for (B, n): min(B/(B − |D|), eps) in informative groups,
+    ``lamda`` in those of D.
 
-    D are the groups without variance; when all are, every weight is 1. Source: Liu et al. 2025, "CPGD" (clip-filter-like
-    weights).
+    B counts the groups, D are those without variance; when all are, every weight is 1. Source: Liu et al. 2025, "CPGD"
+    (clip-filter-like weights), as ``clip_filter_like_weight_func`` of LightRFT, ``lightrft/trainer/experience_maker.py``
+    (which counts a standard deviation of exactly 0 only).
     """
-    flat = _grouped(rewards, groups).degenerate
+    grouped = _grouped(rewards, groups)
+    flat = grouped.degenerate
     n, dead = len(flat), int(flat.sum())
-    if n == dead:
-        return np.ones(n)
-    return np.where(flat, float(lamda), min(n / (n - dead), float(eps)))
+    weights = np.ones(n) if n == dead else np.where(flat, float(lamda), min(n / (n - dead), float(eps)))
+    return np.asarray(weights[grouped.code].reshape(grouped.shape))
 
 
 def overlong_penalty(length: npt.ArrayLike, max_new: npt.ArrayLike, buffer: int = 1024, factor: float = 1.0) -> Array:

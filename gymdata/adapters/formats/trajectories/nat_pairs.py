@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gymdata.adapters.formats.chat_export import TOOLS, has_tools
 from gymdata.adapters.formats.nemo_messages import STRICT
 from gymdata.adapters.formats.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.adapters.formats.trajectories.nat_read import Shapes, is_nat, places, shape_of, take_out
@@ -55,6 +56,7 @@ def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | No
     made = _item(pair, lost)
     if made is not None:
         lost[IDS] += any(len(pair[name]) for name in _LISTS)
+        lost[TOOLS] += has_tools(pair)
         lost[MARGINS] += pair["margin"] == pair["margin"] or pair["weight"] != 1
     return made
 
