@@ -77,7 +77,17 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
     missing = [method for method in _METHODS[section] if not callable(getattr(made, method, None))]
     if missing:
         raise UsageError(f"{flag}: {part.type_} has no {', '.join(missing)}", hint="gymdata/ports says what they do")
+    waiting = [method for method in _METHODS[section] if _is_async(getattr(made, method))]
+    if waiting:
+        raise UsageError(
+            f"{flag}: {part.type_}: got async {', '.join(waiting)}, expected plain methods",
+            hint="gymdata calls them one after the other: let each run its coroutine with asyncio.run(…)",
+        )
     return made
+
+
+def _is_async(method: Any) -> bool:
+    return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
 
 
 def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
