@@ -158,7 +158,7 @@ class StoreError(GymdataError):
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         lines = "; ".join(f"{key}: run has {was!r}, now {now!r}" for key, was, now in differences)
         return cls(
-            f"{run}: was collected with other settings: {lines}",
+            f"{run}: was made with other settings: {lines}",
             hint="use the same settings to resume, another output folder for a new run, or --overwrite to start again",
         )
 

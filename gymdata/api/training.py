@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from gymdata.api.sources import Unwatched
 from gymdata.config.train import TRAINERS
+from gymdata.config.trainer_settings import check_settings
 from gymdata.errors import DataError, UsageError
 from gymdata.ports import Progress
 from gymdata.store import resolve
@@ -19,14 +20,13 @@ class TrainOptions(TypedDict, total=False):
 
     ``settings``: keys of the trainer's config class (``gymdata.config.train``), of the library's arguments and of TRL's
     ModelConfig (``{"learning_rate": 1e-5, "use_peft": True}``); they beat the YAML file ``config`` and are beaten by
-    ``sets`` (``"key=value"``). ``resume`` goes on from the last checkpoint, ``overwrite`` starts again, ``dry_run`` checks
-    and proves the batches only.
+    ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
+    ``dry_run`` checks and proves the batches only.
     """
 
     config: Path | None
     settings: Mapping[str, Any] | None
     sets: Sequence[str]
-    resume: bool
     overwrite: bool
     dry_run: bool
     progress: Progress | None
@@ -92,7 +92,6 @@ def train(
     config: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
-    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -110,6 +109,7 @@ def train(
     resolve(source, kind.table)  # a missing file is told at once
     given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
     resolved = kind.load(config, given, list(sets))
+    check_settings(algorithm, resolved.trainer, own=kind.model_fields)
     return stage.train(
         source,
         resolved,
@@ -117,7 +117,6 @@ def train(
         run_job,
         progress or Unwatched(),
         command=list(command) or [f"gymdata.train_{algorithm}"],
-        resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,
     )

@@ -260,6 +260,9 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
             part_of(config, section, getattr(loop, section.removesuffix("s")))
         except UsageError as error:
             yield error
+        else:
+            if section == "trainer_adapters":
+                yield from _training_faults(config, where)
     if loop.target_model is None and len(config.llms) > 1:
         yield UsageError(
             f"{where}: finetuning.target_model is missing: llms has {', '.join(config.llms)}",
@@ -267,6 +270,24 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
         )
     if loop.target_model is not None and loop.target_model not in config.llms:
         yield UsageError.unknown_choice(f"{where}: finetuning.target_model", loop.target_model, config.llms)
+
+
+def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
+    """What the training command would refuse after the first rollouts were sampled."""
+    from gymdata.config.train import TRAINERS
+    from gymdata.config.trainer_settings import check_settings
+
+    name, part = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
+    algorithm, keys = config.finetuning.algorithm, part.keys()
+    if part.type_ != "trl" or algorithm not in TRAINERS:
+        return
+    given = {**_mapping(keys.get("settings")), **_mapping(keys.get(algorithm))}
+    try:
+        kind = TRAINERS[algorithm]
+        own = kind.of({**given, "model": "", "output": ""}, "settings")
+        check_settings(algorithm, own.trainer, own=kind.model_fields)
+    except UsageError as error:
+        yield from _of_part(error, f"{where}: trainer_adapters.{name}")
 
 
 def _unknown(model: type[pydantic.BaseModel], values: Any, where: str, path: str) -> Iterator[tuple[str, UsageError]]:
