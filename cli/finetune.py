@@ -70,11 +70,15 @@ def finetune(
     from gymdata.api.finetuning import finetune as run
     from gymdata.errors import UsageError
 
+    overrides = [pair(text) for text in override or []]
     if (config is None) == (config_file is None):
+        for key, value in overrides if config is None else ():
+            if "." not in key and Path(value).suffix in (".yaml", ".yml"):
+                pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
     with Board() as board, prints_apart():
         result = run(
-            config or config_file or "", [pair(text) for text in override or []], dataset=dataset,
+            config or config_file or "", overrides, dataset=dataset,
             validation_dataset=validation_dataset, validation_interval=validation_interval,
             validation_config=validation_config, endpoint=endpoint, endpoint_timeout=endpoint_timeout,
             result_json_path=result_json_path, output=output, run_id=run_id, overwrite=overwrite, watch=board,
@@ -95,17 +99,25 @@ def rewrite(words: list[str]) -> list[str]:
         found.append(word)
         if word in ("-o", "--override") and left and "=" not in left[0]:
             key = left.pop(0)
-            found.append(f"{key}={left.pop(0)}" if left else key)
+            found.append(f"{key}={left.pop(0)}" if left and not _is_flag(left[0]) else key)
     return found
 
 
+def _is_flag(word: str) -> bool:
+    """Whether a word is another option, rather than a value such as -1."""
+    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
+
+
 def pair(text: str) -> tuple[str, str]:
-    """(key, value). Raises UsageError when there is no value."""
+    """(key, value). Raises UsageError when there is no value, or a path in the place of the key."""
     from gymdata.errors import UsageError
 
     key, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError.bad_value("-o", text, "a key and a value, as in -o num_epochs 8")
+    is_path = "/" in key or key.startswith((".", "~")) or key.endswith((".yaml", ".yml"))
+    if is_path or not equals:
+        raise UsageError.bad_value(
+            "-o", key, "a key and a value, as in -o num_epochs 8", hint="-o is KEY VALUE here; the folder is --output"
+        )
     return key, value
 
 

@@ -21,9 +21,10 @@ _SOURCES = {
     "rollouts": ("RUN", "Rollouts: a run folder, a file or a glob."),
 }
 _Model = Annotated[str | None, typer.Option("-m", "--model", help="Model folder; a LoRA folder goes on training.")]
-_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the trained model.")]
+_Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder for the trained model; resumed when it is there.")
+]
 _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set lora_r=16 …).")]
-_Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in -o.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, count and prove the batches; train nothing.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks.")]
 #: Flags of every trainer, those of its own settings standing between the two groups.
@@ -34,7 +35,7 @@ _BEFORE: dict[str, tuple[Any, Any]] = {
     "sets": (SetFlag, []),
 }
 _AFTER: dict[str, tuple[Any, Any]] = {
-    "lora": (_Lora, False), "seed": (SeedFlag, None), "resume": (_Resume, False), "overwrite": (OverwriteFlag, False),
+    "lora": (_Lora, False), "seed": (SeedFlag, None), "overwrite": (OverwriteFlag, False),
     "dry_run": (_DryRun, False), "json": (JsonFlag, False), "verbose": (_Verbose, False),
 }  # fmt: skip
 

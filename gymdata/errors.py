@@ -69,7 +69,19 @@ class GymdataError(Exception):
 
 
 class UsageError(GymdataError):
-    """The command, its flags or its configuration cannot be honoured."""
+    """The command, its flags or its configuration cannot be honoured. ``faults``: each of them, where there are several."""
+
+    faults: tuple[UsageError, ...] = ()
+
+    @classmethod
+    def several(cls, faults: Iterable[UsageError]) -> UsageError:
+        """Everything that is wrong as one error, so that it can be corrected in one go. One fault stays as it is."""
+        found = tuple(one for fault in faults for one in (fault.faults or (fault,)))
+        if len(found) == 1:
+            return found[0]
+        error = cls(f"{len(found)} errors:\n" + "\n".join(f"- {fault}" for fault in found))
+        error.faults = found
+        return error
 
     @classmethod
     def unknown_key(cls, key: str, known: Iterable[str], where: str) -> UsageError:
@@ -247,7 +259,7 @@ class StoreError(GymdataError):
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         lines = "; ".join(f"{key}: run has {was!r}, now {now!r}" for key, was, now in differences)
         return cls(
-            f"{run}: was collected with other settings: {lines}",
+            f"{run}: was made with other settings: {lines}",
             hint="use the same settings to resume, another output folder for a new run, or --overwrite to start again",
         )
 

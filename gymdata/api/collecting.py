@@ -18,6 +18,7 @@ import xxhash
 
 from gymdata.adapters.formats.tasks import TaskFile
 from gymdata.api.collect_parts import Parts, identity_of, load_parts
+from gymdata.api.collect_start import check_start
 from gymdata.api.garbage import rare_collections
 from gymdata.api.interrupting import Dropped, ctrl_c, droppable, run_async
 from gymdata.config.collect import CollectConfig
@@ -33,6 +34,7 @@ from gymdata.stages.collect.summary import COLUMNS as SUMMARY_COLUMNS
 from gymdata.stages.collect.summary import CollectSummary, facts_of
 from gymdata.stages.score import RewardDesk
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
+from gymdata.store.paths import refuse_unwritable
 
 __all__ = ["CollectSummary", "Parts", "collect", "plan", "plan_table"]
 
@@ -58,8 +60,9 @@ def collect(
     began = time.monotonic()
     tasks = _tasks(config)
     count, digest = _scan(tasks)
-    parts = parts or load_parts(config)
     folder = config.output or default_output(config)
+    refuse_unwritable(folder)
+    parts = parts or load_parts(config)
     seed = _seed(config, folder)
     with contextlib.ExitStack() as stack:
         run = Run.open(
@@ -80,17 +83,27 @@ def collect(
 
 
 def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]:
-    """What ``collect`` would do, without starting an engine or writing anything."""
+    """What ``collect`` would do, without starting an engine or writing anything.
+
+    Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
+    server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
+    """
     config = _config(config, settings)
     tasks = _tasks(config)
     count, _ = _scan(tasks)
-    parts = load_parts(config)
+    skipped = tasks.skipped
     folder = config.output or default_output(config)
+    refuse_unwritable(folder)
+    parts = load_parts(config)
+    seed = config.seed if config.seed is not None else _known_seed(config, folder)
+    Run.check(folder, identity=identity_of(config, parts, seed), run_id=config.run_id, overwrite=config.overwrite)
     there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
+    if config.overwrite or there < count * config.num_rollouts:
+        parts.notes.extend(check_start(config, parts, tasks))
     return {
         "path": str(folder),
         "tasks": count,
-        "skipped_rows": tasks.skipped,
+        "skipped_rows": skipped,
         "rollouts_wanted": count * config.num_rollouts,
         "rollouts_there": 0 if config.overwrite else there,
         "rollouts_removed": there if config.overwrite else 0,
@@ -297,11 +310,16 @@ def _seed(config: CollectConfig, folder: Path) -> int:
     """The given seed, that of the run which is resumed, or a fresh one."""
     if config.seed is not None:
         return config.seed
-    if not config.overwrite and (folder / "run.json").is_file():
-        known = read_run_json(folder).get("identity", {}).get("seed")
-        if isinstance(known, int):
-            return known
-    return secrets.randbits(32)
+    known = _known_seed(config, folder)
+    return secrets.randbits(32) if known is None else known
+
+
+def _known_seed(config: CollectConfig, folder: Path) -> int | None:
+    """The seed of the run that is there."""
+    if config.overwrite or not (folder / "run.json").is_file():
+        return None
+    known = read_run_json(folder).get("identity", {}).get("seed")
+    return known if isinstance(known, int) else None
 
 
 def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from gymdata.api.finetune_parts import adapter_of, builder_of, custom, in_place, require_extras, spec
 from gymdata.config.base import read_yaml
 from gymdata.config.finetune import DatasetSection, EpochsTrainer, FinetuneConfig, LlmSection, output_dir
-from gymdata.config.finetune_file import Overrides, check, find, load, merged, part_of, shipped
+from gymdata.config.finetune_file import Overrides, find, for_validation, load, part_of, shipped, target_of
 from gymdata.core.curriculum import CurriculumConfig
 from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.ports import Progress, Trainer, TrajectoryBuilder
@@ -64,7 +64,7 @@ def finetune(
     config = load(Path(config_file), given, over=_served_by(Path(config_file), given, endpoint))
     if not config.finetuning.enabled:
         raise UsageError(f"{config_file}: finetuning.enabled is false", hint="-o enabled true")
-    plan, builder = plan_of(config, Path(config_file), overwrite=overwrite, command=command)
+    plan, builder = plan_of(config, Path(config_file), overrides=given, overwrite=overwrite, command=command)
     adapter = adapter_of(config, str(config_file), Path(config_file).parent)
     result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _Nobody()))
     if result_json_path is not None:
@@ -74,9 +74,17 @@ def finetune(
 
 
 def plan_of(
-    config: FinetuneConfig, file: Path, *, overwrite: bool = False, command: str | None = None
+    config: FinetuneConfig,
+    file: Path,
+    *,
+    overrides: Overrides = (),
+    overwrite: bool = False,
+    command: str | None = None,
 ) -> tuple[Plan, TrajectoryBuilder]:
-    """The configuration with every path found, every part checked and every input hashed."""
+    """The configuration with every path found, every part checked and every input hashed.
+
+    ``overrides``: those that are in ``config`` already; what they say of validation also beats its own file.
+    """
     from gymdata.adapters.engines.weights import model_facts
     from gymdata.adapters.jobs.processes import CommandRunner
 
@@ -93,7 +101,7 @@ def plan_of(
         )
     require_extras(config, where, served=served)
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
-    validation = _validation(config, file, builder)
+    validation, own = _validation(config, file, builder, (reward, judging), overrides)
     _, part = part_of(config, "trainers", loop.trainer)
     trainer = shipped("trainers", "trainer", part, where)
     identity = {
@@ -101,6 +109,7 @@ def plan_of(
         "tasks": _hashes(tasks),
         "start": model_facts(str(start))["policy_hash"],
         "validation_tasks": _hashes(validation.tasks) if validation is not None else None,
+        "validation": _identity(own) if own is not None else None,
         "config_version": 1,
     }
     resolved = config.model_dump(mode="json", by_alias=True)
@@ -111,13 +120,15 @@ def plan_of(
         trainer=trainer if isinstance(trainer, EpochsTrainer) else EpochsTrainer.model_validate({}), validation=validation,
         commands=commands, measure_kl=None if served else _measure_kl, draw=_draw(loop.tensorboard),
         deploy=_deploy(loop.deploy) if loop.deploy is not None else None, identity=identity,
-        facts={"config": resolved, "command": command, "config_file": str(file.absolute())}, overwrite=overwrite,
+        facts={"config": resolved, "command": command, "config_file": str(file.absolute()),
+               "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None},
+        overwrite=overwrite,
     )  # fmt: skip
     return plan, builder
 
 
 def _llm(config: FinetuneConfig) -> LlmSection:
-    return config.llms[config.finetuning.target_model or next(iter(config.llms))]
+    return config.llms[target_of(config)]
 
 
 def _start(llm: LlmSection, beside: Path, where: str) -> Path:
@@ -174,27 +185,45 @@ def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> 
     return base
 
 
-def _validation(config: FinetuneConfig, file: Path, builder: TrajectoryBuilder) -> Validation | None:
-    section, beside = config.finetuning.validation, file.parent
-    tasks_of, own = section.dataset, config
+def _validation(
+    config: FinetuneConfig,
+    file: Path,
+    builder: TrajectoryBuilder,
+    scoring: tuple[tuple[str, ...], Judging | None],
+    overrides: Overrides,
+) -> tuple[Validation | None, FinetuneConfig | None]:
+    """How held-out tasks are sampled, and the configuration that says so where it is another than the loop's."""
+    section, beside, own, where = config.finetuning.validation, file.parent, None, str(file)
+    held_out = dict(_HELD_OUT)
     if section.config is not None:
-        path = Path(find(section.config, beside))
-        sections = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        own = check(merged(sections, read_yaml(path)), str(path))
-        llm = _llm(own)
         from gymdata.adapters.jobs.processes import CommandRunner
 
-        builder = builder_of(own, str(path), beside, CommandRunner(),
-                             _base(own, llm, beside, str(path)))  # fmt: skip
-        if tasks_of is None and own.eval.general.dataset != config.eval.general.dataset:
-            tasks_of = own.eval.general.dataset
-    if tasks_of is None:
-        return None
-    tasks = _tasks(tasks_of, beside, f"{file}: finetuning.validation.dataset")
-    settings = {**_HELD_OUT, **in_place(section.settings, beside)}
+        path = Path(find(section.config, beside))
+        own, where = for_validation(config, path, overrides), str(path)
+        section, llm = own.finetuning.validation, _llm(own)
+        builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
+        scoring = _scoring(own, beside)
+        # What the file says of these is meant for validation; what the main one says is meant for training.
+        said = read_yaml(path)
+        name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
+        stated = {**((said.get("llms") or {}).get(target_of(own)) or {}),
+                  **((said.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
+        held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
+        if own.eval.general.dataset != config.eval.general.dataset:
+            section = section.model_copy(update={"dataset": own.eval.general.dataset})
+    if section.dataset is None:
+        if unused := sorted(section.model_fields_set - {"dataset"}):
+            raise UsageError(
+                f"{where}: finetuning.validation has {', '.join(unused)} but no dataset, so nothing is validated",
+                hint="name held-out tasks: finetuning.validation.dataset or --validation-dataset",
+            )
+        return None, None
+    tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
+    settings = {**held_out, **in_place(section.settings, beside)}
     if section.limit is not None:
         settings["limit"] = section.limit
-    return Validation(tasks, builder, settings, section.interval, section.threshold)
+    reward, judging = scoring
+    return Validation(tasks, builder, settings, section.interval, section.threshold, reward, judging), own
 
 
 def _trainer(config: FinetuneConfig, file: Path) -> Trainer:
@@ -213,7 +242,7 @@ def _identity(config: FinetuneConfig) -> dict[str, Any]:
     # A trainer that failed must be mendable; every epoch keeps the settings that it was trained with.
     sections.pop("trainer_adapters")
     sections["finetuning"] = {k: v for k, v in sections["finetuning"].items() if k not in FREE}
-    for key in ("dataset", "interval"):
+    for key in ("dataset", "interval", "config"):
         sections["finetuning"]["validation"].pop(key)
     sections["eval"]["general"] = {}
     for part in (*sections["trajectory_builders"].values(), sections["finetuning"]["validation"]["settings"]):
@@ -236,7 +265,7 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
     if endpoint is None:
         return None
     config = load(file, overrides)
-    name, llm = config.finetuning.target_model or next(iter(config.llms)), _llm(config)
+    name, llm = target_of(config), _llm(config)
     served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name}
     served["model_name"] = llm.model_name if llm.base_url is not None else _served_name(endpoint)
     return {"llms": {name: served}}

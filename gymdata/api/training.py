@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gymdata.api.sources import Unwatched
 from gymdata.config.train import TRAINERS
-from gymdata.errors import require
+from gymdata.config.trainer_settings import check_settings
+from gymdata.errors import DataError, require
 from gymdata.ports import Progress
 from gymdata.store import has_rows, resolve
 
@@ -22,14 +23,13 @@ class TrainOptions(TypedDict, total=False):
 
     ``settings``: keys of the trainer's config class (``gymdata.config.train``), of the library's arguments and of TRL's
     ModelConfig (``{"learning_rate": 1e-5, "use_peft": True}``); they beat the YAML file ``config`` and are beaten by
-    ``sets`` (``"key=value"``). ``resume`` goes on from the last checkpoint, ``overwrite`` starts again, ``dry_run`` checks
-    and proves the batches only.
+    ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
+    ``dry_run`` checks and proves the batches only.
     """
 
     config: Path | None
     settings: Mapping[str, Any] | None
     sets: Sequence[str]
-    resume: bool
     overwrite: bool
     dry_run: bool
     progress: Progress | None
@@ -95,7 +95,6 @@ def train(
     config: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
-    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -113,6 +112,7 @@ def train(
     _refuse_no_rows(source, kind.table)  # and a missing file, before torch is loaded
     given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
     resolved = kind.load(config, given, list(sets))
+    check_settings(algorithm, resolved.trainer, own=kind.model_fields)
     return stage.train(
         source,
         resolved,
@@ -120,7 +120,6 @@ def train(
         run_job,
         progress or Unwatched(),
         command=list(command) or [f"gymdata.train_{algorithm}"],
-        resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,
     )

@@ -6,7 +6,7 @@ given", never "set to nothing"; a configuration does not change once it is made.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -67,28 +67,38 @@ class Config(pydantic.BaseModel):
         try:
             return cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
-            raise cls._explain(error, where) from error
+            raise UsageError.several(cls._explain(error, where)) from error
 
     @classmethod
-    def _explain(cls, error: pydantic.ValidationError, where: str) -> UsageError:
-        # A misspelt key is why another one seems to be missing.
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        path = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
+    def _explain(cls, error: pydantic.ValidationError, where: str) -> Iterator[UsageError]:
+        """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
+        found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        misspelt = found[0]["type"] == "extra_forbidden"
+        seen = set()
+        for fault in found:
+            path = ".".join(str(part) for part in fault["loc"])
+            if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
+                continue  # of a union pydantic tells why each member does not fit
+            seen.add(fault["loc"][:1])
+            yield cls._explained(fault, path, where)
+
+    @classmethod
+    def _explained(cls, fault: Any, path: str, where: str) -> UsageError:
+        if fault["type"] == "extra_forbidden":
             return UsageError.unknown_key(path, cls.model_fields, where)
-        if first["type"] == "missing":
+        if fault["type"] == "missing":
             how = cls.given_as.get(path)
             return UsageError(
                 f"{where}: {path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
             )
-        context = first.get("ctx") or {}
-        if first["type"] == "literal_error":
+        context = fault.get("ctx") or {}
+        if fault["type"] == "literal_error":
             choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
-            return UsageError.unknown_choice(f"{where}: {path}", str(first.get("input")), choices)
-        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+            return UsageError.unknown_choice(f"{where}: {path}", str(fault.get("input")), choices)
+        wanted = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         if not path:
             return UsageError(f"{where}: {wanted}")
-        return UsageError.bad_value(f"{where}: {path}", first.get("input"), wanted)
+        return UsageError.bad_value(f"{where}: {path}", fault.get("input"), wanted)
 
 
 def _has_truth(value: Any) -> bool:

@@ -17,6 +17,7 @@ from gymdata.config.experience import ExperienceConfig
 from gymdata.config.genrm import JudgeConfig
 from gymdata.config.pairs import PairsConfig
 from gymdata.config.urls import ENGINE_KEYS, refuse_userinfo
+from gymdata.errors import UsageError
 
 #: What the loop decides of a collection; a builder cannot.
 _DECIDED = {
@@ -170,10 +171,17 @@ class EpochsTrainer(Config):
 
     @pydantic.model_validator(mode="after")
     def _checked(self) -> EpochsTrainer:
-        for name, config in (("pairs", PairsConfig), ("experience", ExperienceConfig)):
-            config.load(None, getattr(self, name))
+        faults: list[UsageError] = []
+        kinds: tuple[tuple[str, type[Config]], ...] = (("pairs", PairsConfig), ("experience", ExperienceConfig))
+        for name, config in kinds:
+            try:
+                config.of({k: v for k, v in getattr(self, name).items() if v is not None}, name)
+            except UsageError as error:
+                faults.append(error)
         if self.pairs.get("split") is not None:
-            raise ValueError("pairs.split cannot be honoured: all tasks of the dataset are trained on")
+            faults.append(UsageError("pairs.split cannot be honoured: all tasks of the dataset are trained on"))
+        if faults:
+            raise UsageError.several(faults)
         return self
 
 
@@ -198,7 +206,8 @@ class RewardFunction(Config):
 class ValidationSection(Config):
     """Held-out tasks, sampled before the first epoch, after every ``interval`` epochs and after the last. ``settings``: keys
     of ``gymdata collect`` (greedy and one rollout a task unless they say otherwise). A reward above ``threshold`` is a
-    success. ``config``: a YAML file of the same sections, merged over this one for validation alone."""
+    success. ``config``: a YAML file of the same sections, merged over this one for validation alone: the policy's sampling,
+    tasks, evaluators, builder, reward function and this section; what it says of training is refused."""
 
     dataset: DatasetSection | str | None = None
     interval: int = pydantic.Field(5, ge=1)

@@ -7,20 +7,21 @@ trained on proven tokens, and its run.json leads back to the data and through it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymdata
 from gymdata.config.train import TrainConfig
-from gymdata.errors import GymdataError, StoreError
+from gymdata.errors import GymdataError, StoreError, UsageError
 from gymdata.ports import Progress
 from gymdata.stages.train_checks import ModelFacts, check
 from gymdata.store import find_run_json, hash_file, read_run_json, read_table, resolve, write_run_json
 from gymdata.store.lock import Lock, refuse_held
-from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -29,7 +30,7 @@ JOB = "job"
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
 #: In a job file, but not part of what is trained: free to change on a resume.
-_OPERATION = ("num_processes", "resume", "dry_run", "output", "own_keys")
+_OPERATION = ("num_processes", "dry_run", "output", "own_keys")
 
 
 def train(
@@ -40,7 +41,6 @@ def train(
     progress: Progress,
     *,
     command: list[str],
-    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> dict[str, Any]:
@@ -68,7 +68,6 @@ def train(
         "trained_tokens": expected.as_json(),
         "num_processes": config.num_processes,
         "own_keys": sorted(type(config).model_fields),
-        "resume": resume,
         "dry_run": dry_run,
     }
     begun = {
@@ -82,7 +81,7 @@ def train(
         "length_limit": data.cost.as_json(),
     }
     del data
-    return run_training(out, job, begun, run_job, progress, resume=resume, overwrite=overwrite, dry_run=dry_run)
+    return run_training(out, job, begun, run_job, progress, overwrite=overwrite, dry_run=dry_run)
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -111,39 +110,25 @@ def run_training(
     run_job: Runner,
     progress: Progress,
     *,
-    resume: bool,
     overwrite: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
+    """Start, resume or find finished the training in ``out``; ``overwrite`` starts again."""
     refuse_other_kind(out / RUN_JSON, str(begun["stage"]))
     job_file = out / JOB / "job.json"
+    found = _found(out, job, overwrite=overwrite)
     if dry_run:
         return _rehearse(out, job, begun, run_job, progress)
+    if found == "finished":
+        progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
+        return read_run_json(out)
     refuse_held(out)
-    if (out / SUCCESS).is_file() and not overwrite:
-        if resume:
-            _same_job(out, job)
-            progress.message(f"{out}: this training is done, nothing to do")
-            return read_run_json(out)
-        raise StoreError(
-            f"{out}: holds a finished training", hint="give another output folder, or --overwrite to start again"
-        )
-    if job_file.is_file() and not (resume or overwrite):
-        raise StoreError(
-            f"{out}: holds a training that did not finish",
-            hint="--resume goes on from its last checkpoint, --overwrite starts again",
-        )
-    if out.is_dir() and any(out.iterdir()) and not job_file.is_file():
-        inside = ", ".join(sorted(p.name for p in out.iterdir())[:6])
-        raise StoreError(
-            f"{out}: is not empty and not a training (it holds {inside})", hint="give another output folder"
-        )
-    if resume and job_file.is_file():
-        _same_job(out, job)
+    made, fresh = not out.exists(), not job_file.is_file()
     out.mkdir(parents=True, exist_ok=True)
     lock = Lock(out)
+    failed_at_once = False
     try:
-        if overwrite:
+        if overwrite and not fresh:
             _clear(out)
         job_file.parent.mkdir(exist_ok=True)
         _write(job_file, json.dumps(plain(job), indent=2))
@@ -153,8 +138,9 @@ def run_training(
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
-            if isinstance(error, KeyboardInterrupt) and any((out / "checkpoints").glob("checkpoint-*")):
-                progress.message(f"{out}: stopped; the same command with --resume goes on from the last checkpoint")
+            if isinstance(error, KeyboardInterrupt) and _checkpoints(out):
+                progress.message(f"{out}: stopped; the same command resumes from the last checkpoint")
+            failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
         facts = {**begun, "status": "completed", **result, **_announced(told)}
@@ -164,8 +150,39 @@ def run_training(
             shutil.rmtree(out / "checkpoints", ignore_errors=True)
         return facts
     finally:
+        if failed_at_once:
+            _clear(out)  # settings that the trainer refuses: nothing was trained, and nothing is to be resumed
         lock.release()
         (out / "lock").unlink(missing_ok=True)
+        if failed_at_once and made:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+
+
+def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
+    """What ``out`` holds of this very training. Raises StoreError when it cannot be written or holds something else.
+
+    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
+    """
+    refuse_unwritable(out)
+    ours = (out / JOB / "job.json").is_file()
+    if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {"lock", JOB})):
+        raise StoreError(
+            f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
+            hint="give another output folder",
+        )
+    finished = (out / SUCCESS).is_file()
+    if overwrite or not ours or not (finished or _checkpoints(out)):
+        return "nothing"
+    was = json.loads((out / JOB / "job.json").read_text())
+    changed = differences(*({k: v for k, v in side.items() if k not in _OPERATION} for side in (was, job)))
+    if changed:
+        raise StoreError.other_identity(out, changed)
+    return "finished" if finished else "resumable"
+
+
+def _checkpoints(out: Path) -> bool:
+    return any((out / "checkpoints").glob("checkpoint-*"))
 
 
 def _write(path: Path, text: str) -> None:
@@ -195,17 +212,8 @@ def _announced(told: Mapping[str, Any]) -> dict[str, Any]:
     return {"ratio": {k: v for k, v in told["ratio"].items() if k != "event"}} if "ratio" in told else {}
 
 
-def _same_job(out: Path, job: dict[str, Any]) -> None:
-    was = json.loads((out / JOB / "job.json").read_text())
-    changed = differences(*({k: v for k, v in side.items() if k not in _OPERATION} for side in (was, job)))
-    if changed:
-        raise StoreError.other_identity(out, changed)
-
-
 def _clear(out: Path) -> None:
     """Remove an earlier training's files; the folder itself stays, and so does the lock that we hold."""
-    if not (out / JOB).is_dir():
-        return
     (out / SUCCESS).unlink(missing_ok=True)
     for path in out.iterdir():
         if path.name == "lock":

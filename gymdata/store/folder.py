@@ -17,7 +17,7 @@ from gymdata.errors import StoreError
 from gymdata.store.failures import FAILURES
 from gymdata.store.journal import Repair, repair
 from gymdata.store.lock import LOCK
-from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, refuse_unwritable
 from gymdata.store.run_json import sync_folder
 from gymdata.store.sealing import describe, drop_journal
 from gymdata.store.stage_output import intent_of
@@ -48,13 +48,17 @@ class Recovered:
 
 def claim(folder: Path) -> None:
     """Make the folder, or accept one that is a run or empty. Raises StoreError for anything else."""
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder}: is a file, expected a folder for the run", hint="give another output folder")
+    refuse_foreign(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
-    if (folder / RUN_JSON).exists():
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise StoreError when ``folder`` cannot be written, or holds something that is not a run. Makes nothing."""
+    refuse_unwritable(folder)
+    if not folder.exists() or (folder / RUN_JSON).exists():
         return
     foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp"))
     if foreign:
@@ -125,6 +129,14 @@ def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
         found.repairs += repairs
         found.journals.append(Segment(index, path, rows))
     return found
+
+
+def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    # A journal's rows are not looked into here: bytes in it may be a row, torn or not.
+    kept = [*_ours(rollouts), folder / FAILURES, folder / (FAILURES + ".torn")]
+    return not files and not any(file.is_file() and file.stat().st_size for file in kept)
 
 
 def _ours(rollouts: Path) -> list[Path]:

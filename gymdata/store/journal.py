@@ -105,7 +105,7 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
 
 
 def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
-    """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.disk, StoreError.link."""
+    """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.from_os, StoreError.link."""
     try:
         fd = os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(fd, "ab") as file:
@@ -134,7 +134,7 @@ class Journal:
         self._closing = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        """Write one line whole, or nothing. Raises StoreError.disk."""
+        """Write one line whole, or nothing. Raises StoreError.from_os."""
         written = 0
         try:
             while written < len(line):
@@ -147,7 +147,7 @@ class Journal:
         self.rows += 1
 
     def sync(self) -> None:
-        """Bring what was written to the disk. Raises StoreError.disk."""
+        """Bring what was written to the disk. Raises StoreError.from_os."""
         with self._closing:
             size = self.size
             if self._fd < 0 or size == self._synced:

@@ -23,7 +23,7 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.disk when nothing
+    """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when nothing
     can be written there. ``wait``: for the holder to be done, in place of StoreError.locked."""
 
     def __init__(self, folder: Path, name: str = LOCK, *, wait: bool = False) -> None:
@@ -97,7 +97,7 @@ def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, made where it is missing, and taken away again when nothing came of it. Raises StoreError.disk."""
+    """``folder``, made where it is missing, and taken away again when nothing came of it. Raises StoreError.from_os."""
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import glob as globbing
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from gymdata.core.schema import Table
@@ -270,3 +271,17 @@ def _classify(path: Path) -> Source:
         elif head.lstrip()[:1] not in (b"", b"{"):
             raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
     return Source(path, "jsonl", compression)
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Raise StoreError when ``folder`` is a file, or cannot be made or written to. Makes nothing."""
+    at = folder
+    while not at.exists() and not at.is_symlink() and at != at.parent:
+        at = at.parent
+    if not at.is_dir():
+        what = "is a file, expected a folder" if at == folder else f"cannot be made: {at} is a file"
+        raise StoreError(f"{folder}: {what}", hint="give another output folder")
+    if not os.access(at, os.W_OK | os.X_OK):
+        raise StoreError(
+            f"{folder}: cannot be written: no permission to write in {at}", hint="give another output folder"
+        )

@@ -25,7 +25,7 @@ from gymdata.store import folder as layout
 from gymdata.store.failures import FAILURES, read_failure_file, repair_failures
 from gymdata.store.journal import Journal, Repair, frame
 from gymdata.store.lines import encode, encode_any
-from gymdata.store.lock import Lock
+from gymdata.store.lock import Lock, refuse_held
 from gymdata.store.paths import ROLLOUTS_FOLDER, RUN_JSON
 from gymdata.store.reading import reading, warn
 from gymdata.store.rows import check_rollout
@@ -79,7 +79,8 @@ class Run:
     ) -> Run:
         """Start or resume the run in ``folder``.
 
-        ``identity`` must equal that of the run resumed; ``extent`` may grow; ``operation`` is free and recorded for
+        ``identity`` must equal that of the run resumed, unless that has neither rows nor failures; ``extent`` may grow;
+        ``operation`` is free and recorded for
         this attempt. ``overwrite`` starts again, removing only what gymdata wrote. Raises StoreError: locked,
         other_identity, or a folder that is not ours; DataError when the run was written by a newer gymdata.
         """
@@ -94,14 +95,24 @@ class Run:
         try:
             if overwrite:
                 layout.wipe(place)
-            resumed = (place / RUN_JSON).exists()
-            known = _checked(place, identity, run_id) if resumed else _fresh(identity, run_id)
-            run = cls(place, lock, known, resumed)
+            found = _checked(place, identity, run_id)
+            run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
             lock.release()
             raise
         return run
+
+    @staticmethod
+    def check(
+        folder: str | Path, *, identity: Mapping[str, Any], run_id: str | None = None, overwrite: bool = False
+    ) -> None:
+        """Raise what ``open`` would raise, and write nothing."""
+        place = Path(folder)
+        layout.refuse_foreign(place)
+        refuse_held(place)
+        if not overwrite:
+            _checked(place, identity, run_id)
 
     @property
     def run_id(self) -> str:
@@ -132,7 +143,7 @@ class Run:
         """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
 
         When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
-        DataError for a row that is none, StoreError.disk when the disk is full: then the row is not in the journal and
+        DataError for a row that is none, StoreError.from_os when the disk is full: then the row is not in the journal and
         all before it are.
         """
         self._raise_trouble()
@@ -167,7 +178,7 @@ class Run:
         return self.sealed_rows - before
 
     def fail(self, record: Mapping[str, Any]) -> None:
-        """Add one record to failures.jsonl. Raises StoreError.disk."""
+        """Add one record to failures.jsonl. Raises StoreError.from_os."""
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
@@ -332,8 +343,11 @@ def _fresh(identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
     }
 
 
-def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
-    """The facts of a run that is to be resumed, if it may be."""
+def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any] | None:
+    """The facts of the run that is to be resumed, if it may be; None when there is none, or one of other settings that has
+    sampled nothing, whose place another may take."""
+    if not (folder / RUN_JSON).exists():
+        return None
     facts = read_run_json(folder / RUN_JSON)
     missing = {"run_id", "identity", "extent", "attempts", "files"} - facts.keys()
     if missing:
@@ -347,6 +361,8 @@ def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> d
     found = differences(facts["identity"], identity)
     if run_id is not None and run_id != facts["run_id"]:
         found.insert(0, ("run_id", facts["run_id"], run_id))
+    if found and layout.holds_nothing(folder, facts["files"]):
+        return None
     if found:
         raise StoreError.other_identity(folder, found)
     return facts

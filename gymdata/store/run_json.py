@@ -28,7 +28,7 @@ _OPTIONS = (
 def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
     """Write the run.json of a stage output: into a folder, or beside a ``.parquet``/``.jsonl`` file (FILE.run.json).
 
-    Returns where it was written. Raises StoreError.disk.
+    Returns where it was written. Raises StoreError.from_os.
     """
     place = Path(target)
     is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
@@ -98,7 +98,7 @@ def describe_file(file: Path, rows: int | None = None, *, path: str | None = Non
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write under; on leaving, its content is ``path``, on disk, whole. Removed on any error.
 
-    Raises StoreError.disk when the disk refuses, StoreError.written when another process is at it, StoreError.link when
+    Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
     there is a symbolic link under either name.
     """
     refuse_link(path)

@@ -69,7 +69,7 @@ def has_rows(source: Source, table: Table) -> bool:
 def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
     """Write ``data`` whole to ``path``, ``.parquet`` or ``.jsonl`` by its suffix. Returns the path.
 
-    Raises DataError when ``data`` is not a ``table``, StoreError.disk when the disk refuses.
+    Raises DataError when ``data`` is not a ``table``, StoreError.from_os when the disk refuses.
     """
     target = Path(path)
     if target.suffix not in (".parquet", ".jsonl"):

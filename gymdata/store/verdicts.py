@@ -44,7 +44,7 @@ class Kept:
         return self._records.get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Keep a JSON value. Raises StoreError.disk."""
+        """Keep a JSON value. Raises StoreError.from_os."""
         if self._journal is not None:
             self._journal.append(frame(encode_any({"key": key, "value": value})))
         self._records[key] = value
@@ -87,7 +87,7 @@ class Added:
         self._synced = time.monotonic()
 
     def add(self, row: Mapping[str, Any]) -> bool:
-        """Append one row; False when it was there. Raises StoreError.disk."""
+        """Append one row; False when it was there. Raises StoreError.from_os."""
         if row[self._key] in self._there:
             return False
         if self._journal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,76 @@ def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureF
         pairs_of_run(run)
     assert main(["train-dpo", str(run), "-m", POLICY, "-o", str(tmp_path / "out")]) == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+def test_a_dry_run_finds_what_a_start_would_end_with(
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An output that is a file, a foreign folder, a context that the model has not, unknown engine keys: exit code 2,
+    with and without --dry-run, and nothing is written."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    cases = [
+        (["-o", str(tmp_path / "file")], "is a file, expected a folder"),
+        (["-o", str(tmp_path / "file" / "run")], f"{tmp_path / 'file'} is a file"),
+        (["-o", str(tmp_path / "mine")], "is not empty and not a run"),
+    ]
+    for more, said in cases:
+        for dry in (["--dry-run"], []):
+            assert main(["collect", tasks, "-m", POLICY, *more, *dry]) == 2
+            assert said in capsys.readouterr().err
+    out = ["-o", str(tmp_path / "run")]
+    keys = ["--set", "engine.max_modl_len=5", "--set", "engine.gpu_memory_utilisation=1"]
+    for dry in (["--dry-run"], []):
+        assert main(["collect", tasks, "-m", POLICY, *out, *keys, *dry]) == 2
+        said = capsys.readouterr().err
+        assert "did you mean 'max_model_len'" in said
+        assert "did you mean 'gpu_memory_utilization'" in said
+    assert main(["collect", tasks, "-m", POLICY, *out, "--set", "engine.max_model_len=9999999", "--dry-run"]) == 2
+    assert "max_model_len: got 9999999, expected at most" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_finds_a_context_that_is_too_small(
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context that holds no prompt is an error; one that holds less than prompt and --max-tokens is noted."""
+    argv = ["collect", tasks, "-m", POLICY, "-o", str(tmp_path / "run"), "--dry-run"]
+    assert main([*argv, "--max-context", "2"]) == 2
+    assert "the context holds 2 tokens" in capsys.readouterr().err
+    assert main([*argv, "--max-context", "40", "--max-tokens", "39"]) == 0
+    assert "2 of the first 2 prompts and --max-tokens 39 are more than the context" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "system"),
+    [
+        (["-m", "x", "--tokenizer", POLICY, "--endpoint", "URL"], "engine"),
+        (["-m", "x", "--tokenizer", POLICY, "--chat-endpoint", "URL"], "engine"),
+        (["--workflow-url", "URL/run"], "environment"),
+        (["-m", POLICY, "--env", "URL"], "environment"),
+    ],
+)
+def test_a_dry_run_finds_a_server_that_is_not_there(
+    tasks: str, tmp_path: Path, flags: list[str], system: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing listens at the URL: exit code 3, at once, naming the address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        words = [word.replace("URL", url) for word in flags]
+        assert main(["collect", tasks, "-o", str(tmp_path / "run"), "--dry-run", *words]) == 3
+    said = capsys.readouterr().err
+    assert f"{system}: {url.removeprefix('http://')} cannot be reached" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_names_what_differs_from_the_run_that_is_there(
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another temperature than the run was collected with is refused by name before anything starts."""
+    run = tmp_path / "run"
+    collecting.collect(tasks=tasks, output=run, parts=parts())
+    assert main(["collect", tasks, "-m", POLICY, "-o", str(run), "--dry-run", "--temperature", "0.5"]) == 2
+    assert "temperature: run has 1.0, now 0.5" in capsys.readouterr().err

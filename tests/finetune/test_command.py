@@ -221,3 +221,45 @@ def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatc
     config.write_text(yaml.safe_dump(values))
     made = finetune_parts.builder_of(load(config), str(config), config.parent, CommandRunner(), {})
     assert type(made).__name__ == "Builder"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["CONFIG", "-o", "runs/x"], ["-o", "runs/x", "CONFIG"], ["-o", "out", "CONFIG"], ["CONFIG", "-o", "out"],
+     ["CONFIG", "-o", "out", "--json"], ["CONFIG", "-o", "./out", "-v"]],
+)  # fmt: skip
+def test_a_folder_given_with_o_is_told_where_it_goes(
+    config: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """-o sets a key here, as published; given a folder, the error names --output."""
+    assert main(["finetune", *(str(config) if word == "CONFIG" else word for word in words)]) == 2
+    assert "-o is KEY VALUE here; the folder is --output" in "".join(capsys.readouterr())
+
+
+def test_a_negative_number_is_a_value_of_o(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """-o seed -1 sets the key, whose own check answers."""
+    assert main(["finetune", str(config), "-o", "seed", "-1"]) == 2
+    assert "finetuning.seed: got -1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("section", "methods", "name"),
+    [
+        ("trainer_adapters", ("data", "submit", "status", "wait", "cancel"), "submit"),
+        ("trajectory_builders", ("collect",), "collect"),
+        ("trainers", ("run",), "run"),
+    ],
+)
+def test_an_async_part_is_a_clear_error(
+    config: Path, tmp_path: Path, section: str, methods: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class whose methods are coroutines, as other harnesses have them, is refused by the method's name."""
+    lines = [f"    {'async ' if method == name else ''}def {method}(self, *args): ..." for method in methods]
+    (tmp_path / "theirs.py").write_text("class Part:\n" + "\n".join(lines) + "\n")
+    values = yaml.safe_load(config.read_text())
+    values[section] = {"mine": {"_type": "theirs.py:Part"}}
+    config.write_text(yaml.safe_dump(values))
+    assert main(["finetune", str(config)]) == 2
+    said = capsys.readouterr().err
+    assert f"theirs.py:Part: got async {name}, expected plain methods" in said
+    assert "asyncio.run" in said

@@ -97,6 +97,13 @@ def test_the_last_override_wins(tmp_path: Path) -> None:
         ("trajectory_builders.builder.temperature", -1, "temperature"),
         ("trajectory_builders.builder._type", "colect", "did you mean 'collect'"),
         ("trainer_adapters.adapter.lr", 1, "unknown key 'lr'"),
+        ("trainer_adapters.adapter.rl.learning_rte", 1, "did you mean 'learning_rate'"),
+        (
+            "trainer_adapters.adapter.settings",
+            {"num_train_epochs": "many"},
+            "num_train_epochs: got 'many', expected float",
+        ),
+        ("trainer_adapters.adapter.rl.clip_low", 2, "clip_low: got 2"),
         ("trainers.trainer.pairs", {"strategi": "all"}, "did you mean 'strategy'"),
         ("trainers.trainer.pairs", {"split": 0.5}, "split cannot be honoured"),
         ("finetuning.trainer", "trainr", "did you mean 'trainer'"),

@@ -149,7 +149,7 @@ def test_gymdatas_trainers_get_their_settings_in_a_file(tmp_path: Path) -> None:
     trl = TrlJobs(TrlAdapter(settings={"bf16": False, "seed": 1}, dpo={"beta": 0.5}, rl={"loss": "cispo"}))
     words, _ = trl.words(job(tmp_path))
     assert words[2:7] == ["gymdata_cli", "train-dpo", str(tmp_path / "pairs.parquet"), "-m", str(tmp_path / "start")]
-    assert words[-1] == "--resume"
+    assert words[-2] == "--config"
     assert json.loads((tmp_path / "train.yaml").read_text()) == {"seed": 1, "bf16": False, "beta": 0.5}
     torn = tmp_path / "policy" / "job"
     torn.mkdir(parents=True)

@@ -18,9 +18,11 @@ def test_every_trainer_has_settings_that_load(algorithm: str) -> None:
 
     from trl.trainer.model_config import ModelConfig
 
-    from gymdata.adapters.trainers.settings import sort_settings
+    from gymdata.config.trainer_settings import fields_of, sort_settings
 
     config = TRAINERS[algorithm].load(FOLDER / f"{algorithm}.yaml", {"model": "m", "output": "o"})
     module = importlib.import_module(f"gymdata.adapters.trainers.{algorithm}")
-    sorted_settings = sort_settings(config.trainer, {"trainer": module.CONFIG, "model": ModelConfig})
+    sorted_settings = sort_settings(
+        config.trainer, {"trainer": fields_of(module.CONFIG), "model": fields_of(ModelConfig)}
+    )
     assert sorted_settings["trainer"]["learning_rate"] > 0

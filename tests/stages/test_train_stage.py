@@ -162,24 +162,54 @@ def test_saved_reference_needs_the_same_policy_untruncated(
 
 
 def test_one_rule_for_resuming(pairs: Path, tmp_path: Path) -> None:
-    """Unfinished: only --resume with the same settings, or --overwrite. Finished: --resume does nothing."""
-    out, failing = tmp_path / "out", Trainer(OutsideError("trainer", "died"))
+    """The same command resumes; other settings are refused by name; finished it does nothing; --overwrite starts again."""
+    out, failing, notes = tmp_path / "out", Trainer(OutsideError("trainer", "died")), Notes()
     with pytest.raises(OutsideError):
         go(pairs, out, failing)
     assert read_run_json(out)["status"] == "failed"
     assert not (out / "SUCCESS").exists()
-    with pytest.raises(StoreError, match="did not finish"):
-        go(pairs, out)
+    (out / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"settings\.learning_rate") as caught:
+        go(pairs, out, config={"learning_rate": 1e-3})
+    assert caught.value.exit_code == 2
     with pytest.raises(StoreError, match=r"settings\.learning_rate"):
-        go(pairs, out, resume=True, config={"learning_rate": 1e-3})
-    go(pairs, out, resume=True, config={"num_processes": 2})
+        go(pairs, out, config={"learning_rate": 1e-3}, dry_run=True)
+    go(pairs, out, config={"num_processes": 2})
     idle = Trainer()
-    assert go(pairs, out, idle, resume=True)["steps"] == 3
+    assert go(pairs, out, idle, notes)["steps"] == 3
     assert not idle.jobs
-    with pytest.raises(StoreError, match="finished training"):
-        go(pairs, out)
+    assert any("this training is finished, nothing to do" in said for said in notes.said)
+    with pytest.raises(StoreError, match=r"settings\.learning_rate"):
+        go(pairs, out, config={"learning_rate": 1e-3})
     go(pairs, out, overwrite=True, config={"learning_rate": 1e-3})
     assert read_run_json(out)["config"]["trainer"] == {"learning_rate": 1e-3}
+
+
+def test_a_training_without_a_checkpoint_pins_nothing(pairs: Path, tmp_path: Path) -> None:
+    """What failed before its first checkpoint can be started with other settings: nothing could be resumed."""
+    out = tmp_path / "out"
+    with pytest.raises(OutsideError):
+        go(pairs, out, Trainer(OutsideError("trainer", "died")))
+    go(pairs, out, config={"learning_rate": 1e-3})
+    assert read_run_json(out)["config"]["trainer"] == {"learning_rate": 1e-3}
+
+
+def test_settings_that_the_trainer_refuses_leave_no_folder(pairs: Path, tmp_path: Path) -> None:
+    """Only the training process knows some faults of settings; its refusal leaves nothing that would need --overwrite."""
+    with pytest.raises(UsageError):
+        go(pairs, tmp_path / "out", Trainer(UsageError("settings: no")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Path, tmp_path: Path) -> None:
+    """A file in the place of the folder, or above it, is found before a trainer starts."""
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        for dry_run in (False, True):
+            trainer = Trainer()
+            with pytest.raises(StoreError, match="is a file"):
+                go(pairs, out, trainer, dry_run=dry_run)
+            assert not trainer.jobs
 
 
 def test_a_foreign_folder_is_left_alone(pairs: Path, tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def test_a_resumed_run_keeps_its_id_and_rows(tmp_path: Path, open_run, row):
 
 def test_another_identity_is_refused_by_its_keys(open_run):
     """A run is resumed with the same settings or not at all; the error names each key with both values."""
-    open_run(identity={"temperature": 0.7, "environment": {"hash": "a"}, "limits": (1, 2)}).close()
+    with open_run(identity={"temperature": 0.7, "environment": {"hash": "a"}, "limits": (1, 2)}) as run:
+        run.fail({"kind": "engine"})
     with pytest.raises(StoreError, match=r"environment\.hash: run has 'a', now 'b'; temperature: run has 0.7, now 1.0"):
         open_run(identity={"temperature": 1.0, "environment": {"hash": "b"}, "limits": [1, 2]})
     with pytest.raises(StoreError, match="run_id: run has"):
@@ -300,3 +301,27 @@ def test_run_is_public():
     assert gymdata.store.Run is Run
     with pytest.raises(AttributeError):
         _ = gymdata.store.nothing
+
+
+def test_a_run_that_holds_nothing_pins_no_settings(tmp_path: Path) -> None:
+    """With neither rows nor failures the folder takes another identity and a new run_id; a failure kept or a row pins it."""
+    folder = tmp_path / "run"
+
+    def start(temperature: float) -> Run:
+        return Run.open(folder, identity={"temperature": temperature}, extent={}, operation={})
+
+    with start(1.0) as first:
+        assert not first.resumed
+    with start(1.0) as again:
+        assert (again.resumed, again.run_id) == (True, first.run_id)
+    Run.check(folder, identity={"temperature": 0.5})
+    with start(0.5) as other:
+        assert not other.resumed
+        assert other.run_id != first.run_id
+        other.fail({"kind": "engine"})
+    assert read_run_json(folder)["identity"] == {"temperature": 0.5}
+    with pytest.raises(StoreError, match=r"temperature: run has 0\.5, now 1\.0"):
+        start(1.0)
+    with pytest.raises(StoreError, match=r"temperature: run has 0\.5, now 1\.0"):
+        Run.check(folder, identity={"temperature": 1.0})
+    Run.check(folder, identity={"temperature": 1.0}, overwrite=True)

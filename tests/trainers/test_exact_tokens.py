@@ -178,9 +178,9 @@ def test_settings_are_sorted_and_checked() -> None:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.model_config import ModelConfig
 
-    from gymdata.adapters.trainers.settings import sort_settings
+    from gymdata.config.trainer_settings import fields_of, sort_settings
 
-    classes = {"trainer": DPOConfig, "model": ModelConfig}
+    classes = {"trainer": fields_of(DPOConfig), "model": fields_of(ModelConfig)}
     given = {"learning_rate": "1e-6", "beta": 1, "loss_type": "sigmoid", "lora_r": 8, "use_peft": True}
     assert sort_settings(given, classes) == {
         "trainer": {"learning_rate": 1e-6, "beta": 1.0, "loss_type": ["sigmoid"]},

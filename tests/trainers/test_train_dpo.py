@@ -63,6 +63,21 @@ def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tm
     assert before.policy_hash != after.policy_hash
 
 
+def test_tensorboards_events_are_kept(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """Events lie in OUT/logs after the training, and the checkpoints are gone; the same command again does nothing."""
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "trained"
+    words = ["train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "max_steps=2", "--set", "report_to=tensorboard"]
+    done = gymdata(*words)
+    assert done.returncode == 0, done.stderr
+    assert list((out / "logs").glob("events.out.tfevents.*"))
+    assert not (out / "checkpoints").exists()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = gymdata(*words)
+    assert (again.returncode, "this training is finished, nothing to do" in again.stderr) == (0, True), again.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
 def test_mistakes_end_with_the_documented_code(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
     """An unknown setting is usage (2) and names the nearest; a missing file is usage too; neither leaves SUCCESS."""
     out = tmp_path / "trained"
@@ -101,7 +116,7 @@ def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
 
 def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
     """While it runs, the same command is told who writes there. SIGINT to the command alone reaches its trainer, which
-    saves; the command ends with 130 and names --resume."""
+    saves; the command ends with 130 and says that it resumes."""
     out = tmp_path / "stopped"
     words = [
         "train-dpo",
@@ -121,22 +136,21 @@ def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Pat
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130, said
-    assert "the same command with --resume goes on from the last checkpoint" in said
+    assert "the same command resumes from the last checkpoint" in said
     assert read_run_json(out)["failure"] == "interrupted"
     assert not (out / "SUCCESS").exists()
-    assert "--resume" in gymdata(*words).stderr
     # The same tokens with other weights are another training.
     table = read_table(told_pairs, PAIRS)
     weights = pa.array([2.0] * table.num_rows)
     file = told_pairs if told_pairs.is_file() else told_pairs / "pairs.parquet"
     write_table(table.set_column(table.column_names.index("weight"), "weight", weights), file, PAIRS)
-    other = gymdata(*words, "--resume")
+    other = gymdata(*words)
     assert (other.returncode, "data_xxh3" in other.stderr) == (2, True)
 
 
 @pytest.mark.full
 def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
-    """SIGKILL of the command after a checkpoint: its process ends too, and --resume finishes with whole epochs proven and
+    """SIGKILL of the command after a checkpoint: its process ends too; the same command ends with whole epochs proven and
     the very weights of a training that was left alone."""
     out = tmp_path / "killed"
     same = ["--set", "num_train_epochs=60", "--set", "save_steps=5"]
@@ -144,7 +158,7 @@ def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Pat
     process = begun(words, out)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    done = gymdata(*words, "--resume", "--json")
+    done = gymdata(*words, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["resumed_from"] is not None

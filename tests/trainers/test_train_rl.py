@@ -107,7 +107,7 @@ def test_a_resumed_training_is_bit_identical(policy: Path, tmp_path: Path) -> No
             shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     job = json.loads((cut / "job" / "job.json").read_text())
     (cut / "job" / "job.json").write_text(json.dumps(job | {"output": str(cut)}))
-    done = gymdata("train-rl", file, "-m", policy, "-o", cut, *words, "--resume", "--json")
+    done = gymdata("train-rl", file, "-m", policy, "-o", cut, *words, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed_from"] == "checkpoint-6"
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -28,6 +28,7 @@ from gymdata.adapters.engines.orphans import ENGINE_OF
 from gymdata.adapters.engines.sampling import Sampling, best_alternatives
 from gymdata.adapters.engines.weights import base_of
 from gymdata.adapters.local_models import local_folder
+from gymdata.config.source_fields import source_fields
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.ports import Generation, SampleRequest
 
@@ -64,6 +65,11 @@ class VllmSampler:
         for key, instead in _FIXED.items():
             if key in self.engine_args:
                 raise UsageError(f"engine.{key} cannot be set", hint=instead)
+        # Read from vLLM's source: importing it takes many seconds.
+        known = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
+        unknown = [key for key in self.engine_args if known is not None and key not in known]
+        if known is not None and unknown:
+            raise UsageError.several(UsageError.unknown_key(key, known, "--set engine") for key in unknown)
         self.seed = seed
         self.default_concurrency = int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
         self._engine: Any = None

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gymdata.adapters.formats.nemo_calls import GENERATION, LOG_PROBS, PROMPT
-from gymdata.adapters.formats.nemo_import import GENERATION, LOG_PROBS, PROMPT, ROUNDED, kept_rows
+from gymdata.adapters.formats.nemo_import import ROUNDED, kept_rows
 from gymdata.adapters.formats.nemo_messages import items_of, loads, response_tools
 from gymdata.adapters.formats.nemo_rebuild import MARK
 from gymdata.adapters.formats.trajectories.own import list_of, shortest

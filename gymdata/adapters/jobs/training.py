@@ -146,7 +146,7 @@ class TrlJobs(ProcessJobs):
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
         file = settings_file(job.output.parent / "train.yaml", self._settings(job))
         command = [TRAININGS[job.algorithm][0], str(job.data), "-m", str(job.model), "-o", str(job.output)]
-        return gymdata_words([*command, "--config", str(file), "--resume"]), {}
+        return gymdata_words([*command, "--config", str(file)]), {}
 
     def prepare(self, job: TrainingJob) -> None:
         if not job.output.exists():

@@ -49,7 +49,9 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     """
     log = job_file.parent / "trainer.log"
     told: dict[str, Any] = {}
-    environment = {**_DEFAULTS, **os.environ, **_ENVIRONMENT, **child_environment()}
+    # Events of TensorBoard would go with the checkpoints, which are removed at the end.
+    logs = {"TENSORBOARD_LOGGING_DIR": str(job_file.parent.parent / "logs")}
+    environment = {**_DEFAULTS, **logs, **os.environ, **_ENVIRONMENT, **child_environment()}
     command = [sys.executable, "-m", "gymdata.adapters.trainers.run", str(job_file)]
     with log.open("ab") as noise:
         process = subprocess.Popen(
@@ -77,7 +79,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
         raise errors.OutsideError(
             "trainer",
             f"the training process {_ending(code)}; its last lines:\n{_tail(log)}",
-            hint=f"the whole log is {log}; run again with --resume to go on from the last checkpoint",
+            hint=f"the whole log is {log}; the same command resumes from the last checkpoint",
         )
     return told
 

@@ -27,6 +27,7 @@ from typing import Any
 from gymdata.adapters.local_models import load_tokenizer, local_folder
 from gymdata.adapters.trainers.metrics import Recorder, StopOnSignal, draw_curve, event
 from gymdata.config.train import TRAINERS
+from gymdata.config.trainer_settings import fields_of, sort_settings
 from gymdata.core.proof import TrainedTokens
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
 from gymdata.store import read_table
@@ -77,7 +78,7 @@ def train(job: dict[str, Any]) -> int:
     if job["dry_run"]:
         trainer.end()
         return 0
-    checkpoint = last_checkpoint(Path(trainer.args.output_dir)) if job["resume"] else None
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
     if checkpoint is not None:
         witness.restore(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -145,9 +146,8 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
     from trl.trainer.model_config import ModelConfig
     from trl.trainer.utils import get_peft_config
 
-    from gymdata.adapters.trainers.settings import sort_settings
-
-    given = sort_settings(job["settings"], {"trainer": config, "model": ModelConfig}, own=job["own_keys"])
+    classes = {"trainer": fields_of(config), "model": fields_of(ModelConfig)}
+    given = sort_settings(job["settings"], classes, own=job["own_keys"])
     gpu = torch.cuda.is_available() and not given["trainer"].get("use_cpu")
     defaults: dict[str, Any] = {
         "use_cpu": not gpu,

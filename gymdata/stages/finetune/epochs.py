@@ -18,7 +18,7 @@ from gymdata.errors import GymdataError, OutsideError, RefusedError
 from gymdata.ports import CollectOrder, TrainerAdapter, TrainingJob, TrajectoryBuilder
 from gymdata.stages.finetune import figures
 from gymdata.stages.finetune.datasets import make_data
-from gymdata.stages.finetune.plan import Plan, Watch
+from gymdata.stages.finetune.plan import Judging, Plan, Watch
 from gymdata.stages.finetune.selection import Source, select
 from gymdata.stages.finetune.state import State
 from gymdata.store import hash_file, write_run_json
@@ -97,7 +97,8 @@ class _Run:
             self._stage(epoch, "collect", lambda: self._collect(epoch, policy, sampled))
             self._stage(epoch, "check", lambda: self._check(epoch))
             if plan.judging is not None:
-                self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts"))
+                judging = plan.judging
+                self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
         chosen = self._stage(epoch, "select", lambda: self._select(epoch, version))
         data = self._stage(epoch, "data", lambda: make_data(
             plan, folder, self.adapter.data(plan.loop.algorithm), chosen, self.watch))  # fmt: skip
@@ -149,9 +150,7 @@ class _Run:
             )
         return {"warnings": told.get("warnings")}
 
-    def _judge(self, run: Path) -> dict[str, Any]:
-        assert self.plan.judging is not None
-        judging = self.plan.judging
+    def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
         file = _write(run.parent / f"{run.name}.judge.yaml", {**judging.settings, "name": judging.name})
         told = self.plan.commands.run(["judge", str(run), "--config", str(file)],
                                       run.parent / "logs" / f"{run.name}.judge.log", self.watch)  # fmt: skip
@@ -162,17 +161,13 @@ class _Run:
         last = epoch - (epoch - 1) % loop.collect_every
         oldest = max(1, min(last, epoch - loop.reuse_epochs))
         epochs = [e for e in range(last, oldest - 1, -1) if (e - 1) % loop.collect_every == 0]
-        sources = [self._source(self.plan.folder(e) / "rollouts") for e in epochs]
+        sources = [_source(self.plan.folder(e) / "rollouts", self.plan.judging) for e in epochs]
         counts = select(
             sources, self.plan.folder(epoch), epoch, version, loop.max_policy_lag, self.plan.curriculum
         )  # fmt: skip
         lost = (self.state.done(last, "collect") or {}).get("missing")
         # What the epoch learns from may be more than it collected; its reward is that of its own rollouts.
         return {**counts, **figures.rewards(sources[0].scores()), "missing": lost, "collected_in_epoch": last}
-
-    def _source(self, run: Path) -> Source:
-        judging = self.plan.judging
-        return Source(run, None if judging is None else run / f"judge-{judging.name}")
 
     def _train(self, epoch: int, policy: Path, version: int, data: Mapping[str, Any]) -> dict[str, Any]:
         loop = self.plan.loop
@@ -227,13 +222,14 @@ class _Run:
             CollectOrder(
                 tasks=plan.validation.tasks, output=run, model=None if plan.served else str(policy),
                 policy_version=0 if served_first else version, run_id=f"{self.state.run_id}-validation-{epoch:03d}",
-                seed=plan.loop.seed, reward=plan.reward, settings=plan.validation.settings,
+                seed=plan.loop.seed, reward=plan.validation.reward, settings=plan.validation.settings,
             ),
             self.watch,
         )  # fmt: skip
-        if plan.judging is not None:
-            self._judge(run)
-        scores = self._source(run).scores()
+        judging = plan.validation.judging
+        if judging is not None:
+            self._judge(run, judging)
+        scores = _source(run, judging).scores()
         return {**figures.held_out(run, plan.validation.threshold, scores), "policy_version": version}
 
     def _publish(self) -> None:
@@ -267,8 +263,7 @@ class _Run:
                 "first": {"epoch": first, **validations[first]},
                 "last": {"epoch": last, **validations[last]},
             }
-            if first != last and plan.judging is None:
-                assert plan.validation is not None
+            if first != last and plan.validation is not None and plan.validation.judging is None:
                 before, after = (plan.folder(e) / "validation" for e in (first, last))
                 result["validation"]["difference"] = figures.rise(before, after, plan.validation.threshold)
         return result
@@ -290,6 +285,10 @@ class _Run:
                 "parents": parents,
             },
         )
+
+
+def _source(run: Path, judging: Judging | None) -> Source:
+    return Source(run, None if judging is None else run / f"judge-{judging.name}")
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> Path:

@@ -36,22 +36,25 @@ class Watch(Progress, Protocol):
 
 
 @dataclass(frozen=True)
+class Judging:
+    """A generative judge in the place of rewards: the name of its scores, and settings of ``gymdata judge``."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Validation:
-    """Held-out tasks and how they are sampled; ``builder`` differs from the loop's where it has a config of its own."""
+    """Held-out tasks and how they are sampled and scored. ``builder``, ``reward`` and ``judging`` differ from the loop's
+    where validation has a configuration of its own."""
 
     tasks: str
     builder: TrajectoryBuilder
     settings: Mapping[str, Any]
     interval: int
     threshold: float
-
-
-@dataclass(frozen=True)
-class Judging:
-    """A generative judge in the place of rewards: the name of its scores, and settings of ``gymdata judge``."""
-
-    name: str
-    settings: Mapping[str, Any]
+    reward: tuple[str, ...]
+    judging: Judging | None = None
 
 
 @dataclass(frozen=True)

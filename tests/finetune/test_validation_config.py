@@ -1,0 +1,157 @@
+"""The file for validation: what it says of sampling and scoring is honoured, what it says of training is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gymdata.api.finetuning import plan_of
+from gymdata.config.finetune_file import load
+from gymdata.errors import UsageError
+from gymdata.stages.finetune.plan import Plan
+from tests.finetune.test_config import write
+
+
+def planned(folder: Path, over: dict[str, Any], overrides: Any = (), change: Any = None) -> Plan:
+    """The plan of a configuration whose validation has the file ``over``."""
+    (folder / "heldout.jsonl").write_text('{"task_id": "h", "prompt": "2+2?", "answer": "4"}\n')
+    (folder / "over.yaml").write_text(yaml.safe_dump(over))
+    file = write(folder, change)
+    given = [("finetuning.validation.config", "over.yaml"), *overrides]
+    return plan_of(load(file, given), file, overrides=given)[0]
+
+
+HELD_OUT = {"dataset": "heldout.jsonl"}
+
+
+def test_the_section_of_the_file_is_used(tmp_path: Path) -> None:
+    """limit, threshold, interval, settings and dataset of the file are those of validation."""
+    section = {**HELD_OUT, "limit": 3, "threshold": 0.25, "interval": 2, "settings": {"temperature": 0.5}}
+    found = planned(tmp_path, {"finetuning": {"validation": section}}).validation
+    assert found is not None
+    assert (found.tasks, found.interval, found.threshold) == (str(tmp_path / "heldout.jsonl"), 2, 0.25)
+    assert found.settings == {"temperature": 0.5, "num_generations": 1, "limit": 3}
+
+
+def test_the_reward_and_the_judge_of_the_file_score(tmp_path: Path) -> None:
+    """reward_function and evaluators of the file score held-out rollouts, and training keeps its own."""
+    plan = planned(tmp_path, {"finetuning": {"validation": HELD_OUT, "reward_function": {"name": "exact_match"}}})
+    assert plan.validation is not None
+    assert (plan.reward, plan.validation.reward) == (("numeric",), ("exact_match",))
+    (tmp_path / "j").mkdir()
+    judge = {"_type": "genrm", "genrm": "j"}
+    plan = planned(tmp_path, {
+        "finetuning": {"validation": HELD_OUT, "reward_function": {"name": "mine"}},
+        "eval": {"evaluators": {"mine": judge}},
+    })  # fmt: skip
+    assert plan.validation is not None
+    assert plan.validation.judging is not None
+    assert (plan.judging, plan.validation.judging.name, plan.validation.reward) == (None, "mine", ())
+
+
+def test_an_evaluator_of_another_kind_replaces_the_one_of_the_main_file(tmp_path: Path) -> None:
+    """A judge of the main file's name may be a list of rewards in validation."""
+    (tmp_path / "j").mkdir()
+
+    def judged(values: dict[str, Any]) -> None:
+        values["eval"]["evaluators"] = {"score": {"_type": "genrm", "genrm": "j"}}
+        values["finetuning"]["reward_function"] = {"name": "score"}
+
+    over = {"finetuning": {"validation": HELD_OUT},
+            "eval": {"evaluators": {"score": {"_type": "reward", "rewards": ["numeric"]}}}}  # fmt: skip
+    plan = planned(tmp_path, over, change=judged)
+    assert plan.judging is not None
+    assert plan.validation is not None
+    assert (plan.validation.reward, plan.validation.judging) == (("numeric",), None)
+
+
+def test_sampling_that_the_file_states_is_not_beaten_by_the_greedy_default(tmp_path: Path) -> None:
+    """num_generations and temperature of the file's builder and llm hold; unstated they are 1 and 0."""
+    over = {
+        "finetuning": {"validation": HELD_OUT},
+        "llms": {"policy": {"temperature": 0.7}},
+        "trajectory_builders": {"builder": {"num_generations": 4}},
+    }
+    plan = planned(tmp_path, over)
+    assert plan.validation is not None
+    assert plan.validation.settings == {}
+    builder: Any = plan.validation.builder
+    assert (builder._config.num_generations, builder._base["temperature"]) == (4, 0.7)
+
+
+def test_the_tasks_of_the_file_beat_those_of_the_main_one(tmp_path: Path) -> None:
+    """eval.general.dataset of the file names held-out tasks, even where the main file names others."""
+    over = {"eval": {"general": {"dataset": "heldout.jsonl"}}}
+    plan = planned(tmp_path, over, (),
+                   lambda values: values["finetuning"].update(validation={"dataset": "tasks.jsonl"}))  # fmt: skip
+    assert plan.validation is not None
+    assert plan.validation.tasks == str(tmp_path / "heldout.jsonl")
+
+
+def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
+    """An override of finetuning.validation is not lost to the validation file; one of training does not reach it."""
+    over = {"finetuning": {"validation": {**HELD_OUT, "interval": 2}}, "llms": {"policy": {"temperature": 0.0}}}
+    plan = planned(tmp_path, over, [("validation.interval", "3"), ("llms.policy.temperature", "0.9")])
+    assert plan.validation is not None
+    builder: Any = plan.validation.builder
+    assert (plan.validation.interval, builder._base["temperature"]) == (3, 0.0)
+
+
+def test_what_is_for_training_is_refused_all_at_once(tmp_path: Path) -> None:
+    """Every key that validation has no use for is named, and so is every unknown one; a repeated value is no fault."""
+    over = {
+        "finetuning": {"validation": {**HELD_OUT, "treshold": 1}, "num_epochs": 3, "seed": 0, "limit": 7},
+        "llms": {"policy": {"model_name": "other"}},
+        "trainer_adapters": {"adapter": {"_type": "trl", "rl": {"learning_rate": 1}}},
+        "workflow": {},
+    }
+    with pytest.raises(UsageError) as caught:
+        planned(tmp_path, over)
+    said = str(caught.value)
+    for key in ("finetuning.num_epochs cannot", "finetuning.limit cannot", "llms.policy.model_name cannot",
+                "trainer_adapters.adapter.rl.learning_rate cannot", "did you mean 'threshold'",
+                "the section 'workflow' cannot"):  # fmt: skip
+        assert key in said
+    assert "seed" not in said
+    assert "over.yaml: finetuning.num_epochs" in said
+    assert len(caught.value.faults) == 6
+
+
+def test_settings_of_a_validation_that_has_no_tasks_are_refused(tmp_path: Path) -> None:
+    """An interval without held-out tasks would be ignored."""
+    file = write(tmp_path, lambda values: values["finetuning"].update(validation={"interval": 2, "limit": 1}))
+    with pytest.raises(UsageError, match="has interval, limit but no dataset"):
+        plan_of(load(file), file)
+    with pytest.raises(UsageError, match="has config but no dataset"):
+        planned(tmp_path, {})
+
+
+def test_another_file_for_validation_is_another_run(tmp_path: Path) -> None:
+    """What validation is scored with belongs to the identity of a run, wherever its file lies."""
+    one = planned(tmp_path, {"finetuning": {"validation": HELD_OUT}}).identity
+    same = planned(tmp_path, {"finetuning": {"validation": {**HELD_OUT, "interval": 3}}}).identity
+    other = planned(tmp_path, {"finetuning": {"validation": {**HELD_OUT, "threshold": 0.1}}}).identity
+    assert one == same
+    assert one != other
+
+
+def test_all_faults_of_a_configuration_are_listed_at_once(tmp_path: Path) -> None:
+    """Unknown keys, wrong values, wrong parts, sections that are not honoured: one error names them all."""
+
+    def change(values: dict[str, Any]) -> None:
+        values["workflow"] = {}
+        values["finetuning"] |= {"num_epoch": 3, "seed": "many"}
+        values["trajectory_builders"]["builder"] |= {"max_token": 1, "temperature": -1}
+        values["trainers"]["trainer"] = {"_type": "epochs", "pairs": {"strategi": "all"}, "experience": {"rewrad": 1}}
+        values["eval"]["evaluators"] = {"one": {"_type": "rubric"}, "two": {"_type": "reward"}}
+
+    with pytest.raises(UsageError) as caught:
+        load(write(tmp_path, change))
+    said = str(caught.value)
+    for words in ("section 'workflow'", "'num_epoch'", "finetuning.seed: got 'many'", "'max_token'", "temperature",
+                  "'strategi'", "'rewrad'", "evaluators.one._type", "evaluators.two.rewards"):  # fmt: skip
+        assert words in said
+    assert len(caught.value.faults) == 9
