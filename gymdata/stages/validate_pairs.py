@@ -49,7 +49,8 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
 def _has_ids(batch: pa.RecordBatch) -> np.ndarray:
     """(n,) whether a pair has ids of its prompt and both sides."""
     lists = (batch.column(f"{side}_ids") for side in ("prompt", "chosen", "rejected"))
-    return np.logical_and.reduce([np.diff(column.offsets.to_numpy()) > 0 for column in lists])
+    has: np.ndarray = np.logical_and.reduce([np.diff(column.offsets.to_numpy()) > 0 for column in lists])
+    return has
 
 
 def _values(lists: pa.ListArray) -> int:

@@ -244,7 +244,7 @@ class StageOutput:
             sync_folder(self.folder)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
-        description = plain({**facts, "stage": self.stage, "files": made})
+        description: dict[str, Any] = plain({**facts, "stage": self.stage, "files": made})
         spared = {path.resolve() for path in keep}
         gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
         intent = {"description": description, "gone": gone, "copies": list(copies)}
