@@ -15,7 +15,7 @@ import yaml
 from aiohttp import web
 from gymdata_cli.main import main
 
-from gymdata.config.urls import address, child_environment, expanded, for_child
+from gymdata.config.urls import address, placeholder_values, expanded, for_child
 from gymdata.errors import UsageError
 from gymdata.redaction import redacted
 from tests import faulty_server, judge_server
@@ -263,7 +263,7 @@ def test_settings_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SECRET not in json.dumps(written)
     with pytest.raises(UsageError, match="GYMDATA_SECRET_"):
         expanded(written, "file")
-    for name, value in child_environment().items():
+    for name, value in placeholder_values().items():
         monkeypatch.setenv(name, value)
     assert expanded(written, "file") == settings
 
