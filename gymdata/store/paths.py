@@ -31,10 +31,9 @@ JOURNAL = re.compile(r"(\d{5,})\.journal")
 _CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
 #: What the keys of a run.json hold, as far as readers go into them; null and a missing key are allowed.
 _SHAPES: dict[str, type] = {
-    "run_id": str, "stage": str, "gymdata": str, "created_at": str, "command": list, "schemas": dict,
-    "schemas.rollouts": int, "identity": dict, "extent": dict, "config": dict, "counts": dict, "engine": dict, "chat": dict,
-    "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
-    "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict, "parents.[].path": str,
+    "run_id": str, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict, "attempts": list,
+    "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int, "files.[].bytes": int,
+    "files.[].xxh3": str, "parents": list, "parents.[]": dict,
 }  # fmt: skip
 
 #: The first bytes of a UTF-8 file that some editors write.

@@ -85,7 +85,7 @@ def test_an_interrupted_command_says_so(
 ):
     """Ctrl-C inside any command ends it with 130 and one word on stderr."""
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gymdata.api.querying.run_query", interrupt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 from gymdata.api.collecting import collect
 from gymdata.errors import DataError, OutsideError, StoreError
 from gymdata.ports import SampleRequest
-from gymdata.store import read_run_json
+from gymdata.store import read_failures, read_run_json
 from tests.collect.fake_parts import FakeSampler, LetterChat, add_or_answer, engine_fault, parts
 from tests.collect.test_collect_rows import rows_of
 
@@ -23,7 +22,7 @@ Tasks = Callable[..., Path]
 
 
 def failures_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+    return read_failures(run)
 
 
 def test_a_failed_turn_keeps_the_turns_before_it(tasks: Tasks, tmp_path: Path, adder: str) -> None:

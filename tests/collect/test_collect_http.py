@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import gymdata
 from gymdata.api.collecting import collect
 from gymdata.errors import OutsideError, UsageError
 from tests.adapters.engines.test_generation_checks import FAULTS
+from gymdata.store import read_failures
 from tests.collect.test_collect_rows import rows_of
 from tests.faulty_server import Settings, serve
 
@@ -67,7 +67,7 @@ def settings(tasks: Tasks, tmp_path: Path, policy: str) -> dict[str, Any]:
 
 
 def failures_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+    return read_failures(run)
 
 
 def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gymdata.api.collecting import collect
 from gymdata.core.tokens import expand_prompts
 from gymdata.errors import StoreError
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_failures, read_run_json, read_table
 from tests.collect.fake_parts import END, ROLE, FakeSampler, add_or_answer, parts
 
 Tasks = Callable[..., Path]
@@ -108,7 +108,7 @@ def test_a_reward_that_raises_leaves_the_rollout_unscored(tasks: Tasks, tmp_path
     made = parts(rewards=[f"{tmp_path / 'bad.py'}:picky", "exact_match"])
     summary = collect(tasks=str(tasks(3)), output=tmp_path / "run", parts=made)
     assert [r["reward"] is None for r in rows_of(tmp_path / "run")] == [False, True, False]
-    (record,) = [json.loads(x) for x in (tmp_path / "run" / "failures.jsonl").read_text().splitlines()]
+    (record,) = read_failures(tmp_path / "run")
     assert record["place"] == "reward picky"
     assert "ZeroDivisionError" in record["message"]
     assert (summary.exit_code, summary.owed, summary.reward_faults) == (1, 0, 1)

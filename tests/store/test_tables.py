@@ -256,7 +256,7 @@ def test_a_flipped_byte_in_a_page_is_noticed(tmp_path: Path, rollouts: pa.Table)
     damaged[column.data_page_offset + column.total_compressed_size - 3] ^= 0x10
     file.write_bytes(damaged)
     for read in (lambda: read_table(file), lambda: list(scan_batches(file))):
-        with pytest.raises(DataError, match=r"x\.parquet: cannot be read"):
+        with pytest.raises(DataError, match=r"x\.parquet: is damaged"):
             read()
 
 
