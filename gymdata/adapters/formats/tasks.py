@@ -1,7 +1,7 @@
 """Task files: JSON Lines (also gzip and zstd) and Parquet, read row by row.
 
-What always holds: tasks stream, so a file of any length costs one row of memory plus about 200 bytes a task; a row that cannot
-be used is an error that names file, line and field (or is counted, when asked to skip); two rows never share a task_id;
+What always holds: tasks stream, so a file of any length costs one row of memory plus about 200 bytes a task; a row that
+cannot be used is an error that names file, line and field (or is counted, when asked to skip); two rows never share a task_id;
 a task's content hash depends on every field of its row except ``task_id``, and on no key order.
 
 A row has one of
@@ -12,8 +12,8 @@ A row has one of
 
 and may have ``task_id`` (string or integer), ``tools`` (chat or Responses style function schemas) and ``answer``. Every
 field of the row is kept in ``Task.row``. Without a ``task_id`` the id is the first 16 hex digits of the content hash, so
-it stays the same when lines are moved. A second identical row gets ``-2``, a third ``-3``, with a ``task_id`` as without; rows
-that share a ``task_id`` and differ are refused with both places.
+it stays the same when lines are moved. A second identical row gets ``-2``, a third ``-3``, with a ``task_id`` as without;
+rows that share a ``task_id`` and differ are refused with both places.
 
 A ``reasoning`` item of a Responses-shaped input is the reasoning of the assistant message after it. Content other than text
 (images, audio, files) is refused.
