@@ -50,8 +50,7 @@ def _has_ids(batch: pa.RecordBatch) -> np.ndarray:
     """(n,) whether a pair has ids of its prompt and both sides."""
     lists = (batch.column(f"{side}_ids") for side in ("prompt", "chosen", "rejected"))
     lengths = np.stack([np.diff(column.offsets.to_numpy()) for column in lists])
-    whole: np.ndarray = (lengths > 0).all(axis=0)
-    return whole
+    return np.asarray((lengths > 0).all(axis=0))
 
 
 def _values(lists: pa.ListArray) -> int:
