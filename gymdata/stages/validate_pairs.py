@@ -49,8 +49,8 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
 def _has_ids(batch: pa.RecordBatch) -> np.ndarray:
     """(n,) whether a pair has ids of its prompt and both sides."""
     lists = (batch.column(f"{side}_ids") for side in ("prompt", "chosen", "rejected"))
-    has: np.ndarray = np.logical_and.reduce([np.diff(column.offsets.to_numpy()) > 0 for column in lists])
-    return has
+    lengths = np.stack([np.diff(column.offsets.to_numpy()) for column in lists])
+    return np.asarray((lengths > 0).all(axis=0))
 
 
 def _values(lists: pa.ListArray) -> int:

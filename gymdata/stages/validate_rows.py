@@ -165,7 +165,9 @@ def _numbers(turn: int, name: str, values: Any, kind: type) -> np.ndarray:
     types = set(map(type, values))
     if not types <= ({float, int} if floats else {int}):
         for position, value in enumerate(values):
-            if type(value) is int or (floats and (type(value) is float or value in NON_FINITE)):
+            if type(value) is int or (
+                floats and (type(value) is float or (type(value) is str and value in NON_FINITE))
+            ):
                 continue
             wanted = "a number" if floats else "an integer"
             raise BadRow("S102", name, turn=turn, position=position, expected=wanted, got=kind_of(value))

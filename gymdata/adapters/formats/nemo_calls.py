@@ -34,38 +34,34 @@ def meant_role(role: Any) -> str | None:
 
 
 class CallBorders:
-    """Told of every item in order, it says where calls begin. ``count``: calls begun so far."""
+    """Told of every item in order, it says where calls begin. ``count``: calls begun so far; ``open``: the last of
+    them goes on."""
 
-    __slots__ = ("_open", "count", "trailing")
+    __slots__ = ("count", "open", "trailing")
 
     def __init__(self) -> None:
         self.count = 0
-        self._open = False
+        self.open = False
         #: Function calls since a message with ids; below 0 when what came last is neither.
         self.trailing = -1
 
     def model(self, kind: Any, has_ids: bool) -> int:
         """An item that the model wrote. Returns how many of its items, up to and with this one, begin a new call; 0 when
         it goes on with the current one. ``kind`` is the item's type."""
-        begins = 0 if self._open else 1
+        begins = 0 if self.open else 1
         if kind == "function_call" and self.trailing >= 0:
             if not has_ids:
                 self.trailing += 1
                 return 0
             begins = self.trailing + 1
         self.trailing = 0 if has_ids and kind not in ("function_call", "reasoning") else -1
-        self._open = not has_ids
+        self.open = not has_ids
         self.count += begins > 0
         return begins
 
-    @property
-    def next_call(self) -> int:
-        """The number of the call that an item with ids belongs to."""
-        return self.count - self._open
-
     def other(self) -> None:
         """An item that the model did not write ends its call."""
-        self._open, self.trailing = False, -1
+        self.open, self.trailing = False, -1
 
 
 def walk(

@@ -366,7 +366,7 @@ class _Talk:
         prompt, generation = item.get(PROMPT), item.get(GENERATION)
         if prompt is not None or generation is not None:
             lists.check_keys(item)
-            turn = self._borders.next_call
+            turn = self._borders.count - self._borders.open
             read = lists.ids(prompt, PROMPT, turn), lists.ids(generation, GENERATION, turn)
             log_probs = lists.floats(item.get(LOG_PROBS), LOG_PROBS, turn)
             if read[0] or read[1]:
