@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError
+from gymdata.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_USAGE, GymdataError, UsageError
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -127,6 +127,9 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
+        if isinstance(error, ModuleNotFoundError) and (missing := UsageError.missing_module(error)) is not None:
+            sys.stderr.write(f"error: {missing}\n")
+            return missing.exit_code
         sys.stderr.write(
             f"error: unexpected {type(error).__name__}: {error}\n  → this is a defect; run again with -v to see where\n"
         )
