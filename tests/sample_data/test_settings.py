@@ -22,5 +22,7 @@ def test_every_trainer_has_settings_that_load(algorithm: str) -> None:
 
     config = TRAINERS[algorithm].load(FOLDER / f"{algorithm}.yaml", {"model": "m", "output": "o"})
     module = importlib.import_module(f"gymdata.adapters.trainers.{algorithm}")
-    sorted_settings = sort_settings(config.trainer, {"trainer": fields_of(module.CONFIG), "model": fields_of(ModelConfig)})
+    sorted_settings = sort_settings(
+        config.trainer, {"trainer": fields_of(module.CONFIG), "model": fields_of(ModelConfig)}
+    )
     assert sorted_settings["trainer"]["learning_rate"] > 0
