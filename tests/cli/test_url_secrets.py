@@ -15,7 +15,7 @@ import yaml
 from aiohttp import web
 from gymdata_cli.main import main
 
-from gymdata.config.urls import address, placeholder_values, expanded, for_child
+from gymdata.config.urls import address, expanded, for_child, placeholder_values
 from gymdata.errors import UsageError
 from gymdata.redaction import redacted
 from tests import faulty_server, judge_server

@@ -13,8 +13,8 @@ import pytest
 import gymdata
 from gymdata.api.collecting import collect
 from gymdata.errors import OutsideError, UsageError
-from tests.adapters.engines.test_generation_checks import FAULTS
 from gymdata.store import read_failures
+from tests.adapters.engines.test_generation_checks import FAULTS
 from tests.collect.test_collect_rows import rows_of
 from tests.faulty_server import Settings, serve
 
