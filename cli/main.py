@@ -16,7 +16,16 @@ import typer
 from gymdata_cli.console import AllowChangedFlag, note
 from typer.core import TyperCommand
 
-from gymdata.errors import BROUGHT_BY, EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, EXIT_OUTSIDE, EXIT_USAGE, GymdataError, UsageError, printable
+from gymdata.errors import (
+    EXIT_FAULTS,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_OUTSIDE,
+    EXIT_USAGE,
+    GymdataError,
+    UsageError,
+    printable,
+)
 from gymdata.redaction import redacted
 from gymdata.store.reading import current, reading
 
@@ -220,16 +229,9 @@ def _main(argv: list[str]) -> int:
     except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
         if verbose:
             raise
-<<<<<<< HEAD
-        if isinstance(error, ModuleNotFoundError) and (extra := BROUGHT_BY.get(str(error.name).partition(".")[0])):
-            # A library that an extra brings, met where nothing asked for it before.
-            sys.stderr.write(f"error: {printable(str(UsageError.missing_extra(str(error.name), extra)))}\n")
-            return EXIT_USAGE
-=======
         if isinstance(error, ModuleNotFoundError) and (missing := UsageError.missing_module(error)) is not None:
-            sys.stderr.write(f"error: {missing}\n")
+            sys.stderr.write(f"error: {printable(str(missing))}\n")
             return missing.exit_code
->>>>>>> f
         sys.stderr.write(
             f"error: unexpected {type(error).__name__}: {printable(redacted(str(error)))}\n"
             "  → this is a defect; run again with -v to see where\n"

@@ -52,16 +52,6 @@ def printable(text: str, *, lines: bool = True) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
-#: Modules of the optional parts, each with the extra that brings it.
-_EXTRA_OF = {
-    "aiohttp": "collect", "jinja2": "collect", "transformers": "collect", "tokenizers": "collect",
-    "huggingface_hub": "collect", "safetensors": "collect", "accelerate": "train", "datasets": "train",
-    "matplotlib": "train", "numba": "train", "peft": "train", "torch": "train", "trl": "train",
-    "vllm": "cpu' or 'gymdata[vllm]", "math_verify": "rewards", "jsonschema": "rewards", "fastapi": "serve",
-    "uvicorn": "serve", "tensorboard": "train,tensorboard",
-}  # fmt: skip
-
-
 class GymdataError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is what a command ends with."""
 
@@ -120,7 +110,7 @@ class UsageError(GymdataError):
     def missing_module(cls, error: ModuleNotFoundError) -> UsageError | None:
         """``missing_extra`` of a module that an import did not find; None when no extra brings it."""
         module = (error.name or "").partition(".")[0]
-        return cls.missing_extra(module, _EXTRA_OF[module]) if module in _EXTRA_OF else None
+        return cls.missing_extra(module, BROUGHT_BY[module]) if module in BROUGHT_BY else None
 
 
 class DataError(GymdataError):
