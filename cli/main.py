@@ -7,7 +7,6 @@ import errno
 import importlib
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -86,13 +85,8 @@ def _refuse_twice(option: Any, values: list[Any]) -> None:
         values = [names[value] for value in dict.fromkeys(values)]
     if len(values) > 1:
         often = "twice" if len(values) == 2 else f"{len(values)} times"
-        listed = f"{', '.join(map(_shown, values[:-1]))} and {_shown(values[-1])}"
+        listed = f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
         raise UsageError(f"{option.opts[-1]}: given {often}: {listed}", hint="it takes one value: give it once")
-
-
-def _shown(value: object) -> str:
-    """What was typed, without the parts of a URL that may be a secret."""
-    return re.sub(r"://[^/?#]*@", "://…@", re.sub(r"(://[^?#]*)\?.*", r"\1?…", str(value)))
 
 
 def build(command: str | None) -> typer.Typer:

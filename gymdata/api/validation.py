@@ -160,22 +160,7 @@ def _sources(path: Path, text: str) -> list[Source]:
             held = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
             if held.is_file() and held != source.path:
                 sources.append(Source(held, source.kind, source.compression))
-    for source in sources:
-        if source.path.is_file() and _is_blank(source):
-            raise DataError.empty(source.path, "rollouts or pairs")
     return sources
-
-
-def _is_blank(source: Source) -> bool:
-    """Whether a file holds nothing, or nothing but white space."""
-    if source.kind == "journal":
-        return False
-    if source.kind == "parquet":
-        return source.path.stat().st_size == 0
-    try:
-        return not any(line.strip() for line in _first_lines(source, 1))
-    except DataError:
-        return False  # unreadable: the scan says where
 
 
 def kind_of(source: Source) -> Kind:

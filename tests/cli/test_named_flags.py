@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
 #: Flags of other programs, which messages name or which are passed on to them.
 OTHERS = {
+    "pip install": {"--force-reinstall", "--no-deps"},
     "accelerate launch": {
         "--config_file", "--dynamo_backend", "--main_process_port", "--mixed_precision", "--multi_gpu",
         "--num_machines", "--num_processes",

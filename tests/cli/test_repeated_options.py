@@ -33,7 +33,7 @@ def test_three_values_are_all_named(capsys: Capture) -> None:
     urls = ["http://u:pw@a/v1", "http://b/v1?key=pw", "http://c"]
     assert main(["judge", "run", *(word for url in urls for word in ("--endpoint", url))]) == 2
     said = capsys.readouterr().err
-    assert "--endpoint: given 3 times: http://…@a/v1, http://b/v1?… and http://c" in said
+    assert "--endpoint: given 3 times: http://***@a/v1, http://b/v1?key=*** and http://c" in said
     assert "pw" not in said
 
 
