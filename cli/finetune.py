@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,6 +72,9 @@ def finetune(
     from gymdata.errors import UsageError
 
     overrides = [pair(text) for text in override or []]
+    for key, values in Counter(key for key, _ in overrides).items():
+        if values > 1:
+            raise UsageError(f"-o {key}: given {values} times", hint="it takes one value: give it once")
     if (config is None) == (config_file is None):
         for key, value in overrides if config is None else ():
             if "." not in key and Path(value).suffix in (".yaml", ".yml"):

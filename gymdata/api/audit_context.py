@@ -19,7 +19,7 @@ from gymdata.core.audit import Compared, worst
 from gymdata.core.chains import split_messages
 from gymdata.core.schema import ROLLOUTS
 from gymdata.core.tokens import expand_prompts
-from gymdata.errors import GymdataError, UsageError
+from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.stages.audit_causes import Known
 from gymdata.stages.train_checks import truncations
 from gymdata.store import scan_batches
@@ -136,14 +136,23 @@ class Renderings:
                 opening, _ = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
                 columns = (batch.column("rollout_id"), opening, batch.column("tools"))
                 for name, messages, tools in zip(*(c.to_pylist() for c in columns), strict=True):
-                    found[name] = [_chat_message(m) for m in messages], json.loads(tools or "[]") or []
+                    where = f"rollout {name}"
+                    opened = [_chat_message(m, f"{where}, message {n}") for n, m in enumerate(messages)]
+                    found[name] = opened, _from_json(tools or "[]", f"{where}, field 'tools'") or []
         return found
 
 
-def _chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _from_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError.bad_json(where, text, "a list") from error
+
+
+def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
     if message.get("tool_calls"):
-        chat["tool_calls"] = json.loads(message["tool_calls"])
+        chat["tool_calls"] = _from_json(message["tool_calls"], f"{where}, field 'tool_calls'")
     return {"content": None, **chat}
 
 

@@ -154,6 +154,7 @@ IDS = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_pro
                 {"generation_token_ids": [2**31]},
                 {"generation_log_probs": [-0.5, -0.5]},
                 {"generation_log_probs": ["low"]},
+                {"generation_log_probs": [10**400]},
             )
         ),
     ],

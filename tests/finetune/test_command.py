@@ -236,6 +236,12 @@ def test_a_folder_given_with_o_is_told_where_it_goes(
     assert "-o is KEY VALUE here; the folder is --output" in "".join(capsys.readouterr())
 
 
+def test_a_key_given_twice_with_o_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither value wins in silence."""
+    assert main(["finetune", str(config), "-o", "num_epochs", "1", "-o", "num_epochs", "2"]) == 2
+    assert "-o num_epochs: given 2 times" in capsys.readouterr().err
+
+
 def test_a_negative_number_is_a_value_of_o(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """-o seed -1 sets the key, whose own check answers."""
     assert main(["finetune", str(config), "-o", "seed", "-1"]) == 2

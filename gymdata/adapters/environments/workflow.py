@@ -183,4 +183,5 @@ def _numbers(values: Any) -> Sequence[float] | None:
     if not isinstance(values, list):
         return None
     numbers: list[Any] = [names.get(v) if isinstance(v, str) else v for v in values]
-    return numbers if all(type(v) in (int, float) for v in numbers) else None
+    # An integer beyond float64 is no logarithm of anything, and could not be stored.
+    return numbers if all(type(v) is float or (type(v) is int and abs(v) < 1 << 1023) for v in numbers) else None
