@@ -131,5 +131,5 @@ def test_every_system_is_named() -> None:
             asyncio.run(seeded())
         (fault,) = RemoteReward(url, max_retries=0)(rows)
     assert isinstance(fault, OutsideError)
-    assert "environment: " in str(fault)
+    assert "reward: " in str(fault)
     assert "more than 1,114,112 bytes" in str(fault)

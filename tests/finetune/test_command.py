@@ -267,5 +267,5 @@ def test_an_async_part_is_a_clear_error(
     config.write_text(yaml.safe_dump(values))
     assert main(["finetune", str(config)]) == 2
     said = capsys.readouterr().err
-    assert f"theirs.py:Part: got async {name}, expected plain methods" in said
+    assert f"theirs.py:Part: {name} is async" in said
     assert "asyncio.run" in said
