@@ -190,7 +190,12 @@ class StageOutput:
         return self.folder if self.run_json.name == RUN_JSON else self.folder / self.names[0]
 
     def part(self, name: str, **more: Any) -> Part:
-        """A file to write, with ``more`` for its entry in run.json. It gets its name in ``finish``."""
+        """A file to write, with ``more`` for its entry in run.json. It gets its name in ``finish``. A second call for a name
+        starts that file again."""
+        if (begun := self._parts.get(name)) is not None:
+            os.truncate(begun.path, 0)
+            begun.rows, begun.more = None, more
+            return begun
         final = self.folder / name
         refuse_link(final)
         path = temporary_of(final)

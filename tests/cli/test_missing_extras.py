@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[2:]))
     ("missing", "words", "extra"),
     [
         ("torch", ["audit", BROKEN, "-m", POLICY], "train"),
-        ("torch,transformers", ["audit", BROKEN, "-m", POLICY], "collect"),
+        ("torch,transformers", ["audit", BROKEN, "-m", POLICY], "train"),
         ("vllm", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--dry-run"], "cpu"),
         ("trl", ["train-sft", BROKEN, "-m", POLICY, "-o", "OUT"], "train"),
         ("trl", ["finetune", str(ROOT / "sample_data" / "finetune.yaml"), "--output", "OUT"], "train"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_the_corpus_is_imported_or_named(name: str, tmp_path: Path) -> None:
         try:
             export_rollouts(tmp_path / "run", tmp_path / f"{kind}.jsonl", kind, overwrite=True)
         except GymdataError as error:
-            assert "cannot be written as" in error.message  # noqa: PT017 - it need not raise
+            # It need not raise: a row may be unwritable in one format, or its numbers be refused in all.
+            assert re.search(r"cannot be written as|^(T206|L30[123]): ", error.message)  # noqa: PT017
 
 
 @pytest.mark.parametrize("name", IMPORTED)
