@@ -36,10 +36,10 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of gymdata/core/schema.py or gymdata/config/finetune.py.
+# After a change of gymdata/rollouts/schema.py or gymdata/finetune/settings.py.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
-	$(BIN)/python -m gymdata.config.json_schema --write schemas
+	$(BIN)/python -m gymdata.finetune.json_schema --write schemas
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

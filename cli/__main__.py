@@ -1,5 +1,5 @@
-"""``python -m gymdata_cli``: the same as the ``gymdata`` script."""
+"""``python -m gymdata.cli``: the same as the ``gymdata`` script."""
 
-from gymdata_cli.main import run
+from .main import run
 
 run()

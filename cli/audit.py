@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid, say
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid, say
 
 if TYPE_CHECKING:
-    from gymdata.stages.audit import AuditReport
+    from gymdata.audit.report import AuditReport
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
 _Model = Annotated[
@@ -56,8 +57,8 @@ def audit(
     Exit code 1 when they are not the model's (L305); then the likely cause is named.
     """
     given = locals()
-    from gymdata.api.auditing import audit as run
-    from gymdata.config.audit import AuditConfig
+    from gymdata.audit.run import audit as run
+    from gymdata.audit.settings import AuditConfig
 
     settings = AuditConfig.load(config, {k: given[k] for k in AuditConfig.model_fields}, sets)
     with Watch("audit") as watch:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import JsonFlag, emit_json, facts, grid
+
+from .console import JsonFlag, emit_json, facts, grid
 
 if TYPE_CHECKING:
-    from gymdata.api.checking import ModelReport
+    from gymdata.check.run import ModelReport
 
 #: Breaks shown before the rest is only counted.
 SHOWN = 3
@@ -24,7 +25,7 @@ def check(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
 ) -> int:
     """Probe a chat template, or a server, for what would break multi-turn training. Exit code 1 when something would."""
-    from gymdata.api import checking
+    from gymdata.check import run as checking
     from gymdata.errors import UsageError
 
     if model is not None and model.startswith(("http://", "https://")):

@@ -8,17 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import (
-    ConfigFile,
-    JsonFlag,
-    OverwriteFlag,
-    SeedFlag,
-    SetFlag,
-    Watch,
-    emit_json,
-    facts,
-    prints_apart,
-)
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, prints_apart
 
 REWARD_HELP = (
     "NAME[:ARG][=WEIGHT], path.py:function[=WEIGHT] or the URL of a reward server; repeatable. exact_match, numeric, "
@@ -112,8 +103,8 @@ def collect(
     switches = ("give_up", "skip_bad_rows", "overwrite")
     overrides = {k: v for k, v in flags.items() if v is not None and not (k in switches and not v)}
 
-    from gymdata.api import collecting
-    from gymdata.config.collect import CollectConfig
+    from gymdata.collect import run as collecting
+    from gymdata.collect.settings import CollectConfig
 
     resolved = CollectConfig.load(config, overrides, set_)
     if dry_run:

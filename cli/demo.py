@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note
+
+from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
 
 def demo(
@@ -22,8 +23,8 @@ def demo(
     json: JsonFlag = False,
 ) -> None:
     """Run the whole path on the shipped policy and tasks, and measure the rise on held-out tasks."""
-    from gymdata.api.demo import demo as run
-    from gymdata.api.demo import planned
+    from gymdata.demo import demo as run
+    from gymdata.demo import planned
 
     if dry_run:
         plan = planned(

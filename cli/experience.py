@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, warn_once
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, warn_once
 
 if TYPE_CHECKING:
-    from gymdata.stages.experience import ExperiencesReport
+    from gymdata.experience.build import ExperiencesReport
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
@@ -91,8 +92,8 @@ def experience(
 ) -> None:
     """Turn scored rollouts into experiences: training sequences with an advantage for every token."""
     given = locals()
-    from gymdata.api.crediting import build_experiences
-    from gymdata.config.experience import ExperienceConfig
+    from gymdata.experience.run import build_experiences
+    from gymdata.experience.settings import ExperienceConfig
 
     # A switch that is off was not given: a file may turn it on.
     flags = {

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note
+
+from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
 _Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for formats of pairs.")]
 _Format = Annotated[
@@ -34,7 +35,7 @@ def export(
     verbose: _Verbose = False,
 ) -> int:
     """Write rollouts (or pairs) in another project's format, and say what that format loses."""
-    from gymdata.api.converting import export_rollouts
+    from gymdata.interop.run import export_rollouts
 
     done = export_rollouts(path, output, format, overwrite=overwrite, command=sys.argv)
     if json:

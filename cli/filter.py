@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, grid
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, grid
 
 if TYPE_CHECKING:
-    from gymdata.api.filtering import FilterReport
+    from gymdata.filter.run import FilterReport
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
@@ -46,8 +47,8 @@ def filter_(
     Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
     sum_ before a number's name. A comparison with a missing value is not true.
     """
-    from gymdata.api.filtering import filter_rollouts
-    from gymdata.config.filter import FilterConfig
+    from gymdata.filter.run import filter_rollouts
+    from gymdata.filter.settings import FilterConfig
 
     flags = {"where": where, "group_where": group_where, "best_n": best_n, "best_by": best_by, "balance": balance,
              "split_by": split_by, "test_share": test_share, "seed": seed, "dedupe": dedupe or None}  # fmt: skip

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note, prints_apart, show
 
 from gymdata.errors import printable
+
+from .console import JsonFlag, OverwriteFlag, emit_json, facts, note, prints_apart, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,8 +69,8 @@ def finetune(
     verbose: _Verbose = False,
 ) -> None:
     """Run epochs of collect, curriculum, train and validate from one file; killed anywhere, the same command goes on."""
-    from gymdata.api.finetuning import finetune as run
     from gymdata.errors import UsageError
+    from gymdata.finetune.run import finetune as run
 
     overrides = [pair(text) for text in override or []]
     for key, values in Counter(key for key, _ in overrides).items():

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import JsonFlag, OverwriteFlag, emit_json, facts, note
+
+from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
 _Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON lines or JSON (.gz, .zst), or globs.")]
 _From = Annotated[
@@ -39,8 +40,8 @@ def import_(
 
     NeMo Gym rows, trajectories and DPO rows of the NeMo Agent Toolkit, ATIF trajectories.
     """
-    from gymdata.api.converting import NOT_REBUILT, REJECTED, SOURCES, import_rollouts
     from gymdata.errors import UsageError
+    from gymdata.interop.run import NOT_REBUILT, REJECTED, SOURCES, import_rollouts
 
     if format not in ("parquet", "jsonl"):
         raise UsageError.unknown_choice("--format", format, ("parquet", "jsonl"))

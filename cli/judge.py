@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts
-from gymdata_cli.judge_flags import (
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts
+from .judge_flags import (
     Aggregator,
     AnswerBonus,
     AnswerCoefficient,
@@ -82,8 +83,8 @@ def judge(
     switches = ("aggregate_only", "retry_unparsed", "overwrite")
     overrides = {k: v for k, v in flags.items() if v is not None and not (k in switches and not v)}
 
-    from gymdata.api import judging
-    from gymdata.config.genrm import JudgeConfig
+    from gymdata.judge import run as judging
+    from gymdata.judge.settings import JudgeConfig
 
     resolved = JudgeConfig.load(config, overrides, set_)
     with Watch("judge") as watch:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from gymdata_cli.console import AllowChangedFlag, note
 from typer.core import TyperCommand
 
 from gymdata.errors import (
@@ -27,6 +26,8 @@ from gymdata.errors import (
 )
 from gymdata.redaction import redacted
 from gymdata.store.reading import current, reading
+
+from .console import AllowChangedFlag, note
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -103,7 +104,7 @@ def build(command: str | None) -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for name, (module, function, summary) in COMMANDS.items():
         if name == command:
-            body = getattr(importlib.import_module(f"gymdata_cli.{module}"), function)
+            body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             app.command(name, cls=OnceCommand)(with_allow_changed(body) if name in READERS else body)
         else:
             app.command(name, help=summary)(_named_only)
@@ -132,7 +133,7 @@ def rewritten(command: str | None, argv: list[str]) -> list[str]:
     """The words as the parser takes them: a command's module may have a ``rewrite`` for what it has no form for."""
     if command not in COMMANDS:
         return argv
-    rewrite = getattr(importlib.import_module(f"gymdata_cli.{COMMANDS[command][0]}"), "rewrite", None)
+    rewrite = getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), "rewrite", None)
     return list(rewrite(argv)) if rewrite is not None else argv
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts, warn_once
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts, warn_once
 
 if TYPE_CHECKING:
-    from gymdata.api.pairing import PairsReport
+    from gymdata.pairs.run import PairsReport
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
@@ -60,8 +61,8 @@ def pairs(
     verbose: _Verbose = False,
 ) -> None:
     """Build preference pairs from scored rollouts, with the saved token ids and masks."""
-    from gymdata.api.pairing import build_pairs
-    from gymdata.config.pairs import PairsConfig
+    from gymdata.pairs.run import build_pairs
+    from gymdata.pairs.settings import PairsConfig
 
     names = ("reward", "strategy", "min_margin", "max_pairs_per_task", "length_balance", "split", "seed", "breaks")
     given = locals()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gymdata_cli.console import JsonFlag, emit_json, fits, grid, note, records, room_beside, say, show
+
+from .console import JsonFlag, emit_json, fits, grid, note, records, room_beside, say, show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,9 +32,9 @@ def query(
     verbose: _Verbose = False,
 ) -> None:
     """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. It can only read."""
-    from gymdata.adapters.duckdb_types import json_value, python_values
-    from gymdata.api.querying import check_target, run_query, write_result, write_text
     from gymdata.errors import UsageError
+    from gymdata.query.run import check_target, run_query, write_result, write_text
+    from gymdata.query.types import json_value, python_values
 
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
@@ -56,8 +57,8 @@ def query(
 
 
 def _show(reader: pa.RecordBatchReader) -> None:
-    from gymdata.adapters.duckdb_types import python_values
-    from gymdata.api.querying import too_wide
+    from gymdata.query.run import too_wide
+    from gymdata.query.types import python_values
 
     names, terminal = reader.schema.names, sys.stdout.isatty()
     width = room_beside(names)

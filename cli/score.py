@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.collect import REWARD_HELP
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid
+
+from .collect import REWARD_HELP
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid
 
 #: Flips shown as text; --json has them all.
 _SHOWN = 20
@@ -48,8 +49,8 @@ def score(
     flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "as_json", "verbose")}
     overrides = {k: v for k, v in flags.items() if v is not None and not (k == "overwrite" and not v)}
 
-    from gymdata.api import scoring
-    from gymdata.config.score import ScoreConfig
+    from gymdata.score import run as scoring
+    from gymdata.score.settings import ScoreConfig
 
     resolved = ScoreConfig.load(config, overrides, set_)
     with Watch("score") as watch:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gymdata_cli.console import ConfigFile, SeedFlag, SetFlag, note
-from gymdata_cli.judge_flags import (
+
+from .console import ConfigFile, SeedFlag, SetFlag, note
+from .judge_flags import (
     Aggregator,
     AnswerBonus,
     AnswerCoefficient,
@@ -95,8 +96,8 @@ def serve_genrm(
     """Serve pairwise judging over HTTP: /compare, /verify, /health and /metrics."""
     flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "verbose")}
 
-    from gymdata.api import serving
-    from gymdata.config.genrm import ServeConfig
+    from gymdata.judge.serve import run as serving
+    from gymdata.judge.settings import ServeConfig
 
     resolved = ServeConfig.load(config, flags, set_)
     serving.serve_genrm(resolved, say=note, command=f"gymdata {shlex.join(sys.argv[1:])}")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from gymdata_cli.console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, note
 
-from gymdata.config.train import TRAINERS, TrainConfig
+from gymdata.train.settings import TRAINERS, TrainConfig
+
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, note
 
 _SOURCES = {
     "pairs": ("PAIRS", "Pairs: a file, a folder of `gymdata pairs`, or a glob."),
@@ -76,8 +77,8 @@ def _flag(name: str, kind: type[TrainConfig]) -> Any:
 def _train(
     kind: type[TrainConfig], source: str, own: dict[str, Any], *, lora: bool, seed: int | None, json: bool, **rest: Any
 ) -> None:
-    from gymdata.api.pairing import pairs_of_run
-    from gymdata.api.training import train
+    from gymdata.pairs.run import pairs_of_run
+    from gymdata.train.run import train
 
     rest.pop("verbose")
     found = pairs_of_run(source) if kind.table.name == "pairs" else None

@@ -11,7 +11,7 @@ import typer
 from gymdata.errors import printable
 
 if TYPE_CHECKING:
-    from gymdata.core.violations import Report, Violation
+    from gymdata.rollouts.violations import Report, Violation
 
 #: Errors shown of each code before the rest is only counted.
 SHOWN = 50
@@ -39,7 +39,7 @@ def validate(
 ) -> int:
     """Check rollouts or pairs, token for token, and name every fault. Exit code 1 when errors were found."""
     if explain is not None:
-        from gymdata.core.codes import explain as text
+        from gymdata.rollouts.violations import explain as text
 
         typer.echo(text(explain))
         return 0
@@ -49,11 +49,11 @@ def validate(
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
         return _fix(path, fix, output, overwrite, as_json)
-    from gymdata.api.validation import validate as run
+    from gymdata.validate.run import validate as run
 
     report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
     if as_json:
-        from gymdata_cli.console import write_json
+        from .console import write_json
 
         write_json(report.to_json())
     else:
@@ -62,10 +62,10 @@ def validate(
 
 
 def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: bool) -> int:
-    from gymdata_cli.console import emit_json, grid, say
-
-    from gymdata.api.validation import fix
     from gymdata.errors import UsageError
+    from gymdata.validate.run import fix
+
+    from .console import emit_json, grid, say
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
@@ -90,9 +90,9 @@ def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: b
 
 
 def _show(report: Report, everything: bool, quiet: bool) -> None:
-    from gymdata_cli.console import say
+    from gymdata.rollouts.violations import CODES
 
-    from gymdata.core.codes import CODES
+    from .console import say
 
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
@@ -168,7 +168,7 @@ def _many(n: int, what: str) -> str:
 
 
 def _line(v: Violation, path: str) -> str:
-    from gymdata.core.codes import CODES
+    from gymdata.rollouts.violations import CODES
 
     where = [f"{v.file or path}:{v.row}"]
     if v.rollout_id:

@@ -25,7 +25,7 @@ from typing import Any
 from aiohttp import web
 
 try:
-    from gymdata_sample_data.calculator import Calculator
+    from gymdata.sample_data.calculator import Calculator
 except ModuleNotFoundError:  # gymdata is not installed here: the file beside this one
     from calculator import Calculator  # type: ignore[no-redef]
 

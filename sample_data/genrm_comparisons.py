@@ -12,13 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata_sample_data.calculator import Calculator
-from gymdata_sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
-from gymdata_sample_data.policy_tokenizer import END, START
-from gymdata_sample_data.policy_traces import SLIPS, Trace, attempt
-
-from gymdata.config.genrm import DEFAULT_PRINCIPLE
-from gymdata.stages.judge_rollouts import transcript
+from gymdata.judge.groups import transcript
+from gymdata.judge.settings import DEFAULT_PRINCIPLE
+from gymdata.sample_data.calculator import Calculator
+from gymdata.sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
+from gymdata.sample_data.policy_tokenizer import END, START
+from gymdata.sample_data.policy_traces import SLIPS, Trace, attempt
 
 RIGHT_SHARE = 0.45
 #: A policy that samples also miscopies, anywhere.

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata_sample_data.genrm_comparisons import (
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gymdata.sample_data.genrm_comparisons import (
     PRINCIPLES,
     Comparison,
     Question,
@@ -24,10 +26,9 @@ from gymdata_sample_data.genrm_comparisons import (
     seen,
     verdict,
 )
-from gymdata_sample_data.make_tasks import HERE, WORDINGS, read_pairs
-from gymdata_sample_data.policy_tokenizer import END, PAD, START
-from gymdata_sample_data.policy_traces import attempt
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from gymdata.sample_data.make_tasks import HERE, WORDINGS, read_pairs
+from gymdata.sample_data.policy_tokenizer import END, PAD, START
+from gymdata.sample_data.policy_traces import attempt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -217,7 +218,7 @@ def accuracy(
     """
     import torch
 
-    from gymdata.core.stats import wilson
+    from gymdata.stats import wilson
 
     good, bad = (tokenizer.backend_tokenizer.encode(digit).ids[0] for digit in "51")
     result = {}

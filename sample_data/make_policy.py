@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gymdata_sample_data.make_tasks import HERE, read_pairs
-from gymdata_sample_data.policy_tokenizer import build_tokenizer, spell
-from gymdata_sample_data.policy_traces import draw_trace, segments, tokenizer_corpus
+from gymdata.sample_data.make_tasks import HERE, read_pairs
+from gymdata.sample_data.policy_tokenizer import build_tokenizer, spell
+from gymdata.sample_data.policy_traces import draw_trace, segments, tokenizer_corpus
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymdata_sample_data.make_tasks import HERE
 
-from gymdata.core.tokens import expand_prompts, turn_digest
+from gymdata.rollouts.turns import expand_prompts, turn_digest
+from gymdata.sample_data.make_tasks import HERE
 from gymdata.store.lines import encode_any
 
 Row = dict[str, Any]

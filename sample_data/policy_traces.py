@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gymdata_sample_data.calculator import Calculator
-from gymdata_sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
+from gymdata.sample_data.calculator import Calculator
+from gymdata.sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -111,7 +111,7 @@ class InProcess:
 def vllm_sampler(policy: str) -> Iterator[InProcess]:
     """The sample policy on vLLM in this process, at temperature 1 with the two best alternatives."""
     pytest.importorskip("vllm")
-    from gymdata.adapters.engines.vllm_engine import VllmSampler
+    from gymdata.engines._vllm import VllmSampler
 
     with asyncio.Runner() as runner:
         sampler = VllmSampler(policy, sampling={"temperature": 1.0, "top_logprobs": 2}, engine_args={}, seed=0)

@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gymdata.core.splice import splice_published
+from gymdata.rollouts.continuity.prompt_extension import splice_published
 
 MODES = (
     "ok",
@@ -64,7 +64,7 @@ _LOGPROBS = {
 class Settings:
     """``fail_first``: how many completions the mode applies to, -1 for all. ``skip``: completions before it begins.
 
-    ``way``: of chat, see ``gymdata.adapters.engines.chat_server``. ``shows_tools``: under which tool_choice; "" for none.
+    ``way``: of chat, see ``gymdata.engines.servers.chat_server``. ``shows_tools``: under which tool_choice; "" for none.
     """
 
     mode: str = "ok"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.core.schema import ROLLOUTS
-from gymdata.core.tokens import Call, TurnEncoder
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import write_run_json, write_table
 
 #: Which prompt and generation each call had: ids only, log-probs are −1, −2, …

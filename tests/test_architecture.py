@@ -1,79 +1,144 @@
-"""The floors hold, and light commands stay light."""
+"""The three rules of the layout hold: what a folder may import, where heavy libraries live, and what stays pure."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = {
-    "gymdata.installed": -1,
-    "gymdata.errors": 0,
-    "gymdata.core": 1,
-    "gymdata.config": 2,
-    "gymdata.store": 2,
-    "gymdata.ports": 3,
-    "gymdata.stages": 4,
-    "gymdata.adapters": 4,
-    "gymdata.serve": 5,
-    "gymdata.api": 6,
-    "gymdata_cli": 7,
+#: Shared by everything; imports none of the others.
+KERNEL = {
+    "rollouts", "store", "errors", "installed", "redaction", "settings", "urls", "progress", "stats", "http", "signals",
+    "user_code", "gc_tuning", "data",
+}  # fmt: skip
+#: Public maths: pure, imports the kernel only.
+MATHS = {"credit", "genrm", "curriculum"}
+#: Where tokens, worlds and rewards come from; they import the kernel and each other along PLUG_EDGES.
+PLUGS = {"engines", "environments", "rewards"}
+PLUG_EDGES = {("environments", "engines"), ("rewards", "engines")}
+#: A command's folder may use these modules of another command's folder, and no more. ``*``: any.
+EDGES = {
+    ("validate", "interop"): {"formats", "nemo_gym"},
+    ("collect", "check"): {"run"},
+    ("pairs", "judge"): {"groups"},
+    ("finetune", "collect"): {"*"},
+    ("finetune", "experience"): {"settings"},
+    ("finetune", "judge"): {"settings"},
+    ("finetune", "pairs"): {"settings"},
+    ("finetune", "train"): {"settings", "trainer_settings"},
+    ("demo", "judge"): {"groups"},
 }
-#: One file an outside system, and what speaks HTTP, passes Ctrl-C on or finds models for several of them.
-SHARED_BY_ADAPTERS = {"children", "http_client", "local_models"}
-HEAVY = {"torch", "vllm", "trl", "transformers", "datasets", "accelerate", "peft", "matplotlib", "numba"}
-#: What `core` may never touch: the outside, the clock and hidden randomness.
+HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
+#: What pure modules never touch: the outside, the clock and hidden randomness.
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "logging", "random", "subprocess", "socket", "asyncio", "tempfile"}
-
-
-def module_name(file: Path) -> str:
-    parts = list(file.relative_to(ROOT).with_suffix("").parts)
-    parts[0] = {"cli": "gymdata_cli"}.get(parts[0], parts[0])
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def floor_of(module: str) -> str | None:
-    return next((name for name in FLOORS if module == name or module.startswith(name + ".")), None)
-
-
-def imports(tree: ast.AST, module: str) -> list[str]:
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
-
+PURE = ("rollouts", "credit", "genrm", "curriculum.py")
 
 SOURCES = sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
 
 
+def name_of(file: Path) -> str:
+    parts = list(file.relative_to(ROOT).with_suffix("").parts)
+    parts = ["gymdata", *parts] if parts[0] == "cli" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for file in SOURCES}
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def module_of(name: str) -> str:
+    while name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def imports(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(file: Path) -> set[str]:
+    return {module_of(n) for n in imports(list(ast.walk(tree_of(file)))) if n.startswith("gymdata.")}
+
+
+def folder_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def allowed(here: str, there: str, module: str) -> bool:
+    if there in ("", here) or here == "cli":
+        return True
+    if here == "":
+        return True
+    if here in KERNEL:
+        return there in KERNEL
+    if here in MATHS:
+        return there in KERNEL
+    if here in PLUGS:
+        return there in KERNEL or (here, there) in PLUG_EDGES
+    if there in KERNEL | MATHS | PLUGS:
+        return True
+    used = EDGES.get((here, there), set())
+    return "*" in used or module.split(".")[2] in used
+
+
 @pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_a_module_imports_only_lower_floors(file: Path):
-    """errors → core → config, store → ports → stages | adapters → serve → api → cli, and neighbours stay apart."""
-    module = module_name(file)
-    mine = floor_of(module)
-    if mine is None:
+def test_a_folder_imports_only_what_it_may(file: Path):
+    """Commands import kernel, maths and plugs, and another command along a declared edge; plugs import the kernel."""
+    here = folder_of(name_of(file))
+    assert not [m for m in sorted(ours(file)) if not allowed(here, folder_of(m), m)]
+
+
+def test_every_declared_edge_is_used():
+    """An edge that no import needs any more is taken out of the list."""
+    used = {(folder_of(name), folder_of(m)) for name, file in MODULES.items() for m in ours(file)}
+    assert not (set(EDGES) | PLUG_EDGES) - used
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """The graph of imports at module level has no cycle."""
+    graph = {}
+    for name, file in MODULES.items():
+        top = [n for n in tree_of(file).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        graph[name] = {module_of(n) for n in imports(top) if n.startswith("gymdata.")} - {name}
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " → ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for other in sorted(graph[name]):
+                walk(other, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        walk(name, ())
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_heavy_libraries_live_in_files_named_for_them(file: Path):
+    """torch, vllm and the like are imported in ``_torch.py``, ``_vllm.py`` … or below ``train/trainers/`` only."""
+    if (file.stem.startswith("_") and file.stem != "__init__") or "trainers" in file.parts:
         return
-    for name in imports(ast.parse(file.read_text()), module):
-        theirs = floor_of(name)
-        if theirs is None or theirs == mine:
-            if theirs == "gymdata.adapters" and name.split(".")[2] not in SHARED_BY_ADAPTERS:
-                assert name.split(".")[2] == module.split(".")[2], f"{module} imports its neighbour {name}"
-            continue
-        assert FLOORS[theirs] < FLOORS[mine], f"{module} (floor {mine}) imports {name} (floor {theirs})"
+    assert not {n.split(".")[0] for n in imports(list(ast.walk(tree_of(file))))} & HEAVY
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "gymdata" / "core").rglob("*.py")), ids=lambda f: f.name)
-def test_the_core_touches_nothing_outside(file: Path):
-    """core has no I/O, no clock, no logging and no unseeded randomness."""
-    names = {name.split(".")[0] for name in imports(ast.parse(file.read_text()), "gymdata.core")}
-    assert not names & IMPURE
+@pytest.mark.parametrize("file", [f for f in SOURCES if f.relative_to(ROOT).parts[1] in PURE], ids=lambda f: f.stem)
+def test_pure_modules_touch_nothing_outside(file: Path):
+    """Rollouts and the public maths have no I/O, no clock, no logging and no unseeded randomness."""
+    assert not {n.split(".")[0] for n in imports(list(ast.walk(tree_of(file))))} & IMPURE
     assert "default_rng()" not in file.read_text()
 
 
@@ -82,14 +147,15 @@ def test_the_core_touches_nothing_outside(file: Path):
 def test_help_never_loads_a_heavy_library(command: list[str]):
     """No heavy library is in sys.modules after a light command."""
     code = (
-        "import sys; from gymdata_cli.main import main; code = main(sys.argv[1:]); "
+        "import sys; from gymdata.cli.main import main; code = main(sys.argv[1:]); "
         f"loaded = {HEAVY!r} & set(sys.modules); sys.exit(f'loaded {{loaded}}' if loaded or code else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_files_stay_small_enough_to_read():
-    """A file of the package over 800 lines is a design question."""
-    long = {str(f.relative_to(ROOT)): n for f in SOURCES if (n := len(f.read_text().splitlines())) > 800}
-    assert not long
+def test_files_and_folders_stay_small_enough_to_read():
+    """A file over 800 lines, or a folder that does not fit on a screen, is a design question."""
+    assert not {str(f.relative_to(ROOT)): n for f in SOURCES if (n := len(f.read_text().splitlines())) > 800}
+    folders = {f.parent for f in SOURCES} - {ROOT / "cli"}
+    assert not {str(d.relative_to(ROOT)): n for d in folders if (n := len(list(d.glob("*.py")))) > 17}

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import COMMANDS, main
+
+from gymdata.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gymdata.store.failures import read_failures
+    from gymdata.store.journal import read_failures
     from gymdata.store.paths import Source, find_run_json, resolve
     from gymdata.store.run import Run
     from gymdata.store.run_json import hash_file, read_run_json, write_run_json
@@ -25,7 +25,7 @@ _HOME = {
     "find_run_json": "paths",
     "has_rows": "tables",
     "hash_file": "run_json",
-    "read_failures": "failures",
+    "read_failures": "journal",
     "read_run_json": "run_json",
     "read_table": "tables",
     "resolve": "paths",

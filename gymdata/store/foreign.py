@@ -1,12 +1,14 @@
 """Rollouts in other projects' JSON lines: recognised and read wherever a path to rollouts is taken.
 
-What always holds: the store knows no format but its own; ``gymdata.api`` registers the others, and nothing of them is
-loaded before a file is looked at.
+Invariant: the store knows no format but its own; the others are named in one table, and nothing of them is loaded before a
+file is looked at.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,23 +28,33 @@ class Foreign(NamedTuple):
     rows: Callable[[Source], Iterator[Mapping[str, Any]]]
 
 
-_formats: list[Foreign] = []
+#: Name → the module that has its ``recognise`` and the one that has its ``table_rows``; imported when a file is looked at.
+_FORMATS = {"nemo-gym": ("gymdata.interop.nemo_gym.scan", "gymdata.interop.nemo_gym.read")}
 
 
-def register(kind: Foreign) -> None:
-    """Make a format known. A second one of the same name replaces the first."""
-    _formats[:] = [*(f for f in _formats if f.name != kind.name), kind]
+def _formats() -> list[Foreign]:
+    return [
+        Foreign(name, importlib.import_module(scan).recognise, partial(_rows, read))
+        for name, (scan, read) in _FORMATS.items()
+    ]
+
+
+def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
+    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source])
+    return rows
 
 
 def foreign_format(source: Source) -> Foreign | None:
     """The format of a JSON lines file that is not ours, by one of its first lines."""
-    if source.kind != "jsonl" or not _formats:
+    if source.kind != "jsonl":
         return None
     from gymdata.store.lines import iter_lines
 
+    formats = _formats()
+
     try:
         for _, line in islice(iter_lines(source), _LOOKED_AT):
-            if found := next((f for f in _formats if f.recognise(line)), None):
+            if found := next((f for f in formats if f.recognise(line)), None):
                 return found
     except (DataError, OSError):
         # Whoever reads the file says what is wrong with it.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.core.schema import NAMED_VALUE, ROLES, TABLES, Table
+from gymdata.rollouts.schema import NAMED_VALUE, ROLES, TABLES, Table
 from gymdata.store.lines import NON_FINITE
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymdata.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from gymdata.core.schema import Table
+    from gymdata.rollouts.schema import Table
 
 Kind = Literal["parquet", "jsonl", "journal"]
 Compression = Literal["gzip", "zstd"]

@@ -18,7 +18,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import xxhash
 
-from gymdata.core.schema import Table, check_version
+from gymdata.rollouts.schema import Table, check_version
 from gymdata.store.lock import writing
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source

@@ -21,7 +21,7 @@ from gymdata.errors import DataError
 from gymdata.store.paths import Source, find_run_json, read_facts
 
 if TYPE_CHECKING:
-    from gymdata.core.schema import Table
+    from gymdata.rollouts.schema import Table
 
 #: Tells child processes (trainers, the commands of a finetuning) that changed files may be read.
 _ALLOW_CHANGED = "GYMDATA_ALLOW_CHANGED"

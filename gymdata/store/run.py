@@ -9,30 +9,280 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import queue
 import secrets
 import threading
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.core.schema import ROLLOUTS, TABLES
-from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.store import folder as layout
-from gymdata.store.failures import FAILURES, read_failure_file, repair_failures
-from gymdata.store.journal import Journal, Repair, frame
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS, TABLES
+from gymdata.store.columns import check_rollout
+from gymdata.store.journal import (
+    FAILURES,
+    Journal,
+    Repair,
+    frame,
+    read_failure_file,
+    read_rows,
+    repair,
+    repair_failures,
+)
 from gymdata.store.lines import encode, encode_any
-from gymdata.store.lock import Lock, refuse_held
-from gymdata.store.paths import ROLLOUTS_FOLDER, RUN_JSON
+from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, refuse_unwritable
 from gymdata.store.reading import reading, warn
-from gymdata.store.rows import check_rollout
-from gymdata.store.run_json import differences, merged, plain, read_run_json, sync_folder, write_run_json
-from gymdata.store.sealing import Sealer, write_parts
-from gymdata.store.stage_output import refuse_other_kind
-from gymdata.store.tables import read_table
+from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
+from gymdata.store.stage_output import intent_of, refuse_other_kind
+from gymdata.store.tables import read_table, row_batches, write_batches
+
+#: Tokens of a file that is written at once: about 256 MB.
+PART_TOKENS = 64_000_000
+
+
+def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
+    """Write ``part-k`` from ``k.journal``; the journal stays. Returns the file's entry for run.json."""
+    match = JOURNAL.fullmatch(journal.name)
+    if match is None:
+        raise ValueError(f"{journal} is not a journal")
+    part = journal.with_name(f"part-{match[1]}.{suffix}")
+    batches = row_batches(read_rows(journal, report=False), ROLLOUTS, ROLLOUTS.schema.names, str(journal))
+    rows = write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow)
+    return describe(part, rows)
+
+
+def describe(part: Path, rows: int) -> dict[str, Any]:
+    """A sealed file's entry in run.json."""
+    return describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
+
+
+def write_parts(
+    rows: Iterable[tuple[Mapping[str, Any], int]], rollouts: Path, suffix: str, index: int, rows_per_file: int
+) -> Iterator[dict[str, Any]]:
+    """Write rows with their tokens into ``part-index`` and following, and tell each file's entry when it is there."""
+    source = iter(rows)
+    for first in source:
+
+        def numbered(first: tuple[Mapping[str, Any], int] = first) -> Iterator[tuple[int, Any, int]]:
+            tokens = 0
+            for number, (row, size) in enumerate(chain((first,), source), 1):
+                # About what the row's JSON would take, which bounds the rows that are turned into columns at once.
+                yield number, row, 2000 + 12 * size
+                tokens += size
+                if tokens >= PART_TOKENS or number >= rows_per_file:
+                    return
+
+        part = rollouts / f"part-{index:05d}.{suffix}"
+        batches = row_batches(numbered(), ROLLOUTS, ROLLOUTS.schema.names, str(part))
+        yield describe(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
+        index += 1
+
+
+def drop_journal(journal: Path) -> None:
+    """The last step: the rows are sealed and named."""
+    journal.unlink(missing_ok=True)
+    sync_folder(journal.parent)
+
+
+class Sealer:
+    """Seals journals one after the other in a thread that starts with the first. ``trouble``: what stopped it."""
+
+    def __init__(self, rollouts: Path, suffix: str, name_part: Callable[[dict[str, Any]], None]) -> None:
+        self.trouble: Exception | None = None
+        self._rollouts = rollouts
+        self.suffix = suffix
+        self._name_part = name_part
+        self._waiting: queue.Queue[tuple[Path, int] | None] = queue.Queue()
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pending_rows(self) -> int:
+        return self._pending
+
+    def add(self, journal: Path, rows: int) -> None:
+        """Seal this closed journal when its turn comes."""
+        with self._lock:
+            self._pending += rows
+        self._waiting.put((journal, rows))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="gymdata-seal", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything added is sealed, or trouble stopped it."""
+        self._waiting.join()
+
+    def stop(self) -> None:
+        """Finish the file in hand and end the thread; what waits stays journaled."""
+        if self._thread is None:
+            return
+        while True:
+            try:
+                self._waiting.get_nowait()
+                self._waiting.task_done()
+            except queue.Empty:
+                break
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            journal, rows = item
+            try:
+                if self.trouble is None:
+                    self._name_part(seal_segment(journal, self.suffix))
+                    drop_journal(journal)
+                    with self._lock:
+                        self._pending -= rows
+            except (GymdataError, OSError) as error:
+                self.trouble = error
+            except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
+                self.trouble = error
+            finally:
+                self._waiting.task_done()
+        self._waiting.task_done()
+
+
+#: Stage folders whose tables are made from the rollouts and mean nothing without them.
+_DERIVED = ("scores-", "judge-", "pairs-", "experiences-")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A journal that is not sealed yet."""
+
+    index: int
+    path: Path
+    rows: int
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What opening found: unsealed journals in order, repairs made, parts that run.json did not name."""
+
+    journals: list[Segment] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    adopted: list[dict[str, Any]] = field(default_factory=list)
+    next_segment: int = 0
+
+
+def claim(folder: Path) -> None:
+    """Make the folder, or accept one that is a run or empty. Raises StoreError for anything else."""
+    refuse_foreign(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError.from_os(folder, error) from error
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise StoreError when ``folder`` cannot be written, or holds something that is not a run. Makes nothing."""
+    refuse_unwritable(folder)
+    if not folder.exists() or (folder / RUN_JSON).exists():
+        return
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp"))
+    if foreign:
+        raise StoreError(
+            f"{folder}: is not empty and not a run: it has no run.json (it holds {', '.join(foreign[:6])})",
+            hint="give another output folder; gymdata does not write into, or remove, what it did not make",
+        )
+
+
+def wipe(folder: Path) -> None:
+    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    if not (folder / RUN_JSON).exists():
+        return
+    # run.json goes last: until then a crash leaves a run that can be overwritten again.
+    for file in _ours(rollouts):
+        file.unlink()
+    for stage in folder.iterdir():
+        if stage.is_dir() and stage.name.startswith(_DERIVED):
+            _wipe_stage(stage)
+    for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
+        (folder / name).unlink(missing_ok=True)
+    _remove_if_empty(rollouts)
+    sync_folder(folder)
+
+
+def _wipe_stage(stage: Path) -> None:
+    """What describes the files goes last here, too; an intent that stayed would bring its run.json back."""
+    described = [file for file in (intent_of(stage / RUN_JSON), stage / RUN_JSON) if file.is_file()]
+    if not described:
+        return
+    for file in stage.iterdir():
+        if file.suffix in (".parquet", ".jsonl", ".tmp"):
+            file.unlink()
+    for file in described:
+        file.unlink()
+    _remove_if_empty(stage)
+
+
+def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
+    """Bring the rollouts folder into a state that can be gone on with. ``files``: what run.json names as sealed."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    found = Recovered()
+    named = {Path(f["path"]).name for f in files}
+    for name in sorted(named):
+        if not (rollouts / name).is_file():
+            raise StoreError(
+                f"{rollouts / name}: is named in run.json but not there",
+                hint="bring the file back, or start again with --overwrite",
+            )
+    journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
+    parts = {p.name: int(m[1]) for p in rollouts.iterdir() if (m := PART.fullmatch(p.name))}
+    found.next_segment = max([*journals, *parts.values()], default=-1) + 1
+    for leftover in rollouts.glob(".part-*.tmp"):
+        leftover.unlink()
+    for name, index in sorted(parts.items()):
+        if name in named:
+            if index in journals:
+                drop_journal(journals.pop(index))
+        elif index in journals:
+            # Renamed but not named: the journal still holds these rows, and sealing gives the same file.
+            (rollouts / name).unlink()
+        else:
+            rows = read_table(rollouts / name, ROLLOUTS, ["rollout_id"]).num_rows
+            found.adopted.append(describe(rollouts / name, rows))
+    for index, path in sorted(journals.items()):
+        rows, repairs = repair(path)
+        found.repairs += repairs
+        found.journals.append(Segment(index, path, rows))
+    return found
+
+
+def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    # A journal's rows are not looked into here: bytes in it may be a row, torn or not.
+    kept = [*_ours(rollouts), folder / FAILURES, folder / (FAILURES + ".torn")]
+    return not files and not any(file.is_file() and file.stat().st_size for file in kept)
+
+
+def _ours(rollouts: Path) -> list[Path]:
+    if not rollouts.is_dir():
+        return []
+    return [p for p in rollouts.iterdir() if _is_ours(p.name)]
+
+
+def _is_ours(name: str) -> bool:
+    bare = name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".")
+    return bool(PART.fullmatch(bare) or JOURNAL.fullmatch(bare))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
 
 #: A journal takes about four times the room of the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
@@ -90,11 +340,11 @@ class Run:
             raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
         place = Path(folder)
         refuse_other_kind(place / RUN_JSON, str(facts.get("stage") or "collect"))
-        layout.claim(place)
+        claim(place)
         lock = Lock(place)
         try:
             if overwrite:
-                layout.wipe(place)
+                wipe(place)
             found = _checked(place, identity, run_id)
             run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
@@ -109,7 +359,7 @@ class Run:
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
         place = Path(folder)
-        layout.refuse_foreign(place)
+        refuse_foreign(place)
         refuse_held(place)
         if not overwrite:
             _checked(place, identity, run_id)
@@ -254,7 +504,7 @@ class Run:
     def _recover(self) -> None:
         """Finish what a crash interrupted: half-sealed segments, torn lines, journals that were to be sealed."""
         self.repairs += repair_failures(self.folder / FAILURES)
-        state = layout.recover(self.folder, self._facts["files"])
+        state = recover(self.folder, self._facts["files"])
         self.repairs += state.repairs
         if state.adopted:
             with self._facts_lock:
@@ -361,7 +611,7 @@ def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> d
     found = differences(facts["identity"], identity)
     if run_id is not None and run_id != facts["run_id"]:
         found.insert(0, ("run_id", facts["run_id"], run_id))
-    if found and layout.holds_nothing(folder, facts["files"]):
+    if found and holds_nothing(folder, facts["files"]):
         return None
     if found:
         raise StoreError.other_identity(folder, found)

@@ -37,7 +37,7 @@ from gymdata.store.run_json import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.core.schema import Table
+    from gymdata.rollouts.schema import Table
 
 #: Stage → what its output is called in a refusal.
 _KINDS = {

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from gymdata.core.schema import ROLLOUTS, Table, check_version
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS, Table, check_version
 from gymdata.store.columns import build, reshape, spread
 from gymdata.store.foreign import foreign_format
 from gymdata.store.journal import read_rows

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from gymdata.core.schema import SCHEMA_KEY, Table, check_version
 from gymdata.errors import DataError
+from gymdata.rollouts.schema import SCHEMA_KEY, Table, check_version
 from gymdata.store.tables import broken_parquet
 
 _OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)

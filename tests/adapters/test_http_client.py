@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymdata.adapters.engines.judge_http import HttpJudge
-from gymdata.adapters.engines.vllm_server import ServerSampler
-from gymdata.adapters.environments.resource_server import ResourceServer
-from gymdata.adapters.http_client import HttpClient
-from gymdata.adapters.rewards.remote import RemoteReward
-from gymdata.config.urls import address
+from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError
-from gymdata.ports import Task
+from gymdata.http import HttpClient
+from gymdata.judge.http_judge import HttpJudge
+from gymdata.rewards.remote import RemoteReward
+from gymdata.rollouts.messages import Task
+from gymdata.urls import address
 from tests.threaded_server import serving
 
 

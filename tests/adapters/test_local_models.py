@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.formats import token_text
-from gymdata.adapters.forward.loading import Place, checkpoint_dtype
-from gymdata.adapters.local_models import load_tokenizer, local_folder
-from gymdata.api.training import model_facts
+from gymdata.engines._torch import Place, checkpoint_dtype
+from gymdata.engines._transformers import load_tokenizer, local_folder
+from gymdata.engines.chat import token_text
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.model_facts import model_facts
 from gymdata.errors import DataError
 
 ROOT = Path(__file__).parents[2]

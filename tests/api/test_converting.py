@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from gymdata_cli.main import main
 
 import gymdata
-from gymdata.api.converting import FORMATS, export_rollouts, import_rollouts
-from gymdata.api.formats import OF_PAIRS
+from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.interop.formats import OF_PAIRS
+from gymdata.interop.run import FORMATS, export_rollouts, import_rollouts
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import nemo_rows, with_ids, write_lines
@@ -125,7 +125,7 @@ def test_read_paths_take_foreign_files(tmp_path: Path) -> None:
         assert gymdata.query("SELECT count(*) AS n, sum(n_turns) AS t FROM rollouts", source).to_pylist() == [
             {"n": 6, "t": 24}
         ]
-    assert gymdata.build_pairs(path, write=False).counts.groups == 3
+    assert gymdata.pairs(path, write=False).counts.groups == 3
     assert gymdata.validate(path).ok
 
 
@@ -215,7 +215,7 @@ def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
     """A run that holds pairs gives prompt, chosen and rejected; one that holds none is refused."""
     with pytest.raises(DataError):
         export_rollouts(run, tmp_path / "a.jsonl", "trl-preference")
-    gymdata.build_pairs(run)
+    gymdata.pairs(run)
     assert export_rollouts(run, tmp_path / "a.jsonl", "trl-preference").rows == 1
     (pair,) = lines(tmp_path / "a.jsonl")
     assert pair["prompt"][-1] == {"role": "user", "content": "q"}

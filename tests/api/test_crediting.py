@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import subprocess
@@ -15,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
-from gymdata.api.crediting import build_experiences
-from gymdata.core import tokens
-from gymdata.core.schema import EXPERIENCES, SCORES
 from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError
+from gymdata.experience.run import build_experiences
+from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.schema import EXPERIENCES, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.core.test_credit import slow_shape
 from tests.core.test_stitched import BRANCH, BREAK, RETRY
@@ -158,7 +159,7 @@ def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Whitening, steps and order are those of the whole file however it is read."""
     settings: dict[str, Any] = {"estimator": "grpo", "rewards": "steps+outcome", "gamma": 0.9, "whiten": True}
     whole = read_table(build_experiences(run, run.parent / "whole.parquet", **settings).path, EXPERIENCES)
-    monkeypatch.setattr("gymdata.stages.experience._BATCH_ROWS", 3)
+    monkeypatch.setattr(importlib.import_module("gymdata.experience.build"), "_BATCH_ROWS", 3)
     parts = read_table(build_experiences(run, run.parent / "parts.parquet", **settings).path, EXPERIENCES)
     assert whole.drop_columns(["advantages"]).equals(parts.drop_columns(["advantages"]))
     flat = [np.concatenate(t["advantages"].combine_chunks().flatten().to_numpy()[None]) for t in (whole, parts)]
@@ -294,7 +295,7 @@ def test_other_settings_do_not_replace_a_file(run: Path) -> None:
 
 def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:
     """The command writes JSON on request, JSON lines hold the same rows, and `query` sees the view ``experiences``."""
-    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["experience", str(run), "-o", str(tmp_path / "e.jsonl"), "--estimator", "rloo", "--whiten", "--json"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.crediting import build_experiences
-from gymdata.core import credit
-from gymdata.core.schema import EXPERIENCES
-from gymdata.core.tokens import expand_prompts, sequences
+from gymdata import credit
+from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.experience.run import build_experiences
+from gymdata.rollouts.schema import EXPERIENCES
+from gymdata.rollouts.turns import expand_prompts, sequences
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import changed, log_probs_of, log_softmax_of
 from tests.core.test_stitched import BRANCH, BREAK, RETRY
@@ -180,7 +180,7 @@ def test_notes_say_what_values_are_for(run: Path, rows: Rows, critic: Path) -> N
 
 def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """A model sees the tokens of kept rollouts, once; kept numbers are the same as when all are kept."""
-    from gymdata.adapters.forward.passes import ForwardPolicy
+    from gymdata.engines._torch import ForwardPolicy
 
     seen: list[int] = []
     plain = ForwardPolicy.log_probs

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.api.demo import demo, summarise, summarise_judged
+from gymdata.demo import demo, summarise, summarise_judged
 from gymdata.errors import StoreError
-from gymdata.stages.train import lineage
 from gymdata.store import read_run_json
+from gymdata.store.lineage import lineage
 
 
 @pytest.mark.engine
@@ -52,7 +52,7 @@ def test_a_small_demo_leaves_a_chain_from_checkpoint_to_tasks(tmp_path: Path):
 def test_the_demo_rises_by_ten_points(tmp_path: Path):
     """The shipped policy gains at least ten points on held-out tasks, with the paired interval above zero."""
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "gymdata_cli", "demo", "-o", str(out), "--json"]
+    command = [sys.executable, "-m", "gymdata.cli", "demo", "-o", str(out), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text())

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from gymdata_cli.main import main
 
 import gymdata
-from gymdata.api.pairing import build_pairs
-from gymdata.core.schema import PAIRS, SCORES
+from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_pair_has_the_saved_ids_masks_and_messages(run: Path) -> None:
     """The prompt ends before the first generated token; tool tokens have mask 0 and log-prob 0."""
-    report = gymdata.build_pairs(run)
+    report = gymdata.pairs(run)
     assert report.files == {"train": run / "pairs-reward" / "pairs.parquet"}
     (pair,) = read_table(run / "pairs-reward", PAIRS).to_pylist()
     assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"], pair["margin"]) == ("a-1", "a-0", 1.0)
@@ -49,7 +49,7 @@ def test_a_pair_has_the_saved_ids_masks_and_messages(run: Path) -> None:
 
 def test_the_account_adds_up_and_is_in_run_json(run: Path) -> None:
     """Groups, candidates and dropped ones are counted, and run.json leads back to the rollouts."""
-    counts = gymdata.build_pairs(run).as_json()
+    counts = gymdata.pairs(run).as_json()
     assert (counts["groups"], counts["groups_too_small"], counts["groups_without_variance"]) == (3, 1, 1)
     assert counts["candidates"] == counts["pairs"] + sum(counts["dropped"].values()) == 2
     facts = read_run_json(run / "pairs-reward")

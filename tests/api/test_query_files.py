@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from gymdata_cli.main import main
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.core.schema import PAIRS, VERSION_KEY
+from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
+from gymdata.rollouts.schema import PAIRS, VERSION_KEY
 from gymdata.store import read_run_json, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -76,7 +76,7 @@ def test_one_column_of_a_table_is_no_table(run: Path, tmp_path: Path, suffix: st
 
 def test_a_table_is_recognised_by_its_name_or_all_its_columns(run: Path, tmp_path: Path) -> None:
     """Without metadata the full column set names the table; an almost full one is answered with what it lacks."""
-    gymdata.build_pairs(run, output=tmp_path / "pairs.parquet")
+    gymdata.pairs(run, output=tmp_path / "pairs.parquet")
     table = pq.read_table(tmp_path / "pairs.parquet")
     bare = tmp_path / "bare.parquet"
     pq.write_table(table.replace_schema_metadata(), bare)

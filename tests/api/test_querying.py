@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from gymdata_cli.main import main
 
 import gymdata
-from gymdata.core.schema import AUDIT
-from gymdata.core.tokens import expand_prompts
+from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.schema import AUDIT
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -68,7 +68,7 @@ def test_messages_and_failures_are_views(run: Path) -> None:
 
 def test_stage_tables_are_views(run: Path) -> None:
     """Pairs are there with the run, with their folder and as a file."""
-    gymdata.build_pairs(run, breaks="drop")
+    gymdata.pairs(run, breaks="drop")
     for path in (run, run / "pairs-reward", run / "pairs-reward" / "pairs.parquet"):
         assert gymdata.query("SELECT count(*) AS n FROM pairs", path)["n"].to_pylist() == [3]
     joined = "SELECT count(*) AS n FROM pairs JOIN rollouts ON chosen_rollout_id = rollout_id WHERE reward = 1"
@@ -110,7 +110,7 @@ def test_rows_that_are_still_journaled_are_there(tmp_path: Path) -> None:
             run.append(row)
         table = gymdata.query("SELECT sum(reward) AS s, count(*) AS n FROM rollouts", tmp_path / "run")
         assert table.to_pylist() == [{"s": 3.0, "n": 3}]
-        pairs = gymdata.build_pairs(tmp_path / "run", write=False)
+        pairs = gymdata.pairs(tmp_path / "run", write=False)
         assert pairs.table["chosen_rollout_id"].to_pylist() == ["a-2"]
 
 
@@ -198,11 +198,11 @@ def test_paths_that_hold_nothing_are_explained(tmp_path: Path) -> None:
 def test_a_split_folder_names_its_files(tmp_path: Path) -> None:
     """A folder whose files are not named after a table is answered with the files to give, by query and by others."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50)), rollout("b", 0, 1.0, two_turns(2, 50))])
-    gymdata.filter_rollouts(run, output=tmp_path / "split", split_by="task", test_share=0.5)
+    gymdata.filter(run, output=tmp_path / "split", split_by="task", test_share=0.5)
     with pytest.raises(DataError, match=r"holds no rows.*\n.*test.parquet, train.parquet"):
         gymdata.query("SELECT count(*) FROM rollouts", tmp_path / "split")
     with pytest.raises(DataError, match=r"holds no rows.*\n.*test.parquet, train.parquet"):
-        gymdata.build_pairs(tmp_path / "split", output=tmp_path / "pairs")
+        gymdata.pairs(tmp_path / "split", output=tmp_path / "pairs")
 
 
 def test_the_command_prints_tables_json_csv_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

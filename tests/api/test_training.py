@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gymdata.api.training import train
-from gymdata.config.train import TRAINERS
 from gymdata.errors import DataError
 from gymdata.store import write_table
+from gymdata.train.run import train
+from gymdata.train.settings import TRAINERS
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])

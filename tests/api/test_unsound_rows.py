@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 import gymdata
-from gymdata.api.converting import export_rollouts
-from gymdata.config.train import TrainKtoConfig, TrainSftConfig
-from gymdata.core.schema import EXPERIENCES, ROLLOUTS
-from gymdata.core.tokens import turn_digest
-from gymdata.core.training_experiences import EXPERIENCE_COLUMNS, training_experiences
 from gymdata.errors import RefusedError
+from gymdata.interop.run import export_rollouts
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.rollouts.turns import turn_digest
 from gymdata.store import read_table, write_run_json
-from gymdata.store.vocabulary import vocabulary
+from gymdata.store.lineage import vocabulary
+from gymdata.train.data_experiences import EXPERIENCE_COLUMNS, training_experiences
+from gymdata.train.settings import TrainKtoConfig, TrainSftConfig
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Fault → (code, what the message says of it); each stands in turn 1 of rollout a-1.
@@ -60,8 +60,8 @@ def prepare(kind: Any) -> Callable[[Path, Path], Any]:
 
 
 CONSUMERS: dict[str, Callable[[Path, Path], Any]] = {
-    "pairs": lambda run, out: gymdata.build_pairs(run, output=out / "pairs.parquet"),
-    "experience": lambda run, out: gymdata.build_experiences(run, output=out / "experiences.parquet"),
+    "pairs": lambda run, out: gymdata.pairs(run, output=out / "pairs.parquet"),
+    "experience": lambda run, out: gymdata.experience(run, output=out / "experiences.parquet"),
     "train-sft": prepare(TrainSftConfig),
     "train-kto": prepare(TrainKtoConfig),
     **{
@@ -110,13 +110,13 @@ def test_an_export_keeps_unknown_log_probabilities(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows)
     assert export_rollouts(run, tmp_path / "out.jsonl", "nemo-gym").rows == 1
     with pytest.raises(RefusedError, match="L302"):
-        gymdata.build_experiences(run, output=tmp_path / "e.parquet", zero_variance="keep")
+        gymdata.experience(run, output=tmp_path / "e.parquet", zero_variance="keep")
 
 
 @pytest.mark.parametrize(("column", "value", "code"), [("input_ids", -5, "T206"), ("logprobs", 0.5, "L303")])
 def test_no_trainer_takes_an_unsound_experience(tmp_path: Path, column: str, value: float, code: str) -> None:
     """What another tool wrote into an experiences file is refused at its sequence."""
-    gymdata.build_experiences(run_with("none", tmp_path / "run"), output=tmp_path / "e.parquet")
+    gymdata.experience(run_with("none", tmp_path / "run"), output=tmp_path / "e.parquet")
     table = read_table(tmp_path / "e.parquet", EXPERIENCES, columns=EXPERIENCE_COLUMNS)
     assert len(training_experiences(table)) == 4
     lists = table[column].to_pylist()

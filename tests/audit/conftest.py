@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.core.tokens import Call, encode_turns, expand_prompts
+from gymdata.rollouts.turns import Call, encode_turns, expand_prompts
 from gymdata.store import read_table, write_run_json
 from tests.rollout_files import write_run
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymdata_cli.main import main
 
 import gymdata
-from gymdata.api.auditing import audit
-from gymdata.api.crediting import build_experiences
-from gymdata.core.schema import AUDIT, EXPERIENCES, VIOLATIONS
-from gymdata.core.tokens import expand_prompts
+from gymdata.audit.run import audit
+from gymdata.cli.main import main
+from gymdata.engines.port import SampleRequest
 from gymdata.errors import RefusedError, StoreError, UsageError
-from gymdata.ports import SampleRequest
+from gymdata.experience.run import build_experiences
+from gymdata.rollouts.schema import AUDIT, EXPERIENCES, VIOLATIONS
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import CLEAN, POLICY, changed, log_probs_of, log_softmax_of, saved_run
 from tests.core.test_stitched import BRANCH, BREAK, RETRY

@@ -139,10 +139,10 @@ def _rival(model: Path, size: int, folder: Path) -> tuple[float, float]:
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from gymdata.adapters.engines.chat import TransformersChat
-    from gymdata.adapters.engines.vllm_engine import VllmSampler
-    from gymdata.adapters.formats.tasks import TaskFile
-    from gymdata.stages.collect.keys import request_seed
+    from gymdata.collect.resume import request_seed
+    from gymdata.collect.tasks import TaskFile
+    from gymdata.engines._vllm import VllmSampler
+    from gymdata.engines.chat.template import TransformersChat
 
     chat = TransformersChat.load(str(model))
     prompts: list[Any] = []
@@ -190,7 +190,7 @@ class _Warmed:
         self.overhead_s = self.overhead_cpu_s = 0.0
 
     async def start(self) -> Mapping[str, Any]:
-        from gymdata.ports import SampleRequest
+        from gymdata.engines.port import SampleRequest
 
         began, cpu = time.perf_counter(), time.process_time()
         facts = await self._inner.start()
@@ -218,13 +218,13 @@ class _Warmed:
 
 
 def _ours(model: Path, size: int, folder: Path, url: str) -> tuple[float, float]:
-    from gymdata.adapters.engines.chat import TransformersChat
-    from gymdata.adapters.engines.vllm_engine import VllmSampler
-    from gymdata.adapters.engines.vllm_server import ServerSampler
-    from gymdata.adapters.environments import load_environment
-    from gymdata.adapters.rewards import load_rewards
-    from gymdata.api.collecting import Parts, collect
-    from gymdata.stages.score import Weighted
+    from gymdata.collect.run import Parts, collect
+    from gymdata.engines._vllm import VllmSampler
+    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.engines.servers.vllm_server import ServerSampler
+    from gymdata.environments import load_environment
+    from gymdata.rewards import load_rewards
+    from gymdata.rewards.scheduler import Weighted
 
     sampling = {"temperature": 1.0, "ignore_eos": True}
     inner: Any
@@ -252,7 +252,7 @@ def _worker(arguments: Sequence[str]) -> None:
     parser.add_argument("size", type=int)
     parser.add_argument("--url", default="")
     given = parser.parse_args(arguments)
-    from gymdata.adapters.engines.vllm_engine import _set_environment
+    from gymdata.engines._vllm import _set_environment
 
     _set_environment(str(given.model))
     with tempfile.TemporaryDirectory() as scratch:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.core import credit
-from gymdata.core.credit import recursions
+from gymdata import credit
+from gymdata.credit import recursions
 from tests.benchmarks.rows import Row, interleave, seconds
 
 SIZE, GAMMA, LAM = 4_096, 0.99, 0.95

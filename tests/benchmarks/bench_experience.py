@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.api.crediting import build_experiences
-from gymdata.core.schema import EXPERIENCES, ROLLOUTS
-from gymdata.core.tokens import turn_digest
+from gymdata.experience.run import build_experiences
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.rollouts.turns import turn_digest
 from gymdata.store import write_run_json
 from gymdata.store.tables import write_batches
 from tests.benchmarks.rows import Row, interleave, seconds
@@ -135,8 +135,8 @@ def write_experiences(file: Path) -> Path:
 _FIRST = """
 import sys, time
 import torch, pyarrow.parquet
-from gymdata.api.loading import load_experiences
-import gymdata.adapters.trainers.experience
+from gymdata.experience.loading import load_experiences
+import gymdata.experience._torch
 began = time.perf_counter()
 batches = load_experiences(sys.argv[1], 32, **eval(sys.argv[2]))
 next(batches)

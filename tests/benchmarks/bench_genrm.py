@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gymdata.core.genrm import Matches, aggregate
+from gymdata.genrm import aggregate
+from gymdata.genrm.matches import Matches
 from tests.benchmarks.rows import Row, interleave, seconds
 
 RESPONSES, GROUP = 1_000_000, 8

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from gymdata.api.converting import import_rollouts
+from gymdata.interop.run import import_rollouts
 from tests.benchmarks.bench_validate import write_nemo
 from tests.benchmarks.rows import Row, interleave, seconds
 

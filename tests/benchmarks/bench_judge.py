@@ -81,9 +81,8 @@ def _measure(who: str, groups: int) -> dict[str, float]:
 
 def _run_folder(folder: Path, groups: int) -> Path:
     """Rollouts of the kind that the judge knows, right and wrong."""
-    from gymdata_sample_data.genrm_comparisons import draw_response
-    from gymdata_sample_data.make_tasks import OPERATORS, WORDINGS, draw_operands
-
+    from gymdata.sample_data.genrm_comparisons import draw_response
+    from gymdata.sample_data.make_tasks import OPERATORS, WORDINGS, draw_operands
     from tests.rollout_files import rollout, two_turns, write_run
 
     draw, rows = random.Random(0), []
@@ -98,7 +97,7 @@ def _run_folder(folder: Path, groups: int) -> Path:
 
 
 def _judge() -> Any:
-    from gymdata.adapters.engines.judge_vllm import EngineJudge
+    from gymdata.judge._vllm import EngineJudge
 
     return EngineJudge(str(JUDGE), max_tokens=MAX_TOKENS, engine_args=_ENGINE, seed=0)
 
@@ -106,10 +105,10 @@ def _judge() -> Any:
 def _rival(run: Path) -> tuple[float, int]:
     from vllm import LLM
 
-    from gymdata.core.genrm import schedule
-    from gymdata.core.schema import ROLLOUTS
-    from gymdata.ports import SampleRequest
-    from gymdata.stages.judge_rollouts import COLUMNS, field_of
+    from gymdata.engines.port import SampleRequest
+    from gymdata.genrm import schedule
+    from gymdata.judge.groups import COLUMNS, field_of
+    from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import read_table
 
     judge = _judge()
@@ -173,7 +172,7 @@ class _Warmed:
 
 
 def _ours(run: Path) -> tuple[float, int]:
-    from gymdata.api.judging import judge
+    from gymdata.judge.run import judge
 
     warmed = _Warmed(_judge())
     began = time.perf_counter()
@@ -190,7 +189,7 @@ def _worker(arguments: Sequence[str]) -> None:
     parser.add_argument("who", choices=("ours", "rival"))
     parser.add_argument("groups", type=int)
     given = parser.parse_args(arguments)
-    from gymdata.adapters.engines.vllm_engine import _set_environment
+    from gymdata.engines._vllm import _set_environment
 
     _set_environment(str(JUDGE))
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from gymdata.core import chains
-from gymdata.core.pairs import Strategy, select_pairs
+from gymdata.pairs.select import Strategy, select_pairs
+from gymdata.rollouts import chains
 from tests.benchmarks.bench_experience import rollouts
 from tests.benchmarks.rows import Row, interleave, seconds
 

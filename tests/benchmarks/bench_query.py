@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.core.schema import ROLLOUTS, TURN
+from gymdata.rollouts.schema import ROLLOUTS, TURN
 from gymdata.store import write_run_json, write_table
 from tests.benchmarks.rows import Row, interleave, seconds
 
@@ -71,7 +71,7 @@ def write_rollouts(folder: Path, n: int) -> Path:
 
 def command(sql: str, run: Path) -> Callable[[], object]:
     return lambda: subprocess.run(
-        [sys.executable, "-m", "gymdata_cli", "query", sql, str(run)], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "gymdata.cli", "query", sql, str(run)], check=True, stdout=subprocess.DEVNULL
     )
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.core.schema import ROLLOUTS
-from gymdata.core.tokens import Call, TurnEncoder
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import write_table
 from tests.benchmarks.bench_query import write_rollouts
 from tests.benchmarks.rows import Row

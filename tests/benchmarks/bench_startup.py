@@ -13,6 +13,6 @@ def main() -> list[Row]:
     def run(*arguments: str) -> None:
         subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
 
-    times = interleave(lambda: run("-m", "gymdata_cli", "--help"), lambda: run("-c", "pass"), runs=9)
+    times = interleave(lambda: run("-m", "gymdata.cli", "--help"), lambda: run("-c", "pass"), runs=9)
     median = statistics.median(times.ours)
     return [Row("gymdata --help (seconds)", seconds(times.ours), f"python {seconds(times.rival)}", median, at_most=0.5)]

@@ -27,7 +27,7 @@ def model_folder(folder: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from gymdata.api.demo import sample_data
+    from gymdata.demo import sample_data
 
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -45,9 +45,9 @@ def drawn(rng: np.random.Generator, low: int, high: int) -> list[int]:
 
 def started(algorithm: str, file: Path, model: Path, out: Path, **own: Any) -> Any:
     """Our trainer of a job, as the training process has it."""
-    from gymdata.adapters.trainers import run
-    from gymdata.config.train import TRAINERS
     from gymdata.store import read_table
+    from gymdata.train.settings import TRAINERS
+    from gymdata.train.trainers import run
 
     kind = TRAINERS[algorithm]
     reserved = {"max_length", "report_to", "disable_tqdm"}
@@ -83,7 +83,7 @@ def dpo(folder: Path, model: Path) -> list[Row]:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from gymdata.core.schema import PAIRS
+    from gymdata.rollouts.schema import PAIRS
     from gymdata.store import read_table, write_table
     from tests.trainers.conftest import pair_table
 
@@ -128,7 +128,7 @@ def rl(folder: Path, model: Path) -> list[Row]:
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
     from trl.trainer.utils import selective_log_softmax
 
-    from gymdata.core.schema import EXPERIENCES
+    from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store import write_table
 
     rng = np.random.default_rng(1)

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.core.checks import batch_digests
-from gymdata.core.evidence import from_arrow
-from gymdata.core.schema import ROLLOUTS
+from gymdata.rollouts.checks import batch_digests
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turn_columns import from_arrow
 from tests.benchmarks.rows import Row, markdown
 
 TURNS = 8
@@ -173,7 +173,7 @@ print(rows, breaks)
 """
 RIVAL_NATIVE = """
 import sys, pyarrow.parquet as pq
-from gymdata.stages.validate_parquet import columns_read
+from gymdata.validate.parquet import columns_read
 file = pq.ParquetFile(sys.argv[1])
 columns = columns_read(file)
 import time
@@ -184,11 +184,11 @@ print(time.perf_counter() - began)
 """
 OURS_NATIVE = """
 import sys, time
-from gymdata.api.validation import validate
-import gymdata.stages.validate_parquet
+from gymdata.validate.run import validate
+import gymdata.validate.parquet
 import pyarrow.parquet as pq
 file = pq.ParquetFile(sys.argv[1])
-file.read_row_group(0, columns=gymdata.stages.validate_parquet.columns_read(file))
+file.read_row_group(0, columns=gymdata.validate.parquet.columns_read(file))
 began = time.perf_counter()
 report = validate(sys.argv[1])
 took = time.perf_counter() - began

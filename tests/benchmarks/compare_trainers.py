@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gymdata.api.comparing import compare_trainers, markdown
 from gymdata.errors import GymdataError
+from tests.benchmarks.comparing import compare_trainers, markdown
 
 
 def main(output: str) -> int:

@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api import collecting
+from gymdata.cli.main import main
+from gymdata.collect import run as collecting
 from gymdata.store import read_table
 from tests.collect.fake_parts import parts
 
@@ -118,8 +118,8 @@ def test_a_dry_run_tells_what_overwrite_would_remove(
 
 def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """train-dpo RUN takes the pairs of its only pairs folder, and refuses to choose between several."""
-    from gymdata.api.pairing import pairs_of_run
     from gymdata.errors import UsageError
+    from gymdata.pairs.run import pairs_of_run
 
     run = tmp_path / "run"
     for name in ("pairs-a", "pairs-b"):

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from gymdata_cli import console
-from gymdata_cli.console import Watch, facts, grid
-from gymdata_cli.main import main
 
+from gymdata.cli import console
+from gymdata.cli.console import Watch, facts, grid
+from gymdata.cli.main import main
 from tests.rollout_files import rollout, two_turns, write_run
 
 

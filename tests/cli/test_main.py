@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import COMMANDS, main
 
+from gymdata.cli.main import COMMANDS, main
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -62,7 +63,7 @@ def test_long_flags_are_whole_on_a_narrow_terminal(capsys: pytest.CaptureFixture
 
 def test_a_path_is_not_wrapped_where_nobody_looks(capsys):
     """Piped tables keep a long value on one line."""
-    from gymdata_cli.console import facts, grid
+    from gymdata.cli.console import facts, grid
 
     path = "/some/where/" + "long/" * 40
     facts("title", [("path", path)])
@@ -88,6 +89,6 @@ def test_an_interrupted_command_says_so(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gymdata.api.querying.run_query", interrupt)
+    monkeypatch.setattr(importlib.import_module("gymdata.query.run"), "run_query", interrupt)
     assert main(["query", "SELECT 1", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith("interrupted\n")

@@ -17,7 +17,7 @@ import sys
 from importlib.machinery import PathFinder
 missing, real = set(sys.argv[1].split(",")), PathFinder.find_spec
 PathFinder.find_spec = staticmethod(lambda name, *a: None if name.split(".")[0] in missing else real(name, *a))
-from gymdata_cli.main import main
+from gymdata.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import typer
-from gymdata_cli.main import COMMANDS, build, main
 
-from gymdata.config.base import Config
-from gymdata.config.collect import CollectConfig
-from gymdata.config.genrm import JudgeConfig, ServeConfig
-from gymdata.config.score import ScoreConfig
-from gymdata.config.train import TRAINERS
+from gymdata.cli.main import COMMANDS, build, main
+from gymdata.collect.settings import CollectConfig
 from gymdata.errors import DataError
+from gymdata.judge.settings import JudgeConfig, ServeConfig
+from gymdata.score.settings import ScoreConfig
+from gymdata.settings import Config
+from gymdata.train.settings import TRAINERS
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")

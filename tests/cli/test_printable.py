@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli import console
-from gymdata_cli.main import main
 
+from gymdata.cli import console
+from gymdata.cli.main import main
 from gymdata.errors import printable
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import nemo_rows, with_ids, write_lines

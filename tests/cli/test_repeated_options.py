@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import typer
-from gymdata_cli.main import COMMANDS, build, main
+
+from gymdata.cli.main import COMMANDS, build, main
 
 Capture = pytest.CaptureFixture[str]
 

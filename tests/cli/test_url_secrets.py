@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from gymdata_cli.main import main
 
-from gymdata.config.urls import address, expanded, for_child, placeholder_values
+from gymdata.cli.main import main
 from gymdata.errors import UsageError
 from gymdata.redaction import redacted
+from gymdata.urls import address, expanded, for_child, placeholder_values
 from tests import faulty_server, judge_server
 from tests.environments.env_server import Server
 from tests.environments.env_server import serving as env_serving
@@ -197,7 +197,7 @@ def test_finetune(engine: tuple[str, list[str]], tmp_path: Path, policy: str) ->
     file.write_text(yaml.safe_dump(config))
     out = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "gymdata_cli", "finetune", str(file), "--output", str(out)],
+        [sys.executable, "-m", "gymdata.cli", "finetune", str(file), "--output", str(out)],
         capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

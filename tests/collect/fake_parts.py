@@ -12,12 +12,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.adapters.environments import load_environment
-from gymdata.adapters.rewards import load_rewards
-from gymdata.api.collecting import Parts
+from gymdata.collect.run import Parts
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.environments import load_environment
 from gymdata.errors import OutsideError
-from gymdata.ports import Generation, Message, SampleRequest
-from gymdata.stages.score import Weighted
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
+from gymdata.rollouts.messages import Message
 
 END = 300
 ROLE = {"system": 301, "user": 302, "assistant": 303, "tool": 304}

@@ -23,7 +23,7 @@ DEADLINE_S = 300.0
 def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """``gymdata collect …`` in a session of its own, so that everything it starts can be found."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gymdata_cli", "collect", *arguments],
+        [sys.executable, "-m", "gymdata.cli", "collect", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -34,7 +34,7 @@ def fork(arguments: Sequence[str]) -> multiprocessing.process.BaseProcess:
     """``start`` without the start-up time; output goes nowhere."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["gymdata_cli.collect", "gymdata.api.collecting", "transformers.models.auto.tokenization_auto", "aiohttp"]
+        ["gymdata.cli.collect", "gymdata.collect.run", "transformers.models.auto.tokenization_auto", "aiohttp"]
     )
     process = context.Process(target=_collect, args=(list(arguments),))
     process.start()
@@ -74,7 +74,7 @@ def wait_for_rows(process: subprocess.Popen[bytes], run: Path, rows: int, named:
 
 
 def _collect(arguments: list[str]) -> None:
-    from gymdata_cli.main import main
+    from gymdata.cli.main import main
 
     os.setsid()
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.environments import load_environment
-from gymdata.adapters.rewards import load_rewards
-from gymdata.api import validate
-from gymdata.api.collecting import Parts, collect
-from gymdata.ports import Generation, SampleRequest
-from gymdata.stages.score import Weighted
+from gymdata.collect.run import Parts, collect
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.environments import load_environment
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_table
+from gymdata.validate.run import validate
 from tests.engine_fixtures import InProcess
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gymdata.api.collecting import collect
+from gymdata.collect.run import collect
+from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, StoreError
-from gymdata.ports import SampleRequest
 from gymdata.store import read_failures, read_run_json
 from tests.collect.fake_parts import FakeSampler, LetterChat, add_or_answer, engine_fault, parts
 from tests.collect.test_collect_rows import rows_of

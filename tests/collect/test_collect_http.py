@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.api.collecting import collect
+from gymdata.collect.run import collect
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_failures
 from tests.adapters.engines.test_generation_checks import FAULTS

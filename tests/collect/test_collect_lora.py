@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.adapters.engines.weights import model_facts
-from gymdata.api import validate
-from gymdata.api.collecting import collect
-from gymdata.core.tokens import expand_prompts
+from gymdata.collect.run import collect
+from gymdata.engines.weights import model_facts
 from gymdata.errors import StoreError
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
+from gymdata.validate.run import validate
 
 ROOT = Path(__file__).parents[2]
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")

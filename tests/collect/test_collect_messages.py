@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.engines.chat_server import ChatServerSampler, OnPolicyPrompts
-from gymdata.adapters.environments import load_environment
-from gymdata.adapters.rewards import load_rewards
-from gymdata.api import validate
-from gymdata.api.collecting import Parts, collect
+from gymdata.collect.run import Parts, collect
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.servers.chat_server import ChatServerSampler, OnPolicyPrompts
+from gymdata.environments import load_environment
 from gymdata.errors import StoreError, UsageError
-from gymdata.ports import Generation, SampleRequest
-from gymdata.stages.score import Weighted
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_run_json, read_table
+from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.collect.test_collect_http import failures_of, server  # noqa: F401 - a fixture
 from tests.collect.test_collect_rows import rows_of

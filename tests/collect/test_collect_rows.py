@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.api.collecting import collect
-from gymdata.core.tokens import expand_prompts
+from gymdata.collect.run import collect
 from gymdata.errors import StoreError
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_failures, read_run_json, read_table
 from tests.collect.fake_parts import END, ROLE, FakeSampler, add_or_answer, parts
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.api.collecting import collect, load_parts, plan
-from gymdata.config.collect import CollectConfig
+from gymdata.collect.run import collect, load_parts, plan
+from gymdata.collect.settings import CollectConfig
 from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
@@ -158,7 +158,7 @@ def test_rollouts_with_ids_are_token_data(server: Server, tasks: Path, tmp_path:
     assert [list(t["prompt_delta_ids"]) for t in turns] == [[1, 2], [4]]
     assert [m["turn"] for m in rows[0]["messages"]] == [None, 0, None, 1]
     assert gymdata.validate(tmp_path / "run").errors == 0
-    assert gymdata.build_experiences(tmp_path / "run", output=tmp_path / "e.parquet").counts["sequences"] == 8
+    assert gymdata.experience(tmp_path / "run", output=tmp_path / "e.parquet").counts["sequences"] == 8
 
 
 def test_rollouts_without_ids_are_no_token_data(server: Server, tasks: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_rollouts_without_ids_are_no_token_data(server: Server, tasks: Path, tmp
     assert (summary.rollouts, summary.turns, summary.reward["mean"]) == (4, 0, 1.0)
     assert gymdata.validate(tmp_path / "run").by_code["T205"] == 4
     with pytest.raises(RefusedError, match="T205"):
-        gymdata.build_experiences(tmp_path / "run")
+        gymdata.experience(tmp_path / "run")
 
 
 @pytest.mark.parametrize("fault", ["500", "garbage", "hang", "disconnect"])

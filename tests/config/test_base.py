@@ -10,8 +10,8 @@ import pydantic
 import pytest
 import yaml
 
-from gymdata.config.base import Config, read_yaml
 from gymdata.errors import UsageError
+from gymdata.settings import Config, read_yaml
 
 
 class Settings(Config):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.config.source_fields import source_fields
-from gymdata.config.train import TRAINERS
-from gymdata.config.trainer_settings import check_settings, fields_of
 from gymdata.errors import UsageError
+from gymdata.settings import source_fields
+from gymdata.train.settings import TRAINERS
+from gymdata.train.trainer_settings import check_settings, fields_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_source_has_the_fields_of_the_class(algorithm: str) -> None:
     """What is read from the source of a trainer's arguments are the names and types that the class really has."""
     pytest.importorskip("trl")
-    module = f"gymdata.adapters.trainers.{algorithm}"
+    module = f"gymdata.train.trainers.{algorithm}"
     assert source_fields(module, "CONFIG") == fields_of(importlib.import_module(module).CONFIG)
 
 
@@ -40,7 +40,7 @@ def test_a_source_that_is_not_there_is_not_known() -> None:
     """A missing package, module or class is None, so that nothing is refused by guessing."""
     assert source_fields("no_such_package.module", "Thing") is None
     assert source_fields("gymdata.no_such_module", "Thing") is None
-    assert source_fields("gymdata.config.train", "NoSuchClass") is None
+    assert source_fields("gymdata.train.settings", "NoSuchClass") is None
 
 
 def test_a_typo_is_found_before_torch_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_typo_is_found_before_torch_and_leaves_no_folder(tmp_path: Path) -> No
     pytest.importorskip("trl")
     (tmp_path / "rollouts.jsonl").write_text(json.dumps({"rollout_id": "a"}) + "\n")
     code = (
-        "import sys; from gymdata_cli.main import main; code = main(sys.argv[1:]); "
+        "import sys; from gymdata.cli.main import main; code = main(sys.argv[1:]); "
         "sys.exit('torch' if {'torch', 'transformers'} & set(sys.modules) else code)"
     )
     words = ["train-sft", tmp_path / "rollouts.jsonl", "-m", ROOT / "sample_data" / "policy", "-o", tmp_path / "out",
@@ -62,7 +62,7 @@ def test_a_typo_is_found_before_torch_and_leaves_no_folder(tmp_path: Path) -> No
 
 def test_what_a_trainer_needs_and_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TRL, or TensorBoard where its events are wanted, the error names the extra."""
-    from gymdata.config import trainer_settings
+    from gymdata.train import trainer_settings
 
     missing = "trl"
     found = trainer_settings.find_spec

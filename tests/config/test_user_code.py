@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymdata.config.user_code import in_thread
+from gymdata.user_code import in_thread
 
 
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, StopIteration])

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.core import audit, diagnosis
-from gymdata.core.audit import Compared
-from gymdata.core.diagnosis import Explanation, Probe
-from gymdata.core.forward import RolloutOrder, ToScore, in_sampled_order
-from gymdata.core.stitched import stitch
+from gymdata.audit import causes as diagnosis
+from gymdata.audit import compare as audit
+from gymdata.audit.causes import Explanation, Probe
+from gymdata.audit.compare import Compared
+from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import RefusedError
+from gymdata.rollouts.sequences import stitch
 from tests.core.test_stitched import BRANCH, BREAK, RETRY, SHAPES, column
 
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core import marks
-from gymdata.core.causes import Cause, Reading, cause_of_break, evidence
-from gymdata.core.spans import Span, differing_spans
-from gymdata.core.tokens import common_prefix
+from gymdata.rollouts.continuity import chat_text as marks
+from gymdata.rollouts.continuity.breaks import Cause, Reading, Span, cause_of_break, differing_spans, evidence
+from gymdata.rollouts.turns import common_prefix
 
 _PIECES = [
     "<|im_start|>", "<|im_end|>", "\n", "system", "user", "assistant", "tool", "<think>", "</think>", "_Ski", "nny",

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core import chains, tokens
-from gymdata.core.schema import MESSAGE, TURN
 from gymdata.errors import DataError
+from gymdata.rollouts import chains
+from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.schema import MESSAGE, TURN
 
 
 def call(prompt: list[int], generation: list[int]) -> tokens.Call:

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core import checks, codes
-from gymdata.core.breaks import relations
-from gymdata.core.evidence import from_arrow
-from gymdata.core.repair import plan
-from gymdata.core.sampling import sampling_bias
-from gymdata.core.tokens import Call, encode_turns
-from gymdata.core.violations import Report, Selection, Violation
 from gymdata.errors import UsageError
+from gymdata.rollouts import checks
+from gymdata.rollouts import violations as codes
+from gymdata.rollouts.continuity.breaks import relations
+from gymdata.rollouts.continuity.repair import plan
+from gymdata.rollouts.logprobs import sampling_bias
+from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.rollouts.turns import Call, encode_turns
+from gymdata.rollouts.violations import Report, Selection, Violation
 from tests.rollout_files import rollout, rollouts_table, two_turns
 
 _ids = st.lists(st.integers(0, 5), max_size=6)
@@ -45,7 +46,7 @@ def test_slices_of_a_batch_give_the_same_arrays() -> None:
 def test_null_lists_with_hidden_values_are_empty() -> None:
     """Arrow may keep values under a null list; they belong to nobody."""
     hidden = pa.ListArray.from_arrays(pa.array([0, 2, 3]), pa.array([7, 8, 9]), mask=pa.array([True, False]))
-    from gymdata.core.evidence import _list
+    from gymdata.rollouts.turn_columns import _list
 
     offsets, values = _list(hidden)
     assert (offsets.tolist(), values.to_pylist()) == ([0, 0, 1], [9])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.core import credit
+from gymdata import credit
 from gymdata.errors import DataError, UsageError
 
 NAN, INF = math.nan, math.inf

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.core import credit
-from gymdata.core.credit import recursions
+from gymdata import credit
+from gymdata.credit import recursions
 from gymdata.errors import DataError, UsageError
 
 

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core.curriculum import (
-    CurriculumConfig,
-    count_included,
-    group_statistics,
-    percentile_at,
-    select_groups,
-)
+from gymdata.curriculum import CurriculumConfig, count_included, group_statistics, percentile_at, select_groups
 from gymdata.errors import UsageError
 
 DEFAULTS = CurriculumConfig()

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.core import genrm
-from gymdata.core.genrm import Adjustments, Match, Matches, Sizes, Verdict
+from gymdata import genrm
 from gymdata.errors import UsageError
+from gymdata.genrm.aggregate import Adjustments, Sizes
+from gymdata.genrm.matches import Matches
+from gymdata.genrm.schedule import Match
+from gymdata.genrm.verdict import Verdict
 
 CLOSE = {"rtol": 0, "atol": 1e-9}
 

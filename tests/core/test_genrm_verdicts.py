@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core import genrm
-from gymdata.core.genrm import Verdict
+from gymdata import genrm
+from gymdata.genrm.verdict import Verdict
 
 GOOD = '{"score_1": 4, "score_2": 2, "ranking": 2}'
 

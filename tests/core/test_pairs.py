@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core import pairs
 from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.pairs import select as pairs
+from gymdata.rollouts.messages import split_tasks
 
 
 def frame(*groups: tuple[str, list[float | None]], **columns: list[Any]) -> pa.Table:
@@ -163,15 +164,15 @@ def test_contenders_are_the_rows_of_all_possible_pairs() -> None:
 def test_split_is_by_task_and_repeatable() -> None:
     """The held-out side has the asked share of the tasks, whatever the order, and never all or none."""
     tasks = [f"t{i}" for i in range(50)]
-    held = pairs.split_tasks(tasks, 0.1, seed=1)
+    held = split_tasks(tasks, 0.1, seed=1)
     assert len(held) == 5
-    assert held == pairs.split_tasks(tasks[::-1] * 2, 0.1, seed=1)
-    assert held != pairs.split_tasks(tasks, 0.1, seed=2)
-    assert len(pairs.split_tasks(["a", "b"], 0.01)) == 1
+    assert held == split_tasks(tasks[::-1] * 2, 0.1, seed=1)
+    assert held != split_tasks(tasks, 0.1, seed=2)
+    assert len(split_tasks(["a", "b"], 0.01)) == 1
     with pytest.raises(UsageError):
-        pairs.split_tasks(["a"], 0.1)
+        split_tasks(["a"], 0.1)
     with pytest.raises(UsageError):
-        pairs.split_tasks(tasks, 1.0)
+        split_tasks(tasks, 1.0)
 
 
 rows = st.lists(

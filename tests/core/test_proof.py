@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core.proof import (
+from gymdata.train.token_checksum import (
     TrainedTokens,
     sequence_keys,
     token_hashes,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core.splice import SpliceRefusedError, splice, splice_published
 from gymdata.errors import EXIT_FAULTS
+from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice, splice_published
 
 EOS, HEAD, USER = 2, [40, 41], [30, 31]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core import stats
+from gymdata import stats
 from gymdata.errors import DataError
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.core import tokens
-from gymdata.core.stitched import stitch
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.sequences import stitch
 from tests.rollout_files import rollout, rollouts_table, two_turns
 
 BREAK = [([1, 5], [10, 2]), ([1, 5, 10, 2, 7], [11, 2]), ([1, 6, 9], [12, 13])]

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.api.crediting import build_experiences
-from gymdata.api.pairing import build_pairs
-from gymdata.config.train import TrainSftConfig
-from gymdata.core.schema import EXPERIENCES
-from gymdata.core.tokens import Call, TurnEncoder
-from gymdata.core.training_kto import training_labels
-from gymdata.core.training_sft import training_rollouts
 from gymdata.errors import RefusedError
+from gymdata.experience.run import build_experiences
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import EXPERIENCES
+from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import read_table
+from gymdata.train.data_kto import training_labels
+from gymdata.train.data_sft import training_rollouts
+from gymdata.train.settings import TrainSftConfig
 from tests.core.test_stitched import BREAK
 from tests.rollout_files import Calls, rollout, rollouts_table, two_turns, write_run
 

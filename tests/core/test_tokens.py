@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core.tokens import (
+from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.turns import (
     Call,
     TurnEncoder,
     bridge_ids,
@@ -20,7 +21,6 @@ from gymdata.core.tokens import (
     sequences,
     turn_digest,
 )
-from gymdata.errors import DataError, RefusedError
 
 
 def call(prompt: list[int], generation: list[int], agent: str | None = None) -> Call:

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gymdata.core.schema import PAIRS
-from gymdata.core.training import PAIR_COLUMNS, training_pairs
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.schema import PAIRS
+from gymdata.train.data import PAIR_COLUMNS, training_pairs
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

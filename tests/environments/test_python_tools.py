@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.environments import load_environment
-from gymdata.adapters.environments.told import MAX_OUTPUT_BYTES
+from gymdata.environments import load_environment
+from gymdata.environments.port import StepResult
+from gymdata.environments.tool_error import MAX_OUTPUT_BYTES
 from gymdata.errors import OutsideError, UsageError
-from gymdata.ports import StepResult, Task
+from gymdata.rollouts.messages import Task
 
 SOURCE = '''
 import asyncio

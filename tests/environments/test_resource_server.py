@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from gymdata.adapters.environments import load_environment, server_url
-from gymdata.adapters.environments.resource_server import ResourceServer
-from gymdata.adapters.environments.told import MAX_OUTPUT_BYTES
-from gymdata.adapters.formats.responses import task_body, verify_body
-from gymdata.adapters.formats.tasks import parse_task
+from gymdata.collect.tasks import parse_task
+from gymdata.environments import load_environment, server_url
+from gymdata.environments.resource_server import ResourceServer
+from gymdata.environments.responses import task_body, verify_body
+from gymdata.environments.tool_error import MAX_OUTPUT_BYTES
 from gymdata.errors import OutsideError, UsageError
 from tests.environments.env_server import Server, serving
 
@@ -184,7 +185,7 @@ def test_the_server_is_not_asked_before_it_wants_to_be(server: Server) -> None:
         await real(0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gymdata.adapters.http_client.asyncio.sleep", sleep)
+        patch.setattr(importlib.import_module("gymdata.http.asyncio"), "sleep", sleep)
         play(server, END)
     assert [s for s in slept if s >= 0.3] == [0.3]
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.adapters.environments.workflow import HttpWorkflow
-from gymdata.adapters.formats.responses import conversation_of, task_body
-from gymdata.adapters.formats.tasks import parse_task
+from gymdata.collect.tasks import parse_task
+from gymdata.environments.port import RemoteRequest, RemoteRollout
+from gymdata.environments.responses import conversation_of, task_body
+from gymdata.environments.workflow import HttpWorkflow
 from gymdata.errors import OutsideError, UsageError
-from gymdata.ports import RemoteRequest, RemoteRollout
 from tests.environments.env_server import Server, serving
 
 ROW = {"task_id": "t0", "prompt": "1+2?", "answer": "3"}

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from gymdata.adapters.duckdb_conditions import evaluate, is_true
-from gymdata.core.conditions import check, parse
 from gymdata.errors import UsageError
+from gymdata.filter.conditions import check, parse
+from gymdata.filter.evaluate import evaluate, is_true
 
 KINDS: dict[str, Any] = {"reward": "number", "n_turns": "number", "status": "text", "good": "truth"}
 TYPES = {"number": pa.float64(), "text": pa.string(), "truth": pa.bool_()}

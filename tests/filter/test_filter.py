@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from gymdata_cli.main import main
 
 import gymdata
-from gymdata.core.schema import ROLLOUTS, SCORES
+from gymdata.cli.main import main
 from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
@@ -53,7 +53,7 @@ def names(path: Path) -> list[str]:
 )
 def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: set[int]) -> None:
     """Exactly the rollouts for which the condition is true are in the output, in their order."""
-    report = gymdata.filter_rollouts(run, tmp_path / "o.parquet", where=where)
+    report = gymdata.filter(run, tmp_path / "o.parquet", where=where)
     assert names(tmp_path / "o.parquet") == [f"t{t}-{k}" for t in range(6) for k in sorted(kept)]
     assert (report.rollouts_in, report.rollouts_out) == (24, 6 * len(kept))
 
@@ -62,7 +62,7 @@ def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: s
 def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, suffix: str) -> None:
     """All columns of a kept row equal the source's, its digests hold, and the output leads back to the run."""
     out = tmp_path / f"o.{suffix}"
-    gymdata.filter_rollouts(run, out, where="reward > 0.4")
+    gymdata.filter(run, out, where="reward > 0.4")
     source = read_table(run)
     expected = source.filter(pc.is_in(source["rollout_id"], value_set=pa.array(names(out))))
     assert read_table(out).equals(expected)
@@ -76,15 +76,15 @@ def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, suffix
 
 def test_group_columns_describe_the_group_as_it_came_in(run: Path, tmp_path: Path) -> None:
     """A condition on groups sees all rewards of the group, not those that an earlier condition left."""
-    gymdata.filter_rollouts(run, tmp_path / "o.parquet", where="reward > 0.4", group_where="0 < mean_reward < 0.6")
+    gymdata.filter(run, tmp_path / "o.parquet", where="reward > 0.4", group_where="0 < mean_reward < 0.6")
     assert len(names(tmp_path / "o.parquet")) == 12
     with pytest.raises(UsageError, match=r"no column of groups(.|\n)*mean_reward"):
-        gymdata.filter_rollouts(run, group_where="reward > 0", write=False)
+        gymdata.filter(run, group_where="reward > 0", write=False)
 
 
 def test_every_step_is_accounted_for(run: Path, tmp_path: Path) -> None:
     """Each step says what went in, what came out, and why the rest did not, in run.json too."""
-    report = gymdata.filter_rollouts(
+    report = gymdata.filter(
         run, tmp_path / "out", where="n_turns == 2 and reward >= 0", group_where="task.meta.level > 0", dedupe=True,
         best_n=1, balance="category", seed=1,
     )  # fmt: skip
@@ -102,12 +102,12 @@ def test_every_step_is_accounted_for(run: Path, tmp_path: Path) -> None:
 
 def test_a_split_keeps_tasks_apart(run: Path, tmp_path: Path) -> None:
     """Train and test files share no task, hold every rollout between them, and depend on the seed alone."""
-    report = gymdata.filter_rollouts(run, tmp_path / "a", split_by="task", test_share=0.34, seed=5)
+    report = gymdata.filter(run, tmp_path / "a", split_by="task", test_share=0.34, seed=5)
     train, test = names(tmp_path / "a/train.parquet"), names(tmp_path / "a/test.parquet")
     assert not {n.split("-")[0] for n in train} & {n.split("-")[0] for n in test}
     assert sorted(train + test) == sorted(names(run))
     assert report.sides["test"] == {"rollouts": 8, "tasks": 2}
-    gymdata.filter_rollouts(run, tmp_path / "b.jsonl", split_by="task", test_share=0.34, seed=5)
+    gymdata.filter(run, tmp_path / "b.jsonl", split_by="task", test_share=0.34, seed=5)
     assert names(tmp_path / "b.test.jsonl") == test
     assert read_run_json(tmp_path / "b.test.jsonl")["stage"] == "filter"
 
@@ -121,7 +121,7 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     write_table(pa.Table.from_pylist(rows, schema=SCORES.schema), run / "scores-later/scores.parquet", SCORES)
     write_run_json(run / "scores-later", {"stage": "score"})
-    gymdata.filter_rollouts(run, tmp_path / "o.parquet", where="reward_later > 0", group_where="mean_reward_later > 0")
+    gymdata.filter(run, tmp_path / "o.parquet", where="reward_later > 0", group_where="mean_reward_later > 0")
     assert names(tmp_path / "o.parquet") == [f"t{t}-2" for t in range(6)]
     assert [Path(p["path"]).name for p in read_run_json(tmp_path / "o.parquet")["parents"]] == ["run", "scores-later"]
 
@@ -144,39 +144,39 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
 def test_a_mistake_names_what_was_meant(run: Path, settings: dict[str, Any], told: str) -> None:
     """Unknown names are errors that name the nearest one."""
     with pytest.raises(UsageError, match=told):
-        gymdata.filter_rollouts(run, write=False, **settings)
+        gymdata.filter(run, write=False, **settings)
 
 
 def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path) -> None:
     """An empty selection is refused with the reasons."""
     with pytest.raises(RefusedError, match=r"a value is missing 6; where: not true 18"):
-        gymdata.filter_rollouts(run, tmp_path / "o.parquet", where="reward > 5")
+        gymdata.filter(run, tmp_path / "o.parquet", where="reward > 5")
     assert not (tmp_path / "o.parquet").exists()
 
 
 def test_what_is_there_is_not_replaced_unasked(run: Path, tmp_path: Path) -> None:
     """Other settings, a run of its own, or an input file as output are refused; the same settings are not."""
     out = tmp_path / "o.parquet"
-    gymdata.filter_rollouts(run, out, where="reward > 0.4")
-    gymdata.filter_rollouts(run, out, where="reward > 0.4")
+    gymdata.filter(run, out, where="reward > 0.4")
+    gymdata.filter(run, out, where="reward > 0.4")
     with pytest.raises(StoreError, match="other settings"):
-        gymdata.filter_rollouts(run, out, where="reward > 0.6")
-    gymdata.filter_rollouts(run, out, where="reward > 0.6", overwrite=True)
+        gymdata.filter(run, out, where="reward > 0.6")
+    gymdata.filter(run, out, where="reward > 0.6", overwrite=True)
     assert len(names(out)) == 6
     with pytest.raises(StoreError, match="holds a collected run"):
-        gymdata.filter_rollouts(out, run, where="reward > 0.6")
+        gymdata.filter(out, run, where="reward > 0.6")
     with pytest.raises(UsageError, match="one of the files"):
-        gymdata.filter_rollouts(out, out, where="reward > 0.6", overwrite=True)
+        gymdata.filter(out, out, where="reward > 0.6", overwrite=True)
 
 
 def test_rollouts_of_several_files_are_filtered_together(run: Path, tmp_path: Path) -> None:
     """Several inputs make one output; a rollout that is in two of them is refused."""
     other = tmp_path / "other.jsonl"
     write_table(rollouts_table([rollout("u", 0, 1.0, two_turns(9, 9))]), other, ROLLOUTS)
-    gymdata.filter_rollouts([run, other], tmp_path / "o.parquet", where="reward == 1")
+    gymdata.filter([run, other], tmp_path / "o.parquet", where="reward == 1")
     assert len(names(tmp_path / "o.parquet")) == 7
     with pytest.raises(RefusedError, match="D701"):
-        gymdata.filter_rollouts([run, run], write=False, where="reward == 1")
+        gymdata.filter([run, run], write=False, where="reward == 1")
 
 
 def test_the_command_prints_the_account(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,12 +198,12 @@ def test_an_output_holds_one_choice(run: Path, tmp_path: Path, out: str) -> None
     split = {"split_by": "task", "test_share": 0.34}
     place = tmp_path / "f" / out
     for settings in ({"where": "reward >= 0"}, split, {"where": "reward == 1"}, split):
-        report = gymdata.filter_rollouts(run, place, overwrite=True, **settings)
+        report = gymdata.filter(run, place, overwrite=True, **settings)
         there = {p.name for p in (tmp_path / "f").rglob("*.parquet")}
         assert there == {p.name for p in report.files.values()}
         assert len(list((tmp_path / "f").rglob("*run.json"))) == (1 if out == "o" else len(there))
     with pytest.raises(StoreError, match="other settings"):
-        gymdata.filter_rollouts(run, place, where="reward == 1")
+        gymdata.filter(run, place, where="reward == 1")
 
 
 def test_only_what_a_filter_wrote_is_removed(run: Path, tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_only_what_a_filter_wrote_is_removed(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
     out.mkdir()
     (out / "train.parquet").write_text("mine")
-    gymdata.filter_rollouts(run, out, where="reward >= 0")
+    gymdata.filter(run, out, where="reward >= 0")
     assert (out / "train.parquet").read_text() == "mine"
     own = tmp_path / "p"
-    gymdata.filter_rollouts(run, own, where="reward >= 0")
-    gymdata.filter_rollouts(own / "rollouts.parquet", own, split_by="task", test_share=0.34)
+    gymdata.filter(run, own, where="reward >= 0")
+    gymdata.filter(own / "rollouts.parquet", own, split_by="task", test_share=0.34)
     assert {p.name for p in own.glob("*.parquet")} == {"rollouts.parquet", "train.parquet", "test.parquet"}
 
 
@@ -227,8 +227,8 @@ def test_long_numbers_are_balanced_apart(tmp_path: Path) -> None:
         for i in range(9)
     ]
     folder = write_run(tmp_path / "run", rows)
-    report = gymdata.filter_rollouts(folder, write=False, balance="task.bucket")
+    report = gymdata.filter(folder, write=False, balance="task.bucket")
     assert report.rollouts_out == 6
     assert [note for step in report.steps for note in step.notes] == ["1234560: 6 before", "1234561: 3 before"]
-    assert gymdata.filter_rollouts(folder, write=False, balance="task.x").steps[0].rows_out == 9
-    assert "3 values" in gymdata.filter_rollouts(folder, write=False, balance="task.x").steps[0].detail
+    assert gymdata.filter(folder, write=False, balance="task.x").steps[0].rows_out == 9
+    assert "3 values" in gymdata.filter(folder, write=False, balance="task.x").steps[0].detail

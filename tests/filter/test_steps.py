@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gymdata.core.filtering import STATISTICS, Funnel, group_statistic
+from gymdata.filter.steps import STATISTICS, Funnel, group_statistic
 
 rewards = st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf])
 rows = st.lists(

@@ -13,12 +13,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.environments import load_environment
-from gymdata.adapters.rewards import load_rewards
-from gymdata.api.collecting import Parts, collect
-from gymdata.ports import CollectOrder, Generation, Progress, SampleRequest
-from gymdata.stages.score import Weighted
+from gymdata.collect.run import Parts, collect
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.environments import load_environment
+from gymdata.finetune.port import CollectOrder
+from gymdata.progress import Progress
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
 
 
 class Sampler:

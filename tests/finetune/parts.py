@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymdata_cli.main import main
-
-from gymdata.config.finetune import EpochsTrainer, FinetuningSection
-from gymdata.core.curriculum import CurriculumConfig
+from gymdata.cli.main import main
+from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import GymdataError
-from gymdata.ports import CollectOrder, JobStatus, Progress, TrainingJob
-from gymdata.stages.finetune.plan import Judging, Plan, Validation
+from gymdata.finetune.plan import Judging, Plan, Validation
+from gymdata.finetune.port import CollectOrder, JobStatus, TrainingJob
+from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
+from gymdata.progress import Progress
 from tests.rollout_files import rollout, write_run
 
 

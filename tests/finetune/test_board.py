@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-from gymdata_cli.finetune import Board
-from gymdata_cli.main import main
+
+from gymdata.cli.finetune import Board
+from gymdata.cli.main import main
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.jobs.collecting import CollectingBuilder
-from gymdata.config.finetune import CollectBuilder
 from gymdata.errors import RewardError
-from gymdata.ports import CollectOrder, Progress
+from gymdata.finetune.jobs import CollectingBuilder
+from gymdata.finetune.port import CollectOrder
+from gymdata.finetune.settings import CollectBuilder
+from gymdata.progress import Progress
 from tests.finetune.parts import Watched
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from gymdata_cli.main import main
 
-from gymdata.adapters.jobs.processes import CommandRunner
-from gymdata.core.schema import COMPARISONS, PAIRS
+from gymdata.cli.main import main
+from gymdata.finetune.jobs import CommandRunner
+from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.store import read_run_json, read_table
 
 DATA = Path(__file__).parents[2] / "sample_data"
@@ -211,8 +211,8 @@ def test_a_loop_of_ones_own(config: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that a package declares under gymdata.trajectory_builders is found by its name."""
-    from gymdata.api import finetune_parts
-    from gymdata.config.finetune_file import load
+    from gymdata.finetune import run as finetune_parts
+    from gymdata.finetune.config_file import load
 
     point = EntryPoint("theirs", "tests.finetune.deterministic:Builder", "gymdata.trajectory_builders")
     monkeypatch.setattr(finetune_parts, "entry_points", lambda group: [point] if group == point.group else [])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gymdata.api.finetuning import plan_of
-from gymdata.config import json_schema
-from gymdata.config.finetune_file import find, load
 from gymdata.errors import UsageError
+from gymdata.finetune import json_schema
+from gymdata.finetune.config_file import find, load
+from gymdata.finetune.run import plan_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
@@ -133,7 +133,7 @@ def test_what_is_not_known_or_not_honoured_is_named(tmp_path: Path, path: str, v
     file = write(tmp_path, change)
 
     def whole() -> None:
-        from gymdata.api.finetune_parts import adapter_of
+        from gymdata.finetune.run import adapter_of
 
         config = load(file)
         plan_of(config, file)

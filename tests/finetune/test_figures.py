@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.adapters.epoch_curve import draw_curve
-from gymdata.stages.finetune import figures
-from gymdata.stages.finetune.page import write_page
+from gymdata.finetune import report as figures
+from gymdata.finetune._matplotlib import draw_curve
+from gymdata.finetune.report import write_page
 from tests.rollout_files import rollout, two_turns, write_run
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.jobs.processes import CommandRunner, last_lines, start
-from gymdata.adapters.jobs.training import CommandJobs, TrlJobs
-from gymdata.config.finetune import CommandAdapter, TrlAdapter
 from gymdata.errors import GymdataError, OutsideError, UsageError
-from gymdata.ports import TrainingJob
+from gymdata.finetune.jobs import CommandJobs, CommandRunner, TrlJobs, last_lines, start
+from gymdata.finetune.port import TrainingJob
+from gymdata.finetune.settings import CommandAdapter, TrlAdapter
 from tests.finetune.parts import Watched
 
 TRAINS = "import sys, pathlib; out = pathlib.Path(sys.argv[1]); (out / 'config.json').write_text('{}')"
@@ -108,7 +107,7 @@ def test_a_job_whose_process_is_gone_has_failed(tmp_path: Path) -> None:
 def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """SIGKILL of the parent ends the child at once, so that nothing works on in the loop's folders."""
     code = (
-        "import sys, pathlib, signal; from gymdata.adapters.jobs.processes import start; "
+        "import sys, pathlib, signal; from gymdata.finetune.jobs import start; "
         "p = start([sys.executable, '-c', 'import signal; print(1, flush=True); signal.pause()'], "
         "pathlib.Path(sys.argv[1])); print(p.pid, flush=True); signal.pause()"
     )
@@ -148,7 +147,7 @@ def test_gymdatas_trainers_get_their_settings_in_a_file(tmp_path: Path) -> None:
     or had other settings, is removed; any other is gone on with."""
     trl = TrlJobs(TrlAdapter(settings={"bf16": False, "seed": 1}, dpo={"beta": 0.5}, rl={"loss": "cispo"}))
     words, _ = trl.words(job(tmp_path))
-    assert words[2:7] == ["gymdata_cli", "train-dpo", str(tmp_path / "pairs.parquet"), "-m", str(tmp_path / "start")]
+    assert words[2:7] == ["gymdata.cli", "train-dpo", str(tmp_path / "pairs.parquet"), "-m", str(tmp_path / "start")]
     assert words[-2] == "--config"
     assert json.loads((tmp_path / "train.yaml").read_text()) == {"seed": 1, "bf16": False, "beta": 0.5}
     torn = tmp_path / "policy" / "job"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from gymdata.stages.finetune.epochs import STAGES
+from gymdata.finetune.epochs import STAGES
 from gymdata.store import read_run_json, read_table
 from tests.collect.killing import DEADLINE_S, session_members
 
@@ -54,7 +54,7 @@ def write(folder: Path, epochs: int, builder: dict[str, Any]) -> Path:
 def begin(config: Path, out: Path) -> subprocess.Popen[bytes]:
     """In a session of its own, so that everything it starts can be found."""
     words = ["finetune", str(config), "--output", str(out), "--run-id", "kill-test"]
-    return subprocess.Popen([sys.executable, "-m", "gymdata_cli", *words], stdout=subprocess.DEVNULL,
+    return subprocess.Popen([sys.executable, "-m", "gymdata.cli", *words], stdout=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gymdata.core.schema import PAIRS
 from gymdata.errors import OutsideError, RefusedError, StoreError
-from gymdata.ports import JobStatus
-from gymdata.stages.finetune.epochs import EpochLoop
-from gymdata.stages.finetune.plan import Judging
+from gymdata.finetune.epochs import EpochLoop
+from gymdata.finetune.plan import Judging
+from gymdata.finetune.port import JobStatus
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.lock import Lock
 from tests.finetune.parts import SCORES, Adapter, Builder, Calls, Crash, Watched, plan

@@ -31,7 +31,7 @@ def test_an_endpoint_that_stays_behind_is_corrected_by_importance_weights(tmp_pa
     }  # fmt: skip
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config))
-    done = subprocess.run([sys.executable, "-m", "gymdata_cli", "finetune", str(file)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "gymdata.cli", "finetune", str(file)], capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())

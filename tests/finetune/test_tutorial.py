@@ -39,7 +39,7 @@ def test_the_tutorial_runs(tmp_path: Path, vllm_server: str) -> None:
     worker = subprocess.Popen([sys.executable, "worker.py", "queue", *words], cwd=tmp_path)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "gymdata_cli", "finetune", "tutorial.yaml", "--endpoint", vllm_server, "--json"],
+            [sys.executable, "-m", "gymdata.cli", "finetune", "tutorial.yaml", "--endpoint", vllm_server, "--json"],
             cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gymdata.api.finetuning import plan_of
-from gymdata.config.finetune_file import load
 from gymdata.errors import UsageError
-from gymdata.stages.finetune.plan import Plan
+from gymdata.finetune.config_file import load
+from gymdata.finetune.plan import Plan
+from gymdata.finetune.run import plan_of
 from tests.finetune.test_config import write
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.adapters.formats.trajectories.atif_read import table_rows
-from gymdata.adapters.formats.trajectories.atif_write import trajectory_of
-from gymdata.api.converting import export_rollouts, import_rollouts
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.interop.trajectories.atif_read import table_rows
+from gymdata.interop.trajectories.atif_write import trajectory_of
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
@@ -187,7 +187,7 @@ def test_what_is_none_is_named(tmp_path: Path, wrong: dict[str, Any], code: str)
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """export and import say what they did; the tokens are the same."""
-    from gymdata_cli.main import main
+    from gymdata.cli.main import main
 
     run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(1, 9 + k)) for k in range(3)])
     assert main(["export", str(run), "--format", "atif", "-o", str(tmp_path / "a.jsonl"), "--json"]) == 0

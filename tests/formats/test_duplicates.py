@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.converting import import_rollouts
-from gymdata.api.validation import fix, validate
+from gymdata.cli.main import main
+from gymdata.interop.run import import_rollouts
 from gymdata.store import read_table
+from gymdata.validate.run import fix, validate
 from tests.formats.trajectories import write_lines
 from tests.validate.generate import nemo_rows
 

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.adapters.formats.tasks import TaskFile
-from gymdata.api.converting import export_rollouts, import_rollouts
-from gymdata.api.formats import SOURCES
-from gymdata.api.pairing import build_pairs
-from gymdata.api.validation import validate
-from gymdata.core.schema import PAIRS, ROLLOUTS
+from gymdata.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
+from gymdata.interop.formats import SOURCES
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.lines import encode_any
+from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, write_native
 

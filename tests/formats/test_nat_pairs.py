@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.adapters.formats.nemo_calls import meant_role
-from gymdata.adapters.formats.trajectories.nat_pairs import CALLS, IDS, SEVERAL
-from gymdata.api.converting import export_rollouts, import_rollouts
-from gymdata.core.schema import PAIRS
 from gymdata.errors import StoreError, UsageError
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
+from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.formats.test_nat_trajectories import _sorted
 from tests.formats.test_nemo_identity import same
@@ -84,7 +84,7 @@ def run(tmp_path: Path) -> Path:
         row = rollout("c", k, float(k), [([1, 6], [5 + k, 3])], text=f"last {k}")
         rows.append(row | {"messages": [*row["messages"], {"role": "user", "content": "thanks"}]})
     folder = write_run(tmp_path / "run", rows)
-    gymdata.build_pairs(folder)
+    gymdata.pairs(folder)
     return folder
 
 

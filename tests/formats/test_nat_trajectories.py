@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.adapters.formats.trajectories.nat_read import table_rows
-from gymdata.adapters.formats.trajectories.nat_write import NO_REWARD, trajectory_of
-from gymdata.api.converting import export_rollouts, import_rollouts
-from gymdata.core.schema import ROLES
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.interop.trajectories.nat_read import table_rows
+from gymdata.interop.trajectories.nat_write import NO_REWARD, trajectory_of
+from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
@@ -181,7 +181,7 @@ def test_a_score_given_since_is_exported(tmp_path: Path) -> None:
 
 def test_rollouts_without_a_reward_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trajectory must have a reward: none is invented, and groups are inner lists."""
-    from gymdata_cli.main import main
+    from gymdata.cli.main import main
 
     rows = [
         rollout("t", 0, 1.0, two_turns(1, 9)),

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.adapters.formats.nemo_calls import meant_role
-from gymdata.api.converting import export_rollouts, import_rollouts
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.rollouts.responses import meant_role
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 

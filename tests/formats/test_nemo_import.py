@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.adapters.formats.nemo_import import read_nemo_gym
-from gymdata.api.validation import validate
-from gymdata.core.tokens import expand_prompts
 from gymdata.errors import DataError
+from gymdata.interop.nemo_gym.read import read_nemo_gym
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run
-from gymdata.store.rows import check_rollout
+from gymdata.store.columns import check_rollout
+from gymdata.validate.run import validate
 from tests.validate.generate import nemo_rows, with_ids, write_lines
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.converting import export_rollouts, import_rollouts
-from gymdata.api.validation import fix
-from gymdata.core.tokens import expand_prompts
+from gymdata.cli.main import main
 from gymdata.errors import StoreError, UsageError
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import spread
+from gymdata.validate.run import fix
 from tests.validate.generate import write_lines
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"

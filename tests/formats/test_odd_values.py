@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.api.converting import export_rollouts, import_rollouts
-from gymdata.api.formats import OF_PAIRS, SOURCES
-from gymdata.api.pairing import build_pairs
-from gymdata.core.schema import PAIRS, ROLLOUTS
+from gymdata.interop.formats import OF_PAIRS, SOURCES
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from tests.formats.trajectories import write_lines
 from tests.rollout_files import rollout, two_turns, write_run

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.adapters.formats import nemo_gym, nemo_rows
-from gymdata.adapters.formats.nemo_calls import walk, written_by_model
-from gymdata.adapters.formats.nemo_import import read_nemo_gym
-from gymdata.api.validation import fix, validate
+from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.interop.nemo_gym import scan as nemo_gym
+from gymdata.interop.nemo_gym.read import read_nemo_gym
+from gymdata.rollouts.responses import walk, written_by_model
+from gymdata.validate.run import fix, validate
 from tests.validate.generate import conversation, write_lines
 
 KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gymdata.adapters.formats.chat_export import CALL_TEXT, ENDS, IDS, TOOLS
-from gymdata.api.converting import FORMATS, export_rollouts
-from gymdata.api.pairing import build_pairs
-from gymdata.core.schema import PAIRS
-from gymdata.core.tokens import sequences
+from gymdata.interop.run import FORMATS, export_rollouts
+from gymdata.interop.text_export import CALL_TEXT, ENDS, IDS, TOOLS
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 
 SAMPLE = Path("sample_data")

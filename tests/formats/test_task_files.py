@@ -14,8 +14,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.adapters.formats.responses import task_body, verify_body
-from gymdata.adapters.formats.tasks import TaskFile, parse_task
+from gymdata.collect.tasks import TaskFile, parse_task
+from gymdata.environments.responses import task_body, verify_body
 from gymdata.errors import DataError, UsageError
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from gymdata.core.schema import ROLES, ROLLOUTS
-from gymdata.core.tokens import Call, TurnEncoder
+from gymdata.rollouts.schema import ROLES, ROLLOUTS
+from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.columns import build, spread
 from tests.rollout_files import rollout
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.adapters.engines.judge_vllm import EngineJudge
-from gymdata.api.judging import judge as run_judge
-from gymdata.core.schema import COMPARISONS
 from gymdata.errors import UsageError
+from gymdata.judge._vllm import EngineJudge
+from gymdata.judge.run import judge as run_judge
+from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -19,7 +19,7 @@ DATA = Path(__file__).parents[2] / "sample_data"
 def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
     """A template that leaves the responses out would have the judge decide about nothing."""
     pytest.importorskip("transformers")
-    from gymdata.adapters.engines.chat import TransformersChat
+    from gymdata.engines.chat.template import TransformersChat
 
     load = TransformersChat.load
     turn = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"

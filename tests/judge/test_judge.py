@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gymdata.adapters.engines.judge_prompt import DEFAULT_PROMPT, Prompt
-from gymdata.api.judging import judge as run_judge
-from gymdata.api.pairing import build_pairs
-from gymdata.core.schema import COMPARISONS, SCORES
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
-from gymdata.stages.judge_rollouts import final_answer, response_transcript, transcript
+from gymdata.judge.groups import final_answer, response_transcript, transcript
+from gymdata.judge.prompt import DEFAULT_PROMPT, Prompt
+from gymdata.judge.run import judge as run_judge
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table, write_table
 from gymdata.store.reading import reading
 from tests.judge_server import Behaviour, judge_server
@@ -238,7 +238,7 @@ def test_a_prompt_that_hides_a_response_is_refused(tmp_path):
 
 def test_the_command_line_and_its_numbers_agree(judge, run):
     """--json prints the summary; the exit code says that nothing is missing."""
-    from gymdata_cli.main import main
+    from gymdata.cli.main import main
 
     assert main(["judge", str(run), "--endpoint", judge[1], "-m", "judge", "--json"]) == 0
     assert main(["judge", str(run), "--aggregate-only", "--aggregator-method", "win_rate"]) == 0

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gymdata.api.judging import judge as run_judge
-from gymdata.core.schema import COMPARISONS, SCORES
+from gymdata.judge.run import judge as run_judge
+from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_table
 from tests.judge_server import Behaviour, judge_server
 from tests.rollout_files import rollout, two_turns, write_run
@@ -19,7 +19,7 @@ IN_FLIGHT = 4
 
 
 def start(run: Path, url: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "gymdata_cli", "judge", str(run), "--endpoint", url, "-m", "judge"]
+    command = [sys.executable, "-m", "gymdata.cli", "judge", str(run), "--endpoint", url, "-m", "judge"]
     return subprocess.Popen(
         [*command, "-c", str(IN_FLIGHT)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ}
     )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.rewards import load_rewards, parse_spec
-from gymdata.adapters.rewards.named import last_number, named_reward
 from gymdata.errors import RewardError, UsageError
-from gymdata.stages.score import Weighted, score_batch
+from gymdata.rewards import load_rewards, parse_spec
+from gymdata.rewards.named import last_number, named_reward
+from gymdata.rewards.scheduler import Weighted, score_batch
 
 
 def rollout(text: str, **task: Any) -> dict[str, Any]:

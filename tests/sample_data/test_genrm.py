@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymdata_sample_data.genrm_comparisons import Comparison, draw_comparison, draw_response, seen
-from gymdata_sample_data.make_tasks import WORDINGS, read_pairs, value_of
 
-from gymdata.api.judging import judge
-from gymdata.core.genrm import against_rewards, parse_strict
-from gymdata.core.schema import COMPARISONS
-from gymdata.stages.judge_rollouts import MATCH_COLUMNS, final_answer, matches_in
+from gymdata.genrm.bias import against_rewards
+from gymdata.genrm.verdict import parse_strict
+from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
+from gymdata.judge.run import judge
+from gymdata.rollouts.schema import COMPARISONS
+from gymdata.sample_data.genrm_comparisons import Comparison, draw_comparison, draw_response, seen
+from gymdata.sample_data.make_tasks import WORDINGS, read_pairs, value_of
 from gymdata.store import read_table
 from tests.rollout_files import rollout, two_turns, write_run
 

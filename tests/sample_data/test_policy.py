@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_sample_data.policy_traces import call_text, tools
+
+from gymdata.sample_data.policy_traces import call_text, tools
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 CALL = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": "417-58"}}}

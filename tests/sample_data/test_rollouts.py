@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from gymdata_sample_data.make_rollouts import FAULTS
 
-from gymdata.api.validation import validate
+from gymdata.sample_data.make_rollouts import FAULTS
+from gymdata.validate.run import validate
 
 ROLLOUTS = Path(__file__).parents[2] / "sample_data" / "rollouts"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.config.train import TRAINERS
+from gymdata.train.settings import TRAINERS
 
 FOLDER = Path(__file__).parents[2] / "sample_data"
 
@@ -18,10 +18,10 @@ def test_every_trainer_has_settings_that_load(algorithm: str) -> None:
 
     from trl.trainer.model_config import ModelConfig
 
-    from gymdata.config.trainer_settings import fields_of, sort_settings
+    from gymdata.train.trainer_settings import fields_of, sort_settings
 
     config = TRAINERS[algorithm].load(FOLDER / f"{algorithm}.yaml", {"model": "m", "output": "o"})
-    module = importlib.import_module(f"gymdata.adapters.trainers.{algorithm}")
+    module = importlib.import_module(f"gymdata.train.trainers.{algorithm}")
     sorted_settings = sort_settings(
         config.trainer, {"trainer": fields_of(module.CONFIG), "model": fields_of(ModelConfig)}
     )

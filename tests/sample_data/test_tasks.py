@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from gymdata_sample_data.calculator import Calculator
-from gymdata_sample_data.make_tasks import main, pair_of, value_of
+
+from gymdata.sample_data.calculator import Calculator
+from gymdata.sample_data.make_tasks import main, pair_of, value_of
 
 TASKS = Path(__file__).parents[2] / "sample_data" / "tasks"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.core.schema import TABLES
+from gymdata.rollouts.schema import TABLES
 from gymdata.store import json_schema
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from gymdata_cli.main import main
 
-from gymdata.api.scoring import score
-from gymdata.core.schema import SCORES
+from gymdata.cli.main import main
 from gymdata.errors import OutsideError, UsageError
+from gymdata.rollouts.schema import SCORES
+from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.threaded_server import serving

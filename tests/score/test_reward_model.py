@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.api.scoring import score
-from gymdata.core.schema import SCORES
-from gymdata.core.tokens import expand_prompts
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.schema import SCORES
+from gymdata.rollouts.turns import expand_prompts
+from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.trainers.conftest import policy  # noqa: F401 - fixture
@@ -42,7 +42,7 @@ def reward_model(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture
 def run(tmp_path: Path, policy: Path) -> Path:  # noqa: F811
     """Rollouts of several lengths, one too long, one without ids, one that ends with the padding token."""
-    from gymdata.api.training import model_facts
+    from gymdata.engines.model_facts import model_facts
 
     rows = [
         rollout(f"t{k}", 0, None, two_turns(k + 3, 20 + k) if k % 2 else [([5] * (k + 1), [9, 2])]) for k in range(9)
@@ -103,7 +103,7 @@ def test_a_changed_rollout_is_not_scored(run: Path, reward_model: Path) -> None:
     rows[0]["turns"][0]["generation_token_ids"][0] += 1
     import pyarrow as pa
 
-    from gymdata.core.schema import ROLLOUTS
+    from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import write_table
 
     write_table(pa.Table.from_pylist(rows, schema=ROLLOUTS.arrow), part, ROLLOUTS)

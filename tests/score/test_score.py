@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.adapters.rewards import load_rewards
-from gymdata.api.collecting import collect
-from gymdata.api.pairing import build_pairs
-from gymdata.api.scoring import score
-from gymdata.config.user_code import in_thread
-from gymdata.core.schema import SCORES
+from gymdata.cli.main import main
+from gymdata.collect.run import collect
 from gymdata.errors import RewardError, StoreError, UsageError
-from gymdata.ports import RewardPart
-from gymdata.stages.score import Flips, RewardDesk, Weighted, score_batch, total
+from gymdata.pairs.run import build_pairs
+from gymdata.rewards import load_rewards
+from gymdata.rewards.port import RewardPart
+from gymdata.rewards.scheduler import Flips, RewardDesk, Weighted, score_batch, total
+from gymdata.rollouts.schema import SCORES
+from gymdata.score.run import score
 from gymdata.store import StageOutput, read_run_json, read_table
+from gymdata.user_code import in_thread
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.rewards.test_rewards import rollout

@@ -65,7 +65,7 @@ def judge() -> Iterator[tuple[Behaviour, str]]:
 
 
 def start(judge_url: str, folder: Path | None, *flags: str, cwd: Path | None = None) -> Server:
-    command = [sys.executable, "-m", "gymdata_cli", "serve-genrm", "--endpoint", judge_url, "-m", "judge"]
+    command = [sys.executable, "-m", "gymdata.cli", "serve-genrm", "--endpoint", judge_url, "-m", "judge"]
     command += ["--port", "0", "--genrm-parse-retry-sleep-s", "0", "--set", "retry_pause=0", *flags]
     command += ["-o", str(folder)] if folder is not None else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

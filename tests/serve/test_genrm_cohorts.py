@@ -10,9 +10,10 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gymdata.core import genrm
-from gymdata.core.genrm import Match, Matches
-from gymdata.core.schema import COMPARISONS
+from gymdata import genrm
+from gymdata.genrm.matches import Matches
+from gymdata.genrm.schedule import Match
+from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
 from tests.judge_server import verdict
 from tests.serve.requests import post_all, verify_all, verify_body

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.serve.requests import host_name, shape
+from gymdata.judge.serve.requests import host_name, shape
 from tests.judge_server import Behaviour
 from tests.serve.conftest import Server
 from tests.serve.requests import QUESTION, compare, post_all, response, verify_all, verify_body

@@ -185,7 +185,7 @@ def test_a_judge_without_schemas_is_asked_without(judge, serve):
 
 
 def run_server(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gymdata_cli", "serve-genrm", *flags], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "gymdata.cli", "serve-genrm", *flags], capture_output=True, text=True)
 
 
 def test_several_workers_are_refused(tmp_path: Path):

@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.config.train import TrainDpoConfig
-from gymdata.core.schema import PAIRS
+from gymdata.engines.model_facts import ModelFacts
 from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError, UsageError
-from gymdata.stages.train import lineage, train
-from gymdata.stages.train_checks import ModelFacts
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, write_run_json, write_table
+from gymdata.store.lineage import lineage
+from gymdata.train.launch_checks import train
+from gymdata.train.settings import TrainDpoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
 IDENTITY = {
@@ -243,7 +244,7 @@ def test_configuration_keeps_ours_and_the_trainers_apart(tmp_path: Path) -> None
 
 def test_errors_of_the_process_keep_their_kind() -> None:
     """An error event becomes the same class with the same text and exit code, its system included."""
-    from gymdata.adapters.trainers.launch import _error
+    from gymdata.train.trainers.launch import _error
 
     for original in (
         UsageError("no such key", hint="x"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.core.tokens import Call, TurnEncoder
+from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import Run
 
 Row = dict[str, Any]

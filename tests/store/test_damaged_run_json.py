@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import main
 
+from gymdata.cli.main import main
 from gymdata.errors import DataError
 from gymdata.store import read_run_json, resolve
 from tests.rollout_files import rollout, two_turns, write_run

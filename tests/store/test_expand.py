@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.core import expand
-from gymdata.core.expand import with_prompts
-from gymdata.core.schema import ROLLOUTS, TURN
-from gymdata.core.tokens import Call, encode_turns
 from gymdata.errors import DataError
+from gymdata.rollouts import prompt_rebuild as expand
+from gymdata.rollouts.prompt_rebuild import with_prompts
+from gymdata.rollouts.schema import ROLLOUTS, TURN
+from gymdata.rollouts.turns import Call, encode_turns
 from gymdata.store.columns import build
 from gymdata.store.lines import decode, encode
 

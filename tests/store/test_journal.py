@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 import pytest
 
-from gymdata.core.schema import ROLLOUTS
 from gymdata.errors import StoreError
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.journal import Journal, frame, read_rows, repair, scan, unframe
 from gymdata.store.lines import encode

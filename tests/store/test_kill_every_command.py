@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.formats import FORMATS, OF_PAIRS, SUFFIXES
+from gymdata.cli.main import main
+from gymdata.interop.formats import FORMATS, OF_PAIRS, SUFFIXES
 from tests.judge_server import Behaviour, judge_server
 from tests.rollout_files import rollout, write_run
 
 ROOT = Path(__file__).parents[2]
 #: What each process has loaded when it is forked.
 _LOADED = [
-    "gymdata_cli.main", "gymdata.api", "gymdata.api.auditing", "gymdata.api.converting", "gymdata.api.crediting",
-    "gymdata.api.filtering", "gymdata.api.judging", "gymdata.api.pairing", "gymdata.api.querying", "gymdata.api.scoring",
-    "gymdata.api.validation", "gymdata.stages.fix", "gymdata.adapters.http_client", "duckdb", "pyarrow.dataset", "aiohttp",
+    "gymdata.cli.main", "gymdata.api", "gymdata.audit.run", "gymdata.interop.run", "gymdata.experience.run",
+    "gymdata.filter.run", "gymdata.judge.run", "gymdata.pairs.run", "gymdata.query.run", "gymdata.score.run",
+    "gymdata.validate.run", "gymdata.validate.fix", "gymdata.http", "duckdb", "pyarrow.dataset", "aiohttp",
     "typer", "rich.table",
 ]  # fmt: skip
 #: Audit events of what changes files. pyarrow's own writing has none, but what it writes to was made by ours before.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gymdata.core.schema import PAIRS, ROLLOUTS, SCORES
 from gymdata.errors import DataError
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, SCORES
 from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches, write_run_json, write_table
 
 

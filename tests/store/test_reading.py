@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from gymdata_cli.main import main
 
 import gymdata
+from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
 from gymdata.store import hash_file, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.journal import frame
@@ -209,9 +210,9 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
     hashed: list[Path] = []
     real = hash_file
     monkeypatch.setattr(run_json, "hash_file", lambda path: hashed.append(path) or real(path))  # type: ignore[func-returns-value]
-    monkeypatch.setattr("gymdata.store.reading._SETTLED_NS", 0)
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_SETTLED_NS", 0)
     first = file_hash(file)
-    monkeypatch.setattr("gymdata.store.reading._hashes", {})
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_hashes", {})
     assert file_hash(file) == first
     assert len(hashed) == 1
     with file.open("ab") as handle:
@@ -220,8 +221,8 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
     os.utime(file, ns=(1, 1))
     file_hash(file)
     assert len(hashed) == 3
-    monkeypatch.setattr("gymdata.store.reading._SETTLED_NS", 1 << 62)
-    monkeypatch.setattr("gymdata.store.reading._hashes", {})
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_SETTLED_NS", 1 << 62)
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_hashes", {})
     os.utime(file, ns=(2, 2))
     assert [file_hash(file), file_hash(file)] == [real(file)] * 2
     assert len(hashed) == 5

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gymdata.core.schema import ROLLOUTS
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, read_failures, read_run_json, read_table, write_run_json
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gymdata.core.schema import ROLLOUTS
 from gymdata.errors import DataError, StoreError
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, tables
 from gymdata.store.columns import build
 from gymdata.store.paths import Source
@@ -114,7 +115,7 @@ def test_a_fault_while_sealing_reaches_the_caller(tmp_path: Path, open_run, row,
     def no_room(*_: object) -> int:
         raise StoreError.disk(tmp_path, "No space left on device")
 
-    monkeypatch.setattr("gymdata.store.sealing.write_batches", no_room)
+    monkeypatch.setattr(importlib.import_module("gymdata.store.run"), "write_batches", no_room)
     run = open_run(rows_per_file=2)
     for i in range(2):
         run.append(row(i))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.core.schema import SCORES
+from gymdata.cli.main import main
 from gymdata.errors import StoreError
+from gymdata.rollouts.schema import SCORES
 from gymdata.store import Run, StageOutput, read_run_json, read_table
 from gymdata.store.journal import Journal
 from gymdata.store.run_json import hash_file, replacing
@@ -206,7 +206,7 @@ def test_too_little_memory_is_said_so(tmp_path: Path) -> None:
     big = [rollout("t", n, float(n), [([1], [7 + n] * 400_000)]) for n in range(12)]
     run = write_run(tmp_path / "run", big)
     code = (
-        "import resource, sys, gymdata.api, pyarrow.dataset; from gymdata_cli.main import main\n"
+        "import resource, sys, gymdata.api, pyarrow.dataset; from gymdata.cli.main import main\n"
         "from gymdata.store import read_table; read_table(sys.argv[2], columns=['rollout_id'])\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (64 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size)); sys.exit(main(sys.argv[1:]))\n"

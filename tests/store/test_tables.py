@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.core.schema import NAMED_VALUE, PAIRS, ROLLOUTS, SCORES, TABLES, VERSION_KEY, Table
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.rollouts.schema import NAMED_VALUE, PAIRS, ROLLOUTS, SCORES, TABLES, VERSION_KEY, Table
 from gymdata.store import read_table, scan_batches, write_table
 from gymdata.store.lines import decode, encode
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.core.tokens import next_prompt
+from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError
-from gymdata.ports import Message
+from gymdata.rollouts.messages import Message
+from gymdata.rollouts.turns import next_prompt
 
 TOOLS = [
     {

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from gymdata.adapters.engines import bounded_templates
-from gymdata.adapters.engines.bounded_templates import TemplateLimitError, chat_template
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.engines.judge_prompt import Prompt
-from gymdata.adapters.engines.templates import _shipped
+from gymdata.check.template import probes
+from gymdata.engines.chat import bounded_templates
+from gymdata.engines.chat.bounded_templates import TemplateLimitError, chat_template
+from gymdata.engines.chat.template import TransformersChat, _shipped
 from gymdata.errors import DataError
-from gymdata.stages.check import probes
+from gymdata.judge.prompt import Prompt
 
 LOOP = "{% for i in range(99999) %}"
 END = "{% endfor %}"

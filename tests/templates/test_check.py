@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import gymdata_sample_data
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.adapters.engines.templates import ChatRendering, known_template, training_twin
-from gymdata.api import checking
-from gymdata.stages.check import TemplateCheck, check_template
+import gymdata.sample_data
+from gymdata.check import run as checking
+from gymdata.check.template import TemplateCheck, check_template
+from gymdata.cli.main import main
+from gymdata.engines.chat.template import ChatRendering, known_template, training_twin
 from tests.templates import families
 
-POLICY = str(Path(gymdata_sample_data.__file__).parent / "policy")
+POLICY = str(Path(gymdata.sample_data.__file__).parent / "policy")
 needs_trl = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.core.splice import SpliceRefusedError, splice
-from gymdata.core.tokens import Call, encode_turns, expand_prompts, kinds, next_prompt
+from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice
+from gymdata.rollouts.turns import Call, encode_turns, expand_prompts, kinds, next_prompt
 from tests.templates import families
 from tests.templates.conversations import SCENARIOS, Step, play
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymdata.core.call_spelling import same_turn
+from gymdata.rollouts.continuity.chat_text import same_turn
 from tests.templates import families
 
 pytestmark = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gymdata.config.train import TRAINERS
-from gymdata.core.schema import PAIRS
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table, write_run_json, write_table
+from gymdata.train.settings import TRAINERS
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
 TEMPLATE = (
@@ -139,7 +139,7 @@ def make_pairs(policy: Path, tmp_path: Path) -> Any:
 
 def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[str, Any], **job: Any) -> tuple[Any, Any]:
     """Trainer and witness of a job in this process, as the training process would have them."""
-    from gymdata.adapters.trainers import run
+    from gymdata.train.trainers import run
 
     kind = TRAINERS[algorithm]
     given = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "save_strategy": "no", **settings}

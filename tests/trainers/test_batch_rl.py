@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gymdata.core.schema import EXPERIENCES
-from gymdata.core.training_experiences import training_experiences
 from gymdata.errors import OutsideError, RefusedError
+from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import write_table
+from gymdata.train.data_experiences import training_experiences
 from tests.trainers.conftest import start
 
 N = 7
@@ -141,7 +142,7 @@ def test_loss_and_gradient_are_those_by_hand(
 ) -> None:
     """Off-policy, at one temperature (also in parts, fused) and at two (row by row), with weights and a KL to saved
     references."""
-    monkeypatch.setattr("gymdata.adapters.trainers.rl._LOGITS", logits)
+    monkeypatch.setattr(importlib.import_module("gymdata.train.trainers.rl"), "_LOGITS", logits)
     rows = experience_rows(policy, temperatures)
     trainer, _ = assemble_rl(rows, loss, kl_beta)
     assert_same(loss_and_gradients(trainer), by_hand(policy, rows, loss, kl_beta), 2e-5)

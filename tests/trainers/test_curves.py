@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from transformers import TrainerCallback
 
-from gymdata.adapters.trainers.metrics import read_metrics
-from gymdata.core.schema import PAIRS
-from gymdata.core.training import training_pairs
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
+from gymdata.train.data import training_pairs
+from gymdata.train.trainers.metrics import read_metrics
 
 Assemble = Callable[..., tuple[Any, Any]]
 
@@ -38,7 +38,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Pa
     """After a crash between checkpoints, in the middle of an epoch, resuming gives the same losses, weights and proof."""
     import torch
 
-    from gymdata.adapters.trainers.run import last_checkpoint
+    from gymdata.train.trainers.run import last_checkpoint
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
     trainer, witness = assemble(settings=settings, output=str(tmp_path / "whole"))
@@ -90,7 +90,7 @@ def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_p
 
 def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: Path, tmp_path: Path) -> None:
     """LoRA starts at ln 2, moves, proves its tokens, and its folder can be trained further with itself as reference."""
-    from gymdata.adapters.trainers.run import _save
+    from gymdata.train.trainers.run import _save
 
     out = tmp_path / "out"
     settings = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "learning_rate": 1e-2, "lora_r": 4}
@@ -112,7 +112,7 @@ def test_steps_are_whole_on_the_curve(tmp_path: Path, monkeypatch: pytest.Monkey
     """A curve of few steps has no tick between two of them."""
     from matplotlib import pyplot as plt
 
-    from gymdata.adapters.trainers.metrics import draw_curve
+    from gymdata.train.trainers.metrics import draw_curve
 
     rows = [{"step": step, "loss": 1 / step, "ratio/mean": 1.0} for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

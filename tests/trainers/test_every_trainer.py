@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.trainers.metrics import read_metrics
-from gymdata.config.train import TRAINERS
+from gymdata.engines.model_facts import ModelFacts
 from gymdata.errors import OutsideError, RefusedError
-from gymdata.stages.train import train
-from gymdata.stages.train_checks import ModelFacts
 from gymdata.store import read_run_json, write_run_json
+from gymdata.train.launch_checks import train
+from gymdata.train.settings import TRAINERS
+from gymdata.train.trainers.metrics import read_metrics
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.trainers.conftest import pair_rows, start, write_pairs
 from tests.trainers.test_batch_rl import experience_rows, write
@@ -70,7 +70,7 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     """After a crash between checkpoints: the losses, weights and proof of the training that was not stopped."""
     import torch
 
-    from gymdata.adapters.trainers.run import last_checkpoint
+    from gymdata.train.trainers.run import last_checkpoint
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2}
     trainer, witness = begin(algorithm, "whole", settings)

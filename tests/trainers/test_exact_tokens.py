@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.core.proof import TrainedTokens
-from gymdata.core.schema import PAIRS
 from gymdata.errors import OutsideError, UsageError
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
+from gymdata.train.token_checksum import TrainedTokens
 
 Assemble = Callable[..., tuple[Any, Any]]
 
@@ -91,7 +91,7 @@ def test_stock_trl_would_train_other_tokens(policy: Path, pairs: Path, tmp_path:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from gymdata.core.proof import sequence_keys, trained_tokens
+    from gymdata.train.token_checksum import sequence_keys, trained_tokens
 
     rows = read_table(pairs, PAIRS).to_pylist()
     text = [
@@ -178,7 +178,7 @@ def test_settings_are_sorted_and_checked() -> None:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.model_config import ModelConfig
 
-    from gymdata.config.trainer_settings import fields_of, sort_settings
+    from gymdata.train.trainer_settings import fields_of, sort_settings
 
     classes = {"trainer": fields_of(DPOConfig), "model": fields_of(ModelConfig)}
     given = {"learning_rate": "1e-6", "beta": 1, "loss_type": "sigmoid", "lora_r": 8, "use_peft": True}
@@ -199,7 +199,7 @@ def test_settings_are_sorted_and_checked() -> None:
 
 def test_metrics_survive_a_torn_line(tmp_path: Path) -> None:
     """A crash in the middle of writing metrics costs that line only."""
-    from gymdata.adapters.trainers.metrics import read_metrics
+    from gymdata.train.trainers.metrics import read_metrics
 
     file = tmp_path / "metrics.jsonl"
     file.write_text(json.dumps({"step": 1}) + '\n{"step": 2, "lo')

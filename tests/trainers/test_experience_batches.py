@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import gymdata
-from gymdata.core.schema import EXPERIENCES
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import tables, write_run_json, write_table
 
 N = 23

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.core.training_sft import pack
 from gymdata.errors import OutsideError
+from gymdata.train.data_sft import pack
 from tests.core.test_stitched import BRANCH, BREAK
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.trainers.conftest import start

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.api.training import model_facts
-from gymdata.core.schema import PAIRS
+from gymdata.engines.model_facts import model_facts
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_table
 
 Run = "subprocess.CompletedProcess[str]"
@@ -22,7 +22,7 @@ Run = "subprocess.CompletedProcess[str]"
 
 def gymdata(*words: object) -> Any:
     """Run the command in its own process, as a user does."""
-    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
@@ -104,7 +104,7 @@ def test_two_processes_prove_the_same_tokens(policy: Path, told_pairs: Path, tmp
 
 def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
     """The command in a process group of its own, once its training has saved a checkpoint."""
-    code = "import sys; from gymdata_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, words)], stderr=subprocess.PIPE, start_new_session=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.core.training_kto import labels, training_labels
 from gymdata.errors import RefusedError, UsageError
+from gymdata.train.data_kto import labels, training_labels
 from tests.core.test_stitched import BREAK
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 from tests.trainers.conftest import start

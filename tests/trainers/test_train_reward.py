@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.core.schema import PAIRS
-from gymdata.core.training_reward import REWARD_COLUMNS, reward_pairs
 from gymdata.errors import UsageError
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
+from gymdata.train.data_reward import REWARD_COLUMNS, reward_pairs
 from tests.trainers.conftest import pair_rows, start, write_pairs
 from tests.trainers.test_train_dpo import gymdata
 
@@ -72,7 +72,7 @@ def test_the_pad_is_never_an_end(ends_are_pads: Path, tmp_path: Path) -> None:
 
 def test_a_pad_that_ends_a_sequence_is_not_taken() -> None:
     """The tokenizer's pad where it can be, else unknown or another special token, else an error."""
-    from gymdata.adapters.trainers.reward import distinct_pad
+    from gymdata.train.trainers.reward import distinct_pad
 
     class Tokens:
         """A tokenizer's special ids."""

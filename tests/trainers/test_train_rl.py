@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.api.training import model_facts
+from gymdata.engines.model_facts import model_facts
 from gymdata.store import read_run_json, write_run_json
 from tests.trainers.test_batch_rl import experience_rows, write
 from tests.trainers.test_train_dpo import gymdata

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.core.schema import ROLLOUTS
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
 from tests.rollout_files import rollout, rollouts_table
 

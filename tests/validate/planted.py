@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gymdata.core import tokens
+from gymdata.rollouts import turns as tokens
 
 Ids = list[int]
 _WORDS = [

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 from tokenizers import Tokenizer
 
 import sample_data
-from gymdata.api.validation import validate
+from gymdata.cli.main import main
 from gymdata.store import read_run_json, write_run_json
+from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import chat, nemo_row, write_lines, write_native
 
@@ -72,7 +72,7 @@ def test_a_clean_file_loads_no_tokenizer(tmp_path: Path) -> None:
     prompt, generation = merged_calls()[0]
     clean = write_lines(tmp_path / "a.jsonl", [nemo_row([(prompt, generation)], "q", 1.0, 0)])
     code = (
-        "import sys; from gymdata.api.validation import validate; "
+        "import sys; from gymdata.validate.run import validate; "
         "assert validate(sys.argv[1], tokenizer=sys.argv[2]).ok; assert 'tokenizers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(clean), str(POLICY)], check=True)

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import main
 
+from gymdata.cli.main import main
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
 
 
@@ -83,7 +83,7 @@ def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
         else write_native(tmp_path, native_rows(n=2), kind)
     )
     code = (
-        "import sys; from gymdata_cli.main import main; status = main(['validate', sys.argv[1]]);"
+        "import sys; from gymdata.cli.main import main; status = main(['validate', sys.argv[1]]);"
         "heavy = {'torch', 'vllm', 'trl', 'ray', 'transformers', 'polars', 'duckdb', 'pyarrow'} & set(sys.modules);"
         "print(status, sorted(heavy))"
     )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.api.validation import fix, validate
-from gymdata.core.tokens import expand_prompts
 from gymdata.errors import StoreError, UsageError
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
+from gymdata.validate.run import fix, validate
 from tests.rollout_files import rollout
 from tests.validate import test_native, test_nemo_gym
 from tests.validate.generate import Plant, chat, native_rows, nemo_rows, plant, with_ids, write_lines, write_native

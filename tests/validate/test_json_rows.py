@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.validation import fix, validate
+from gymdata.cli.main import main
 from gymdata.errors import DataError
+from gymdata.validate.run import fix, validate
 from tests.validate.generate import native_rows, nemo_rows, write_lines, write_native
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.api.validation import validate
-from gymdata.core import tokens
+from gymdata.rollouts import turns as tokens
+from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import Plant, native_rows, plant, write_native
 

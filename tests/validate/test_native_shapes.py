@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gymdata.api.validation import validate
-from gymdata.core.schema import MESSAGE, ROLLOUTS, TURN
-from gymdata.stages import validate_rows
+from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
+from gymdata.validate import json_rows as validate_rows
+from gymdata.validate.run import validate
 from tests.validate.generate import native_rows, write_lines, write_native
 
 FORMATS = ["parquet", "jsonl"]

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.api.validation import validate
-from gymdata.core.schema import PAIRS
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_table
+from gymdata.validate.run import validate
 
 
 def pair(index: int, **columns: Any) -> dict[str, Any]:

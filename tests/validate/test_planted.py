@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 import sample_data
-from gymdata.api.validation import fix, validate
-from gymdata.core.codes import BREAKS as BREAK_CODES
-from gymdata.core.tokens import encode_turns
+from gymdata.rollouts.turns import encode_turns
+from gymdata.rollouts.violations import BREAKS as BREAK_CODES
+from gymdata.validate.run import fix, validate
 from tests.rollout_files import rollout
 from tests.templates.families import FAMILIES, has_family, save_family
 from tests.validate.generate import _lists, chat, nemo_row, write_lines, write_native

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.validation import validate
+from gymdata.cli.main import main
 from gymdata.store import hash_file, read_run_json, write_run_json
+from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.api.converting import import_rollouts
-from gymdata.api.pairing import build_pairs
-from gymdata.api.validation import validate
+from gymdata.cli.main import main
 from gymdata.errors import DataError
+from gymdata.interop.run import import_rollouts
+from gymdata.pairs.run import build_pairs
+from gymdata.validate.run import validate
 from tests.formats.test_duplicates import ATIF, NAT
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 #: What a wheel is made of. Built from a copy, so that no leftover of the checkout can stand in for a missing module.
-SOURCES = ["pyproject.toml", "setup.py", "README.md", "LICENSE", "gymdata", "cli", "sample_data"]
+SOURCES = ["pyproject.toml", "README.md", "LICENSE", "gymdata", "cli", "sample_data"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Installed:
 
     @property
     def data(self) -> Path:
-        return next(self.env.glob("lib/python*/site-packages/gymdata_sample_data"))
+        return next(self.env.glob("lib/python*/site-packages/gymdata/sample_data"))
 
     def gymdata(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -71,7 +71,7 @@ def wheel(outside: Path) -> Path:
     source.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]

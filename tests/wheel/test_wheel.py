@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gymdata_cli.main import COMMANDS
 
+from gymdata.cli.main import COMMANDS
 from tests.wheel.conftest import ROOT, Installed
 
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(900)]
@@ -18,7 +18,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path):
     """Every module and data file that the checkout has is in the wheel, with the licence and the mark of types."""
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = {"gymdata/py.typed"}
-    for folder, package in {"gymdata": "gymdata", "cli": "gymdata_cli", "sample_data": "gymdata_sample_data"}.items():
+    for folder, package in {"gymdata": "gymdata", "cli": "gymdata/cli", "sample_data": "gymdata/sample_data"}.items():
         wanted |= {
             f"{package}/{file.relative_to(ROOT / folder)}"
             for file in (ROOT / folder).rglob("*")

@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 
 from transformers import AddedToken, AutoTokenizer
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.core.tokens import next_prompt
+from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.rollouts.turns import next_prompt
 
 POLICY = str(Path(__file__).parents[3] / "sample_data" / "policy")
 TOOL = {

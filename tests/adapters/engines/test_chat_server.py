@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.engines.chat_server import ChatServerSampler, OnPolicyPrompts
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.port import Conversation, SampleRequest
+from gymdata.engines.servers.chat_server import ChatServerSampler, OnPolicyPrompts
 from gymdata.errors import OutsideError, UsageError
-from gymdata.ports import Conversation, SampleRequest
 from tests.faulty_server import Settings, chat_prompt, draw, render, serve
 
 pytest.importorskip("aiohttp")

@@ -6,9 +6,9 @@ import asyncio
 import json
 
 import pytest
-from gymdata_cli.main import main
 
-from gymdata.adapters.engines.endpoint import Finding, probe
+from gymdata.cli.main import main
+from gymdata.engines.servers.vllm_server import Finding, probe
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, EXIT_OUTSIDE, OutsideError
 from tests.faulty_server import Settings, serve
 

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from gymdata.adapters.engines.vllm_engine import VllmSampler
-from gymdata.adapters.engines.vllm_server import ServerSampler
+from gymdata.engines._vllm import VllmSampler
+from gymdata.engines.port import SampleRequest
+from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
-from gymdata.ports import SampleRequest
 
 pytestmark = pytest.mark.engine
 
@@ -64,7 +64,7 @@ def test_a_generation_has_one_log_prob_a_token(vllm_sampler):
 
 def test_the_stop_token_is_kept(vllm_sampler):
     """A generation that stopped ends with the stop token that was sampled."""
-    from gymdata.adapters.engines.chat import TransformersChat
+    from gymdata.engines.chat.template import TransformersChat
 
     chat = TransformersChat.load(vllm_sampler.sampler.model)
     prompt = chat.render([{"role": "user", "content": "What is 12+34?"}], None)

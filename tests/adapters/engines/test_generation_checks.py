@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.adapters.engines.chat_server import ChatServerSampler
-from gymdata.adapters.engines.generation_checks import AnswerFaultError, check_generation
-from gymdata.adapters.engines.vllm_server import ServerSampler
+from gymdata.engines.generation_checks import AnswerFaultError, check_generation
+from gymdata.engines.port import Conversation, Generation, SampleRequest
+from gymdata.engines.servers.chat_server import ChatServerSampler
+from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError
-from gymdata.ports import Conversation, Generation, SampleRequest
 from tests.faulty_server import Settings, draw, serve
 
 pytest.importorskip("aiohttp")

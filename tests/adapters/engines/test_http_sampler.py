@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gymdata.adapters.engines.vllm_server import ServerSampler
+from gymdata.engines.port import SampleRequest
+from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
-from gymdata.ports import SampleRequest
 from tests.faulty_server import Settings, draw, serve
 
 pytest.importorskip("aiohttp")

@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 from transformers import AddedToken, AutoTokenizer
 
-from gymdata.adapters.engines.chat import TransformersChat
-from gymdata.adapters.engines.lengths import most_characters
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.chat.turn_tokens import most_characters
 
 POLICY = str(Path(__file__).parents[3] / "sample_data" / "policy")
 

@@ -14,7 +14,7 @@ import pytest
 CHILD = """
 import multiprocessing, os, sys, time
 def child(pipe):
-    from gymdata.adapters.engines.orphans import die_with_parent
+    from gymdata.engines.parent_death import die_with_parent
     die_with_parent()
     os.write(pipe, b"ready\\n")
     time.sleep(600)
@@ -25,8 +25,8 @@ if __name__ == "__main__":
 
 ENGINE = """
 import asyncio, os, sys
-from gymdata.adapters.engines.vllm_engine import VllmSampler
-from gymdata.ports import SampleRequest
+from gymdata.engines._vllm import VllmSampler
+from gymdata.engines.port import SampleRequest
 async def main():
     import signal
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: print("interrupted", flush=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.adapters.engines import weights
+from gymdata.engines import weights
 from gymdata.errors import DataError
 
 POLICY = Path(__file__).parents[3] / "sample_data" / "policy"

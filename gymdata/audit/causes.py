@@ -1,0 +1,379 @@
+"""Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
+
+What always holds: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
+itself; the model is asked, and nothing is concluded from the size of a difference alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gymdata.audit import compare as audit
+from gymdata.engines.forward import ToScore
+from gymdata.engines.port import PolicyModel
+from gymdata.rollouts.sequences import Stitched
+
+Array = npt.NDArray[Any]
+Cause = Literal["off_by_one", "temperature", "raw_logprobs", "template", "sampling", "checkpoint", "unknown"]
+
+#: An explanation must leave at most this share of the mean |Δ| (or what rounding leaves).
+_LEFT = 0.2
+_COARSE = np.geomspace(0.1, 5.0, 27)
+#: Temperatures that people set: a fit this close to one of them is that one.
+_USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
+_USUAL_WITHIN = 0.004
+#: Log-likelihood, in nats, from which on tokens tell which temperature they were drawn at.
+_TELLING = 3.0
+_FIRST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would make the saved numbers right. ``before`` and ``after``: mean |Δ| of the same tokens without and with it.
+
+    ``certain``: it predicts the saved numbers; otherwise it is what is left.
+    """
+
+    cause: Cause
+    text: str
+    before: float
+    after: float | None = None
+    certain: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        return {"cause": self.cause, "text": self.text, "mean_abs_before": self.before, "mean_abs_after": self.after,
+                "certain": self.certain}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Tokens that disagree: ``saved``, ``found`` (recomputed), the turn of each and its position there, and the
+    temperature that its row says."""
+
+    saved: Array
+    found: Array
+    turn: Array
+    position: Array
+    temperature: Array
+
+    @property
+    def apart(self) -> float:
+        return mean_apart(self.saved, self.found)
+
+
+def mean_apart(saved: Array, other: Array) -> float:
+    """Mean |Δ| over the tokens that ``other`` speaks of (is finite for)."""
+    told = np.isfinite(other)
+    return float(np.abs(saved[told].astype(np.float64) - other[told]).mean()) if told.any() else float("inf")
+
+
+def shifted(probe: Probe) -> Explanation | None:
+    """Saved numbers that belong to a neighbouring token of their turn."""
+    best: tuple[float, int, float] | None = None
+    for by in (-2, -1, 1, 2):
+        here = np.arange(len(probe.saved))
+        there = here + by
+        told = (there >= 0) & (there < len(here))
+        told[told] = probe.turn[there[told]] == probe.turn[here[told]]
+        if told.any():
+            after = mean_apart(probe.saved[here[told]], probe.found[there[told]])
+            before = mean_apart(probe.saved[here[told]], probe.found[here[told]])
+            if best is None or after < best[0]:
+                best = after, by, before
+    if best is None:
+        return None
+    after, by, before = best
+    side = "after" if by > 0 else "before"
+    what = "the next token" if by == 1 else f"the token {abs(by)} {side}" if abs(by) > 1 else "the token before"
+    text = f"off by one: the number saved at each token is that of {what}"
+    return Explanation("off_by_one", text.replace("by one", "by two") if abs(by) > 1 else text, before, after)
+
+
+def misread(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
+    """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
+    scores that stand so many places later (+) or earlier than they should."""
+    scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
+    if not scored:
+        return None
+    after, by = min(scored)
+    place = "after it" if by > 0 else "two places before it"
+    told = np.isfinite(by_shift[by])
+    return Explanation(
+        "off_by_one",
+        f"off by one: each token was scored with the model's output {place}, not the one just before it",
+        mean_apart(probe.saved[told], probe.found[told]),
+        after,
+    )
+
+
+def heated(
+    probe: Probe, log_probs_at: Callable[[Sequence[float]], Array], logprobs_mode: str | None
+) -> Explanation | None:
+    """Saved numbers of another temperature. ``log_probs_at``: the log-probs of all tokens at each of some temperatures, of
+    shape (temperatures, tokens); the temperature that explains best is searched with it."""
+    fit, after, at_fit = _fit(probe.saved, log_probs_at)
+    said = np.unique(probe.temperature)
+    if len(said) == 1 and abs(fit - said[0]) <= _USUAL_WITHIN * said[0]:
+        return None
+    # Which of the two did the tokens come from? The likelier one.
+    likelier = float((at_fit.astype(np.float64) - probe.found).sum())
+    rows = ", ".join(f"{t:g}" for t in said[:4]) + (" …" if len(said) > 4 else "")
+    if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
+        why = (
+            "run.json says raw_logprobs" if logprobs_mode == "raw_logprobs" else
+            f"the tokens themselves were drawn at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
+        )  # fmt: skip
+        text = (
+            f"raw log-probabilities: the saved ones are of temperature 1, before temperature {rows} was applied; {why}"
+        )
+        return Explanation("raw_logprobs", text, probe.apart, after)
+    text = f"another temperature: the saved log-probabilities are of {fit:.4g}, the rows say {rows}"
+    if likelier > _TELLING:
+        text += f"; the tokens were drawn at {fit:.4g}, too"
+    elif fit == 1.0:
+        text += "; raw log-probabilities would look the same"
+        if likelier < -_TELLING:
+            return Explanation("raw_logprobs", f"raw log-probabilities, or {text}", probe.apart, after)
+    elif likelier < -_TELLING:
+        text += f"; but the tokens were drawn at {rows}"
+    return Explanation("temperature", text, probe.apart, after)
+
+
+def _fit(saved: Array, log_probs_at: Callable[[Sequence[float]], Array]) -> tuple[float, float, Array]:
+    """(temperature, mean |Δ| there, log-probs there): a grid, narrowed five times, or the usual value nearby."""
+    grid = _COARSE
+    for _ in range(6):
+        scored = log_probs_at(grid.tolist())
+        errors = [mean_apart(saved, row) for row in scored]
+        best = int(np.argmin(errors))
+        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+        fit, error, row = float(grid[best]), errors[best], scored[best]
+        grid = np.linspace(low, high, 11)
+    usual = float(_USUAL[np.abs(_USUAL - fit).argmin()])
+    if abs(usual - fit) <= _USUAL_WITHIN * usual:
+        row = log_probs_at([usual])[0]
+        return usual, mean_apart(saved, row), row
+    return fit, error, row
+
+
+def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explanation | None:
+    """Saved numbers of a distribution that was cut (top_p, top_k, min_p): none is below the whole distribution's."""
+    apart = probe.saved.astype(np.float64) - probe.found
+    if not settings or float((apart < -tolerance).mean()) > 0.005 or float(apart.mean()) <= 0:
+        return None
+    text = (
+        f"sampled from a part of the distribution ({', '.join(settings)}): saved log-probabilities are too high (L304)"
+    )
+    return Explanation("sampling", text, probe.apart, None)
+
+
+def left_over(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str], number: Array) -> Explanation:
+    """What is left when nothing predicts the saved numbers. ``same_policy``: the model's weights are those that the rows
+    name (None: not known); ``number``: of each token's turn in its rollout."""
+    apart = np.abs(probe.saved.astype(np.float64) - probe.found)
+
+    def mostly(here: Array) -> bool:
+        return bool(here.any() and (~here).any() and apart[here].mean() > 3 * apart[~here].mean())
+
+    at_start = mostly(probe.position < _FIRST)
+    where = "; they differ most at the first tokens of a turn, as under another prompt" if at_start else ""
+    if mostly(number > 0):
+        where += "; first turns differ little, so it is how the history was rendered in later ones"
+    tried = f" (tried: {', '.join(templates_tried)})" if templates_tried else ""
+    if same_policy:
+        text = (
+            "other prompt tokens: the weights are those that sampled and neither a temperature nor a shift explains it, so "
+            f"the model read another prompt than the file has, as with a wrong template{tried}, or the numbers were "
+            f"changed{where}"
+        )
+        return Explanation("template", text, probe.apart, certain=False)
+    if same_policy is None and at_start:
+        text = f"a wrong template, or another checkpoint: no temperature and no shift explains it{where}"
+        return Explanation("template", text, probe.apart, certain=False)
+    known = (
+        "its weights are not those that the rows name" if same_policy is False else "the rows do not name its weights"
+    )
+    text = f"another checkpoint: no temperature, shift or template{tried} explains it, and {known}{where}"
+    return Explanation("checkpoint", text, probe.apart, certain=False)
+
+
+def best_of(candidates: Sequence[Explanation | None], rounding: float) -> Explanation | None:
+    """The explanation that fits best of those that fit; ``rounding``: the mean |Δ| that rounding alone leaves."""
+    fit = [
+        c for c in candidates
+        if c is not None and c.after is not None and c.after <= max(rounding, _LEFT * c.before) and c.after < c.before
+    ]  # fmt: skip
+    return min(fit, key=lambda c: c.after / c.before if c.after else 0.0, default=None)
+
+
+#: What explanations are tested on, at most.
+_SEQUENCES, _SCORED, _TOKENS = 64, 2_048, 65_536
+#: rollout_ids → name of a template → the prompt of each rollout's first turn under it (None: it cannot be rendered).
+Renderings = Callable[[Sequence[str]], Mapping[str, Sequence[Sequence[int] | None]]]
+_Prompts = Mapping[str, Sequence[Sequence[int] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the files say. ``same_policy``: the model's weights are those that sampled (None: not known);
+    ``logprobs_mode`` and ``cut_by`` (top_p and the like): of the runs, where they say so."""
+
+    same_policy: bool | None
+    logprobs_mode: str | None = None
+    cut_by: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Sequences whose log-probs differ, and of each scored token what a ``Probe`` wants and the number of its turn."""
+
+    given: ToScore
+    rollout_ids: list[str]
+    probe: Probe
+    number: np.ndarray
+
+    @classmethod
+    def of(cls, part: Stitched, given: ToScore, found: np.ndarray, ids: pa.Array, tolerance: float) -> list[Suspects]:
+        """Some of those in ``part``; ``found``: the scores of ``given``. An empty list when all agree."""
+        source = np.arange(given.n_scored) if part.source is None else part.source
+        saved = part.log_probs[source]
+        bad = _disagreeing(np.abs(saved.astype(np.float64) - found), given.scored_starts, tolerance)
+        if not len(bad):
+            return []
+        rows = bad[np.unique(np.linspace(0, len(bad) - 1, _SEQUENCES).astype(np.int64))]
+        sizes = np.diff(part.turn_ends, prepend=0)
+        turn = np.repeat(np.arange(len(sizes)), sizes)[source]
+        position = source - (part.turn_ends - sizes)[turn]
+        number = (np.arange(len(sizes)) - np.searchsorted(part.turn_rollout, part.turn_rollout))[turn]
+        kept = np.concatenate([np.arange(s.start, s.stop) for s in map(given.scored_span, rows.tolist())])
+        temperature = np.repeat(given.temperature, np.diff(given.scored_starts))
+        probe = Probe(saved[kept], found[kept], turn[kept], position[kept], temperature[kept])
+        names = [ids[int(r)].as_py() for r in part.rollout[rows]]
+        return [cls(given.take(rows), names, probe, number[kept])]
+
+    @classmethod
+    def some_of(cls, parts: Sequence[Suspects]) -> Suspects:
+        """As many of all of them as explanations are tested on, evenly spread."""
+        every = [(part, row) for part in parts for row in range(len(part.given))]
+        chosen: list[tuple[Suspects, int]] = []
+        scored = tokens = 0
+        for at in np.unique(np.linspace(0, len(every) - 1, _SEQUENCES).astype(np.int64)).tolist():
+            part, row = every[at]
+            span = part.given.scored_span(row)
+            scored, tokens = scored + span.stop - span.start, tokens + int(part.given.lengths[row])
+            if chosen and (scored > _SCORED or tokens > _TOKENS):
+                break
+            chosen.append((part, row))
+        return _joined([part._one(row) for part, row in chosen])
+
+    def _one(self, row: int) -> Suspects:
+        span, probe = self.given.scored_span(row), self.probe
+        mine = Probe(
+            probe.saved[span], probe.found[span], probe.turn[span], probe.position[span], probe.temperature[span]
+        )
+        return Suspects(self.given.take(np.array([row])), [self.rollout_ids[row]], mine, self.number[span])
+
+
+def _joined(parts: Sequence[Suspects]) -> Suspects:
+    givens = [part.given for part in parts]
+    bounds = np.cumsum([0, *(len(g.ids) for g in givens)])
+    given = ToScore(
+        np.concatenate([g.ids for g in givens]),
+        bounds.astype(np.int64),
+        np.concatenate([g.mask for g in givens]),
+        np.concatenate([g.temperature for g in givens]),
+    )
+    # Turns of different sequences must not look alike.
+    turn = np.concatenate([part.probe.turn + (i << 32) for i, part in enumerate(parts)])
+    probe = Probe(
+        np.concatenate([part.probe.saved for part in parts]),
+        np.concatenate([part.probe.found for part in parts]),
+        turn,
+        np.concatenate([part.probe.position for part in parts]),
+        np.concatenate([part.probe.temperature for part in parts]),
+    )
+    names = [name for part in parts for name in part.rollout_ids]
+    return Suspects(given, names, probe, np.concatenate([part.number for part in parts]))
+
+
+def _disagreeing(far: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:
+    """Sequences with a token beyond the tolerance, or whose mean is beyond its share of it."""
+    counts = np.diff(starts)
+    running = np.concatenate(([0.0], np.cumsum(far)))
+    beyond = np.concatenate(([0], np.cumsum(far > tolerance)))
+    mean = (running[starts[1:]] - running[starts[:-1]]) / np.maximum(counts, 1)
+    return np.flatnonzero((beyond[starts[1:]] > beyond[starts[:-1]]) | (mean > audit.MEAN_SHARE * tolerance))
+
+
+def explain(
+    suspects: Sequence[Suspects], model: PolicyModel, tolerance: float, known: Known, renderings: Renderings | None
+) -> Explanation | None:
+    """The cause of the differences; None when there are none."""
+    if not suspects:
+        return None
+    some = Suspects.some_of(suspects)
+    probe, given, rounding = some.probe, some.given, audit.MEAN_SHARE * tolerance
+    best = best_of(
+        [
+            shifted(probe),
+            misread(probe, {by: model.log_probs(given, shift=by)[0] for by in (-1, 1)}),
+            heated(probe, lambda at: model.log_probs_at(given, at), known.logprobs_mode),
+        ],
+        rounding,
+    )
+    if best is not None:
+        return best
+    prompts = _first_prompts(some, renderings)
+    best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding)
+    if best is not None:
+        return best
+    return truncated(probe, known.cut_by, tolerance) or left_over(probe, known.same_policy, list(prompts), some.number)
+
+
+def _first_prompts(some: Suspects, renderings: Renderings | None) -> _Prompts:
+    """Other prompts that the first turns may have been sampled under."""
+    prompts = dict(renderings(some.rollout_ids)) if renderings is not None else {}
+    own = [some.given.ids[some.given.span(row)] for row in range(len(some.given))]
+    if len({int(ids[0]) for ids in own}) == 1:
+        starts = [_first_scored(some, row) for row in range(len(own))]
+        prompts["the file's prompt without its first token"] = [
+            ids[1:end].tolist() if end > 1 else None for ids, end in zip(own, starts, strict=True)
+        ]
+    return prompts
+
+
+def _first_scored(some: Suspects, row: int) -> int:
+    return int(some.given.mask[some.given.span(row)].argmax())
+
+
+def _under(
+    some: Suspects, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
+) -> Explanation | None:
+    """What the first turns' log-probs are under other prompts, one a sequence."""
+    ids, masks, temperature, tokens = [], [], [], []
+    for row, prompt in enumerate(prompts):
+        scored = some.given.scored_span(row)
+        size = int((some.number[scored] == 0).sum())
+        own, begin = some.given.ids[some.given.span(row)], _first_scored(some, row)
+        # A sequence whose first turn is scored elsewhere, or that was rendered like this, says nothing.
+        if not prompt or not size or some.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
+            continue
+        ids.append(np.concatenate([np.asarray(prompt, np.int32), own[begin : begin + size]]))
+        masks.append(np.arange(len(ids[-1])) >= len(prompt))
+        temperature.append(some.given.temperature[row])
+        tokens.append(np.arange(scored.start, scored.start + size))
+    if not ids:
+        return None
+    bounds = np.cumsum([0, *map(len, ids)]).astype(np.int64)
+    other = ToScore(np.concatenate(ids), bounds, np.concatenate(masks), np.array(temperature))
+    kept = np.concatenate(tokens)
+    saved = some.probe.saved[kept]
+    after = mean_apart(saved, model.log_probs(other)[0])
+    text = f"a wrong template: the saved log-probabilities are those under {name}, not under the prompts in the file"
+    return Explanation("template", text, mean_apart(saved, some.probe.found[kept]), after)

@@ -1,0 +1,194 @@
+"""Saved log-probabilities against recomputed ones: how far apart, where, and which turns are not what they claim.
+
+What always holds: Δ is saved − recomputed, in nats, of one and the same token at the temperature of its row; the ratio is
+exp(−Δ), as batch RL uses it; every turn with a token further apart than the tolerance is in the list of violations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata import credit
+from gymdata.rollouts.logprobs import ratio_facts
+from gymdata.rollouts.violations import Violation
+
+Array = npt.NDArray[Any]
+
+#: Largest |Δ| that rounding alone explains, by the coarser of both models' number formats; of the mean a tenth is allowed.
+TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+MEAN_SHARE = 0.1
+QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+#: From here on positions share a line of the table with others.
+_SINGLE = 4
+_MOST_TURNS = 16
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Sampled tokens of n rollouts in turn order: rollout r has ``offsets[r]:offsets[r + 1]`` of ``saved`` and ``found``
+    (float32); turn t ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its ``turn_number[t]``-th.
+    ``rows``: the rollouts' places in their input."""
+
+    rollout_ids: Sequence[str]
+    rows: Array
+    offsets: Array
+    saved: Array
+    found: Array
+    turn_ends: Array
+    turn_rollout: Array
+    turn_number: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[Compared]) -> Compared:
+        """Several batches as one."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens = np.cumsum([0, *(len(p.saved) for p in parts)])
+        rollouts = np.cumsum([0, *(len(p.rollout_ids) for p in parts)])
+        return cls(
+            [i for p in parts for i in p.rollout_ids],
+            np.concatenate([p.rows for p in parts]),
+            np.concatenate([[0], *(p.offsets[1:] + t for p, t in zip(parts, tokens[:-1], strict=True))]),
+            np.concatenate([p.saved for p in parts]),
+            np.concatenate([p.found for p in parts]),
+            np.concatenate([p.turn_ends + t for p, t in zip(parts, tokens[:-1], strict=True)]),
+            np.concatenate([p.turn_rollout + r for p, r in zip(parts, rollouts[:-1], strict=True)]),
+            np.concatenate([p.turn_number for p in parts]),
+        )
+
+    @cached_property
+    def apart(self) -> Array:
+        """Δ of every token, float64."""
+        return self.saved.astype(np.float64) - self.found.astype(np.float64)
+
+    @cached_property
+    def turn_starts(self) -> Array:
+        return np.concatenate(([0], self.turn_ends[:-1])).astype(np.int64)
+
+    @cached_property
+    def turn(self) -> Array:
+        """The turn of every token, an index into the turn arrays."""
+        return np.repeat(np.arange(len(self.turn_ends)), self.turn_ends - self.turn_starts)
+
+    @cached_property
+    def position(self) -> Array:
+        """Every token's place in its turn's generation."""
+        return np.arange(len(self.saved)) - self.turn_starts[self.turn]
+
+    def where(self, token: int) -> tuple[int, int, int]:
+        """(rollout, turn, position) of a token."""
+        turn = int(self.turn[token])
+        return int(self.turn_rollout[turn]), int(self.turn_number[turn]), int(self.position[token])
+
+
+def summary(compared: Compared, tolerance: float) -> dict[str, Any]:
+    """Figures over all tokens. The KL estimates are of sampler to model: k1 = mean Δ, k3 = mean(exp(−Δ) − 1 + Δ)."""
+    far = np.abs(compared.apart)
+    ratios = ratio_facts(compared.found, compared.saved)
+    beyond = far > tolerance
+    off = np.unique(compared.turn_rollout[compared.turn[beyond]])
+    with np.errstate(over="ignore"):
+        quantiles = np.exp(-np.quantile(compared.apart, [1 - q for q in QUANTILES]))
+        k3 = float(credit.kl(compared.saved.astype(np.float64), compared.found.astype(np.float64), "k3").mean())
+    return {
+        "tokens": len(far),
+        "rollouts": len(compared.rollout_ids),
+        "turns": len(compared.turn_ends),
+        "max_abs_difference": float(far.max()),
+        "mean_abs_difference": float(far.mean()),
+        "tokens_beyond_tolerance": int(beyond.sum()),
+        "rollouts_beyond_tolerance": len(off),
+        "ratio": {
+            "mean": ratios["mean"], "min": ratios["min"], "max": ratios["max"],
+            "quantiles": {f"{q:g}": float(v) for q, v in zip(QUANTILES, quantiles, strict=True)},
+        },
+        "share_outside": ratios["share_outside"],
+        "effective_sample_size": ratios["effective_sample_size"],
+        "kl_k1": float(compared.apart.mean()),
+        "kl_k3": k3,
+    }  # fmt: skip
+
+
+def by_position(compared: Compared) -> list[dict[str, Any]]:
+    """How far apart tokens are, by their place in the generation: 0, 1, 2, 3, then 4–7, 8–15 and so on."""
+    place = compared.position
+    wide = place >= _SINGLE
+    bucket = np.where(wide, _SINGLE + np.log2(np.maximum(place, _SINGLE) / _SINGLE).astype(np.int64), place)
+
+    def name(b: int) -> str:
+        low = b if b < _SINGLE else _SINGLE << (b - _SINGLE)
+        return str(b) if b < _SINGLE else f"{low}–{2 * low - 1}"
+
+    return [{"positions": name(b), **row} for b, row in _grouped(compared.apart, bucket)]
+
+
+def by_turn(compared: Compared) -> list[dict[str, Any]]:
+    """The same by the number of the turn; late turns share the last line."""
+    number = np.minimum(compared.turn_number[compared.turn], _MOST_TURNS)
+    return [
+        {"turns": str(b) if b < _MOST_TURNS else f"{b}–", **row} for b, row in _grouped(compared.apart, number)
+    ]  # fmt: skip
+
+
+def _grouped(apart: Array, bucket: Array) -> list[tuple[int, dict[str, Any]]]:
+    found = []
+    for b in np.unique(bucket).tolist():
+        mine = apart[bucket == b]
+        far = np.abs(mine)
+        row = {
+            "tokens": len(mine),
+            "mean_abs": float(far.mean()),
+            "max_abs": float(far.max()),
+            "mean": float(mine.mean()),
+        }
+        found.append((int(b), row))
+    return found
+
+
+def worst(compared: Compared, n: int) -> Array:
+    """The ``n`` tokens that are furthest apart, the furthest first."""
+    far = np.abs(compared.apart)
+    n = min(n, len(far))
+    top = np.argpartition(far, len(far) - n)[len(far) - n :] if n else np.empty(0, np.int64)
+    ordered: np.ndarray = top[np.lexsort((top, -far[top]))]
+    return ordered
+
+
+def violations(compared: Compared, tolerance: float) -> list[Violation]:
+    """One L305 for every turn with a token beyond ``tolerance``, at the first such token; one for the whole when only the
+    mean is beyond its share of it."""
+    far = np.abs(compared.apart)
+    beyond = np.flatnonzero(far > tolerance)
+    turns, first = np.unique(compared.turn[beyond], return_index=True)
+    result = []
+    for turn, token in zip(turns.tolist(), beyond[first].tolist(), strict=True):
+        span = slice(int(compared.turn_starts[turn]), int(compared.turn_ends[turn]))
+        mine = far[span]
+        top = int(mine.argmax())
+        rollout = int(compared.turn_rollout[turn])
+        result.append(
+            Violation(
+                "L305",
+                int(compared.rows[rollout]),
+                compared.rollout_ids[rollout],
+                turn=int(compared.turn_number[turn]),
+                position=int(compared.position[token]),
+                expected=f"{compared.found[token]:.6f}",
+                got=f"{compared.saved[token]:.6f}",
+                detail=f"{int((mine > tolerance).sum())} of {len(mine)} tokens are further than {tolerance:g} apart, the "
+                f"furthest {mine[top]:.4g} at position {top}",
+            )
+        )
+    mean = float(far.mean())
+    if not result and mean > MEAN_SHARE * tolerance:
+        detail = f"no token is further than {tolerance:g} apart, but the mean is {mean:.4g}: more than rounding"
+        result.append(
+            Violation("L305", 0, expected=f"mean |Δ| ≤ {MEAN_SHARE * tolerance:g}", got=f"{mean:.4g}", detail=detail)
+        )
+    return result

@@ -1,0 +1,203 @@
+"""``gymdata audit``: every sampled token scored by a model, compared with what was saved, and the cause of a difference.
+
+What always holds: every rollout is compared or counted under the code of what it lacks; breaks, branches and retries are
+scored under the prompts that the model really read; an explanation is tested on tokens that disagree, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.audit import compare as audit
+from gymdata.audit.causes import Explanation, Suspects
+from gymdata.audit.compare import Compared
+from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
+from gymdata.engines.port import PolicyModel
+from gymdata.errors import DataError, RefusedError
+from gymdata.progress import Progress
+from gymdata.rollouts.chains import FlatTurns
+from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.sequences import stitch
+from gymdata.rollouts.violations import Violation
+from gymdata.store import scan_batches
+
+#: Rollouts whose tokens are in memory at a time.
+_BATCH_ROWS = 1_024
+#: Why a rollout has nothing to compare.
+_LACKS = ("T205", "L301", "L302", "L303")
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, told first.
+
+    ``summary``: figures over all tokens (``gymdata.audit.compare.summary``); ``positions`` and ``turns``: the same by place;
+    ``worst``: the tokens furthest apart; ``explanation``: why, None when nothing is wrong; ``path``: what was written.
+    """
+
+    model: dict[str, Any]
+    tolerance: float
+    first: list[str] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    positions: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    explanation: Explanation | None = None
+    notes: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+    path: Path | None = None
+
+    @property
+    def ok(self) -> bool:
+        """The saved log-probabilities are the model's."""
+        return not self.violations
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "path": None if self.path is None else str(self.path),
+            "model": self.model,
+            "tolerance": self.tolerance,
+            "lineage": self.first,
+            **self.summary,
+            "explanation": None if self.explanation is None else self.explanation.as_json(),
+            "notes": self.notes,
+            "left_out": self.left_out,
+            "by_position": self.positions,
+            "by_turn": self.turns,
+            "worst": self.worst,
+            "violations": [v.as_dict() for v in self.violations],
+        }
+
+
+class Audit:
+    """One comparison. ``rollouts``: rollout_id and temperature of all of them, in order; ``chosen``: which are compared
+    (sorted row numbers). After ``run``: ``compared``, ``entropy`` where asked for, and the ``suspects``."""
+
+    def __init__(
+        self,
+        sources: Sequence[str | Path],
+        rollouts: pa.Table,
+        chosen: np.ndarray,
+        model: PolicyModel,
+        tolerance: float,
+    ) -> None:
+        self.sources, self.chosen, self.model, self.tolerance = sources, chosen, model, tolerance
+        self._ids = rollouts["rollout_id"].combine_chunks()
+        self._temperature = rollouts["temperature"].to_numpy()
+        self.suspects: list[Suspects] = []
+        self.compared: Compared
+        self.entropy: np.ndarray | None = None
+
+    def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress | None = None) -> None:
+        """Score everything; fills the figures of ``report``. Raises RefusedError when nothing can be compared."""
+        parts: list[Compared] = []
+        spreads: list[np.ndarray] = []
+        left = dict.fromkeys(_LACKS, 0)
+        tokens = 0
+        if progress is not None:
+            progress.update(done=0, total=len(self.chosen), tokens=0)
+        for rows, turns, ids in self._batches():
+            keep = comparable(turns, left)
+            if keep.any():
+                one, spread = self._scored(
+                    rows[keep], turns.filter(pa.array(keep)), ids.filter(pa.array(keep)), entropy
+                )
+                parts.append(one)
+                spreads.append(spread)
+                tokens += len(one.saved)
+            if progress is not None:
+                done = int(np.searchsorted(self.chosen, rows[-1])) + 1
+                progress.update(done=done, total=len(self.chosen), tokens=tokens)
+        report.left_out = {code: n for code, n in left.items() if n}
+        if not parts:
+            raise RefusedError(
+                f"none of {len(self.chosen):,} rollouts has token ids with log-probabilities to compare",
+                code=max(left, key=lambda code: left[code]),
+                hint="`gymdata validate` lists what they lack",
+            )
+        self.compared = Compared.joined(parts)
+        self.entropy = np.concatenate(spreads) if entropy else None
+        report.summary = audit.summary(self.compared, self.tolerance)
+        report.positions, report.turns = audit.by_position(self.compared), audit.by_turn(self.compared)
+        report.violations = audit.violations(self.compared, self.tolerance)
+
+    def _batches(self) -> Iterator[tuple[np.ndarray, pa.ListArray, pa.Array]]:
+        """(row numbers, turns, rollout_ids) of chosen rollouts, in order."""
+        begin = 0
+        for source in self.sources:
+            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), _BATCH_ROWS):
+                low, high = np.searchsorted(self.chosen, [begin, begin + batch.num_rows])
+                mine = self.chosen[low:high]
+                if len(mine):
+                    some = batch.take(pa.array(mine - begin))
+                    if not some.column("rollout_id").equals(self._ids.take(pa.array(mine))):
+                        raise DataError(f"{source}: changed while it was read", hint="run the command again")
+                    yield mine, some.column("turns"), some.column("rollout_id")
+                begin += batch.num_rows
+
+    def _scored(
+        self, rows: np.ndarray, turns: pa.ListArray, ids: pa.Array, entropy: bool
+    ) -> tuple[Compared, np.ndarray]:
+        parts = stitch(turns, ids)
+        order = RolloutOrder(parts, len(rows))
+        scored = []
+        for part in parts:
+            given = ToScore.of(part, self._temperature[rows])
+            logps, spread = self.model.log_probs(given, entropy=entropy)
+            scored.append((in_sampled_order(part, logps), in_sampled_order(part, spread if entropy else logps)))
+            self.suspects += Suspects.of(part, given, logps, ids, self.tolerance)
+        compared = Compared(
+            rollout_ids=ids.to_pylist(),
+            rows=rows,
+            offsets=order.offsets,
+            saved=order.tokens([part.log_probs for part in parts]),
+            found=order.tokens([logps for logps, _ in scored]),
+            turn_ends=order.turn_ends,
+            turn_rollout=order.turn_rollout,
+            turn_number=order.turn_number,
+        )
+        return compared, order.tokens([spread for _, spread in scored])
+
+    def columns(self) -> pa.Table:
+        """Rows of the audit table for all chosen rollouts; the lists of one that could not be compared are empty."""
+        place = {name: i for i, name in enumerate(self.compared.rollout_ids)}
+        ids = self._ids.take(pa.array(self.chosen))
+        at = pa.array([place.get(i) for i in ids.to_pylist()], pa.int64())
+        bounds = pa.array(self.compared.offsets, pa.int32())
+        empty = pa.scalar([], pa.list_(pa.float32()))
+        columns = {"rollout_id": ids}
+        for name, values in (("ref_logprobs", self.compared.found), ("entropy", self.entropy)):
+            if values is not None:
+                columns[name] = pa.ListArray.from_arrays(bounds, pa.array(values)).take(at).fill_null(empty)
+        return pa.table(columns)
+
+
+def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
+    """Which rollouts have a finite log-prob at most 0 for each of their sampled tokens, bool; ``left`` counts the others."""
+    flat = FlatTurns(turns)
+    n = len(turns)
+    generated = np.bincount(flat.rollout, np.diff(flat.generation_starts), minlength=n)
+    uneven = np.bincount(flat.rollout[~flat.aligned], minlength=n) > 0
+    bad = np.flatnonzero(~np.isfinite(flat.log_probs))
+    of = flat.rollout[np.searchsorted(flat.log_prob_starts, bad, side="right") - 1]
+    infinite = np.bincount(of, minlength=n) > 0
+    above = np.flatnonzero(flat.log_probs > POSITIVE_TOLERANCE)
+    of = flat.rollout[np.searchsorted(flat.log_prob_starts, above, side="right") - 1]
+    positive = np.bincount(of, minlength=n) > 0
+    # A generation that nothing stands before has no prompt ids.
+    no_prompt = (flat.parent < 0) & (np.diff(flat.delta_starts) == 0) & (np.diff(flat.generation_starts) > 0)
+    none = (generated == 0) | (np.bincount(flat.rollout[no_prompt], minlength=n) > 0)
+    lacking = np.zeros(n, np.bool_)
+    for code, lacks in zip(_LACKS, (none, uneven, infinite, positive), strict=True):
+        left[code] += int((lacks & ~lacking).sum())
+        lacking |= lacks
+    return ~lacking

@@ -1,0 +1,186 @@
+"""``gymdata audit``: saved log-probabilities against a forward pass of a model, and where that says they come from.
+
+What always holds: rollouts are only read; what the files themselves say of policy and tokenizer is told before any figure;
+an audit that another model or number format made is replaced only when asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.audit.causes import explain
+from gymdata.audit.compare import TOLERANCE
+from gymdata.audit.context import Renderings, known_of, what_files_say, who_disagrees, worst_tokens
+from gymdata.audit.report import Audit, AuditReport
+from gymdata.audit.settings import AuditConfig
+from gymdata.engines.forward import load_policy
+from gymdata.engines.port import PolicyModel
+from gymdata.errors import DataError, UsageError, require
+from gymdata.progress import Progress
+from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
+from gymdata.rollouts.violations import Report
+from gymdata.store import StageOutput, read_run_json, read_table, resolve
+from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
+from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.stage_output import refuse_other_kind
+
+_SCALARS = ("rollout_id", "run_id", "policy_hash", "policy_version", "temperature")
+
+
+def audit(
+    path: Paths,
+    model: str | None = None,
+    output: str | Path | None = None,
+    *,
+    config: AuditConfig | None = None,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    **settings: Any,
+) -> AuditReport:
+    """Compare the saved log-probabilities under ``path`` with those that ``model`` gives the same tokens.
+
+    ``settings`` are those of ``AuditConfig``. Of a run folder the report goes to ``RUN/audit-<model>/``: run.json,
+    violations.parquet, audit.png, and audit.parquet with ``write_as``; elsewhere to ``output``, or nowhere. Raises
+    RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
+    StoreError when the folder holds an audit of something else.
+    """
+    given = {**settings, "model": model if model is not None else settings.get("model")}
+    config = config or AuditConfig.load(overrides=given)
+    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    for source in sources:
+        resolve(source, ROLLOUTS)
+    runs = [facts for source in sources for facts in lineage(source)]
+    named = config.model or _own_policy(runs)
+    target = _target(sources, output, named, config)
+    if target is not None:
+        refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
+    rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
+    if not rollouts.num_rows:
+        raise DataError.empty(sources[0], "rollouts")
+    refuse_duplicates(rollouts)
+    require("train", "matplotlib")  # Before the work, not after it.
+    facts, loaded = load_policy(named, config.dtype, config.device, config.batch_tokens)
+    identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
+    if output is None:
+        target = _beside_another(target, facts["policy_hash"])
+    with contextlib.ExitStack() as stack:
+        out = None
+        if target is not None:
+            made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
+            out = stack.enter_context(made)
+            out.refuse_other("identity", identity, "an audit that was made")
+        report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
+        if out is not None:
+            _write(out, sources, work, report, config, identity, command)
+        return report
+
+
+def _compare(
+    sources: Sequence[str | Path],
+    rollouts: pa.Table,
+    runs: Sequence[dict[str, Any]],
+    loaded: PolicyModel,
+    facts: dict[str, Any],
+    config: AuditConfig,
+    progress: Progress | None,
+) -> tuple[AuditReport, Audit]:
+    report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
+    report.first = what_files_say(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
+    work = Audit(sources, rollouts, _chosen(rollouts.num_rows, config.limit), loaded, report.tolerance)
+    work.run(report, entropy=config.write_as is not None, progress=progress)
+    if not report.ok:
+        _explain(report, work, rollouts, runs, Renderings(sources, facts["path"]))
+    report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
+    return report, work
+
+
+def _explain(
+    report: AuditReport, work: Audit, rollouts: pa.Table, runs: Sequence[dict[str, Any]], renderings: Renderings
+) -> None:
+    off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
+    policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
+    known = known_of(policies, runs, report.model["policy_hash"])
+    report.explanation = explain(work.suspects, work.model, report.tolerance, known, renderings)
+    report.notes = who_disagrees(rollouts, work.compared, off)
+
+
+def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
+    found = {str(run["policy"]) for run in runs if run.get("stage") == "collect" and run.get("policy")}
+    if len(found) == 1 and Path(policy := found.pop()).is_dir():
+        return policy
+    raise UsageError("which model? the rollouts do not name one that is a folder here", hint="-m MODEL")
+
+
+def _target(sources: Sequence[str | Path], output: str | Path | None, model: str, config: AuditConfig) -> Path | None:
+    if output is not None:
+        return local_output(output)
+    run = run_folder(sources[0])
+    if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
+        return run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model"))
+    if config.write_as is not None:
+        raise UsageError("-o is needed: an audit of something other than one run folder has no place of its own")
+    return None
+
+
+def _beside_another(target: Path | None, policy_hash: str) -> Path | None:
+    """Another folder where the folder of that name is of another model that is called the same, as checkpoints often are."""
+    if target is None or not (target / "run.json").is_file():
+        return target
+    was = (read_run_json(target).get("identity") or {}).get("policy_hash")
+    return target if was == policy_hash else target.with_name(f"{target.name}-{policy_hash[:8]}")
+
+
+def _tolerance(runs: Sequence[dict[str, Any]], model: dict[str, Any]) -> float:
+    """That of the coarser number format. A run that does not say is taken to be of the checkpoint's own."""
+    said = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
+    formats = [model["dtype"], *(said or [model["checkpoint_dtype"]])]
+    return max(TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats)
+
+
+def _chosen(n: int, limit: int | None) -> np.ndarray:
+    if limit is None or limit >= n:
+        return np.arange(n)
+    return np.unique(np.linspace(0, n - 1, limit).astype(np.int64))
+
+
+def _write(
+    out: StageOutput,
+    sources: Sequence[str | Path],
+    work: Audit,
+    report: AuditReport,
+    config: AuditConfig,
+    identity: dict[str, Any],
+    command: Sequence[str],
+) -> None:
+    from gymdata import __version__
+    from gymdata.audit._matplotlib import draw
+
+    # Columns of an earlier audit go with it, for this run.json does not describe them.
+    tables = [(VIOLATIONS, Report(violations=report.violations).table())]
+    if config.write_as is not None:
+        tables.append((AUDIT, work.columns()))
+    for table, rows in tables:
+        out.table(f"{table.name}.parquet", rows, table)
+    compared, title = work.compared, f"audit against {report.model['path']}"
+    picture = out.part("audit.png").path
+    draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
+    report.path = out.folder
+    told = {key: value for key, value in report.as_json().items() if key not in ("path", "violations", "worst")}
+    out.finish({
+        "version": __version__,
+        "schema": {table.name: table.version for table, _ in tables},
+        "command": list(command),
+        "config": config.model_dump(mode="json"),
+        "identity": identity,
+        "parents": [parent_of(p) for p in [*sources, report.model["path"]]],
+        **told,
+        "violations": len(report.violations),
+    })  # fmt: skip

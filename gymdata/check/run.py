@@ -1,0 +1,135 @@
+"""``check``: what a model's chat template, or a server, would do to multi-turn token ids, before anything is sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gymdata.check.template import TemplateCheck, check_template
+from gymdata.redaction import redacted
+
+if TYPE_CHECKING:
+    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.engines.servers.vllm_server import Finding
+
+__all__ = ["Cure", "EndpointReport", "ModelReport", "check", "check_endpoint", "cured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """A shipped template to use in place of the model's, and what it does. ``template`` is its text."""
+
+    name: str
+    template: str
+    check: TemplateCheck
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """The verdict on a model's own template. ``ok``: its turns can be rendered again, and bridged, without a break."""
+
+    model: str
+    template_name: str | None
+    check: TemplateCheck
+    cure: Cure | None
+    facts: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        return self.check.ok
+
+    @property
+    def generation_mask(self) -> str | None:
+        """Where generation markers are: "template", the name of the twin that has them, or None."""
+        if self.check.generation_mask:
+            return "template"
+        return self.cure.name if self.cure is not None and self.cure.check.generation_mask else None
+
+    def as_dict(self) -> dict[str, Any]:
+        cure = self.cure
+        return {
+            "model": self.model,
+            "ok": self.ok,
+            "template": self.template_name,
+            **self.check.as_dict(),
+            "generation_mask": self.generation_mask,
+            "cure": cure and {"name": cure.name, "ok": cure.check.ok, **cure.check.as_dict()},
+            **self.facts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    """What a server proved. ``ok``: nothing that collecting needs is missing."""
+
+    endpoint: str
+    findings: list[Finding]
+    facts: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        return all(f.ok or not f.needed for f in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        findings = [{"name": f.name, "ok": f.ok, "needed": f.needed, "detail": f.detail} for f in self.findings]
+        return {"endpoint": self.endpoint, "ok": self.ok, "findings": findings, **self.facts}
+
+
+def check(model: str, *, chat_template: str | None = None) -> ModelReport:
+    """Probe the chat template of the model or tokenizer folder ``model``.
+
+    ``chat_template``: the text or file of another template to probe in its place. Raises DataError when there is no
+    tokenizer, UsageError when there is no template or nothing that ends a turn.
+    """
+    from gymdata.engines.chat.template import TransformersChat, known_template
+
+    chat = TransformersChat.load(model, chat_template=chat_template, tool_parser="none", keep_reasoning=False)
+    known = known_template(chat.tokenizer.chat_template)
+    found = check_template(_rendering(chat))
+    return ModelReport(model, known.name if known else None, found, _cure(chat), chat.facts())
+
+
+def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:
+    """Probe a server: its models, whether ids and processed log-probabilities come back, whether it parses tools.
+
+    Raises OutsideError("engine") when it cannot be reached.
+    """
+    import asyncio
+
+    from gymdata.engines.servers.vllm_server import probe
+
+    findings, facts = asyncio.run(probe(endpoint, model))
+    return EndpointReport(redacted(endpoint), findings, facts)
+
+
+def cured(chat: TransformersChat, tool_parser: str) -> tuple[TransformersChat, list[str]]:
+    """The chat to collect with in place of ``chat``, mostly itself, and what to say about it.
+
+    A cure is used when the template breaks re-rendered turns and its shipped twin breaks none.
+    """
+    found = check_template(_rendering(chat))
+    if found.ok:
+        return chat, []
+    what = ", ".join(found.strips) or "earlier turns"
+    cure = _cure(chat)
+    if cure is not None and cure.check.ok:
+        said = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
+        return chat.with_template(cure.template, tool_parser=tool_parser), [said]
+    if found.bridges:
+        return chat, [f"the chat template rewrites {what}: train from the saved ids, not from rendered messages"]
+    return chat, [f"the chat template rewrites {what}, and no known form keeps it: some later turns will be refused"]
+
+
+def _cure(chat: TransformersChat) -> Cure | None:
+    from gymdata.engines.chat.template import training_twin
+
+    twin = training_twin(chat.tokenizer.chat_template)
+    if twin is None:
+        return None
+    return Cure(twin.name, twin.text, check_template(_rendering(chat.with_template(twin.text))))
+
+
+def _rendering(chat: TransformersChat) -> Any:
+    from gymdata.engines.chat.template import ChatRendering
+
+    return ChatRendering(chat)

@@ -1,0 +1,316 @@
+"""What a chat template does to a conversation that goes on, found out before anything is sampled.
+
+What always holds: a template is judged by what it renders for the probe conversations and never by its name; a
+conversation that it refuses to render is said to be refused and does not count as a break; the judgement is the same
+every time, because everything that is drawn is drawn from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.messages import Message
+
+Tools = Sequence[Mapping[str, Any]] | None
+Where = Literal["generation prompt", "earlier messages"]
+
+#: Ids shown on each side of a break.
+WINDOW = 12
+_ROUND_TRIPS, _ROUND_TRIP_LENGTH, _SEED = 200, 8, 20261
+_SYSTEM: Message = {"role": "system", "content": "You are brief."}
+_REASON, _REASON_2 = "seven and five make twelve", "twelve less two leaves ten"
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name.capitalize()} two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+    for name in ("add", "subtract")
+]
+
+
+class Rendering(Protocol):
+    """A tokenizer with one chat template."""
+
+    end_of_turn_ids: tuple[int, ...]
+    #: Those and the checkpoint's own end tokens.
+    stop_token_ids: tuple[int, ...]
+    #: Ids that a model may sample: neither special nor added.
+    plain_ids: Sequence[int]
+
+    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+        """The conversation as the template writes it. Raises DataError when the template refuses it."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> list[int]:
+        """As ``ports.Chat.bridge``."""
+        ...
+
+    def marks_generations(self) -> bool:
+        """Whether the template tells which of its text a model generates."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A conversation; every assistant turn in it is one place where a template may break. ``needs`` names what it has."""
+
+    name: str
+    messages: list[Message]
+    tools: Tools = None
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateBreak:
+    """Rendering the conversation again gives other ids from ``position`` on. Windows are decoded around it."""
+
+    probe: str
+    turn: int
+    where: Where
+    position: int
+    before: str
+    after: str
+    before_ids: list[int]
+    after_ids: list[int]
+
+
+@dataclass(slots=True)
+class TemplateCheck:
+    """What one template does. ``strips``: parts of earlier turns that it leaves out once the conversation goes on;
+    ``ignores``: parts that it never writes; ``refused``: probe → why; ``no_bridge``: probe → why."""
+
+    end_of_turn: list[tuple[int, str]]
+    breaks: list[TemplateBreak] = field(default_factory=list)
+    strips: list[str] = field(default_factory=list)
+    ignores: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    no_bridge: dict[str, str] = field(default_factory=dict)
+    generation_mask: bool = False
+    random_ids_stable: float = 0.0
+    text_stable: bool = False
+
+    @property
+    def prefix_preserving(self) -> bool:
+        return not self.breaks
+
+    @property
+    def bridges(self) -> bool:
+        """Whether ids can be held from turn to turn: the environment's tokens are provably cut."""
+        return not self.no_bridge
+
+    @property
+    def ok(self) -> bool:
+        return self.prefix_preserving and self.bridges
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prefix_preserving": self.prefix_preserving,
+            "bridges": self.bridges,
+            **asdict(self),
+            "end_of_turn": [{"id": i, "text": text} for i, text in self.end_of_turn],
+        }
+
+
+def probes() -> list[Probe]:
+    """Conversations with a system message, tools, reasoning, calls alone and in parallel, tool results, and a user turn
+    after a tool turn."""
+    plain = [_user("What is 7+5?"), _said("It is 12.")]
+    thought = [_user("What is 7+5?"), _said("It is 12.", _REASON)]
+    called = [_user("What is 7+5?"), _called(("add", "a1"))]
+    both = _called(("add", "a1"), ("subtract", "a2"))
+    chain = [*called, _result("add", "a1", "12"), _called(("subtract", "a2")), _result("subtract", "a2", "2")]
+    thinking = [
+        _user("What is 7+5?"),
+        {**_called(("add", "a1")), "reasoning": _REASON},
+        _result("add", "a1", "12"),
+        _said("It is 12.", _REASON_2),
+        _user("And less two?"),
+    ]
+    again = [*thought, _user("And less two?"), _said("It is 10.", _REASON_2), _user("Sure?")]
+    return [
+        Probe("user turns", [*plain, _user("And less two?"), _said("It is 10."), _user("Sure?")]),
+        Probe("system message", [_SYSTEM, *plain, _user("Sure?")], None, ("system",)),
+        Probe("reasoning", again, None, ("reasoning",)),
+        Probe("tool call", [*called, _result("add", "a1", "12")], _TOOLS, ("tools",)),
+        Probe("tool calls in turn", chain, _TOOLS, ("tools",)),
+        Probe(
+            "parallel tool calls",
+            [called[0], both, _result("add", "a1", "12"), _result("subtract", "a2", "2")],
+            _TOOLS,
+            ("tools", "parallel tool calls"),
+        ),
+        Probe("user after tool", thinking, _TOOLS, ("tools", "reasoning")),
+    ]
+
+
+def check_template(rendering: Rendering) -> TemplateCheck:
+    """Render every probe as a conversation that grows, and compare each rendering with the one before it."""
+    ends = [(i, rendering.decode([i])) for i in rendering.end_of_turn_ids]
+    found = TemplateCheck(ends, generation_mask=rendering.marks_generations())
+    written = dict.fromkeys(("system", "tools", "reasoning"), False)
+    for probe in probes():
+        try:
+            steps = _steps(rendering, probe)
+        except DataError as error:
+            found.refused[probe.name] = str(error.message)
+            continue
+        if "tools" in probe.needs and not _writes_calls(steps):
+            found.refused[probe.name] = "the template leaves out tool calls"
+            continue
+        for step in steps:
+            _compare(rendering, found, probe, step)
+        _bridge(rendering, found, probe)
+        _presence(probe, steps, written, found)
+    found.ignores = [part for part, seen in written.items() if not seen and part not in found.strips]
+    _round_trips(rendering, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Renderings around one assistant turn: what came before it, that with the generation prompt, the conversation closed
+    after it, and the next prompt."""
+
+    turn: int
+    said: Message
+    before: str
+    prompt: str
+    closed: str
+    following: str
+
+
+def _steps(rendering: Rendering, probe: Probe) -> list[_Step]:
+    turns = [i for i, m in enumerate(probe.messages) if m["role"] == "assistant"]
+    ends = [*turns[1:], len(probe.messages)]
+    return [
+        _Step(
+            number,
+            probe.messages[at],
+            rendering.text(probe.messages[:at], probe.tools, generate=False),
+            rendering.text(probe.messages[:at], probe.tools, generate=True),
+            rendering.text(probe.messages[: at + 1], probe.tools, generate=False),
+            rendering.text(probe.messages[:end], probe.tools, generate=True),
+        )
+        for number, (at, end) in enumerate(zip(turns, ends, strict=True))
+    ]
+
+
+def _writes_calls(steps: Sequence[_Step]) -> bool:
+    return all(
+        call["function"]["name"] in step.closed[len(step.prompt) - 1 :]
+        for step in steps
+        for call in step.said.get("tool_calls", ())
+    )
+
+
+def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:
+    pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(rendering, step.closed), step.following)]
+    if _sayable(step.prompt, step.said):
+        kept = step.closed.startswith(step.before.rstrip())
+        where: Where = "generation prompt" if kept else "earlier messages"
+        pairs.insert(0, (where, rendering.encode(step.prompt), step.closed))
+    for where, was, after in pairs:
+        now = rendering.encode(after)
+        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+        if at == len(was):
+            continue
+        around = slice(max(0, at - WINDOW // 2), at + WINDOW)
+        old, new = was[around], now[around]
+        found.breaks.append(
+            TemplateBreak(probe.name, step.turn, where, at, rendering.decode(old), rendering.decode(new), old, new)
+        )
+
+
+def _sampled(rendering: Rendering, closed: str) -> list[int]:
+    """Ids of a closed conversation up to the first token that ends its last turn. What templates write after it, line
+    feeds and for the last turn of all one more end token, is no part of what a model samples."""
+    ids = rendering.encode(closed.rstrip())
+    ends = {*rendering.end_of_turn_ids, *rendering.stop_token_ids}
+    end = len(ids)
+    while end and (ids[end - 1] in ends or not rendering.decode([ids[end - 1]]).strip()):
+        end -= 1
+    first = next((i for i in range(end, len(ids)) if ids[i] in ends), None)
+    return ids if first is None else ids[: first + 1]
+
+
+def _sayable(prompt: str, said: Message) -> bool:
+    """Whether a model that was prompted so could have said this: a prompt that opens a reasoning block is followed by
+    reasoning, and one that closes it is not."""
+    ending = prompt.rstrip()
+    if ending.endswith("<think>"):
+        return "reasoning" in said
+    return not (ending.endswith("</think>") and "reasoning" in said)
+
+
+def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
+    last = max(i for i, m in enumerate(probe.messages) if m["role"] == "assistant")
+    try:
+        rendering.bridge(probe.messages[: last + 1], probe.messages[last + 1 :], probe.tools)
+    except (DataError, RefusedError) as error:
+        found.no_bridge[probe.name] = str(error.message)
+
+
+def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], found: TemplateCheck) -> None:
+    for step in steps:
+        parts = {
+            "reasoning": step.said.get("reasoning"),
+            "answers": step.said.get("content") or None,
+            "tool calls": (step.said.get("tool_calls") or [{"function": {"name": None}}])[-1]["function"]["name"],
+        }
+        for part, text in parts.items():
+            if text and text in step.closed:
+                if part in written:
+                    written[part] = True
+                if text not in step.following and part not in found.strips:
+                    found.strips.append(part)
+    written["system"] |= "system" in probe.needs and str(_SYSTEM["content"]) in steps[0].prompt
+    written["tools"] |= "tools" in probe.needs and "subtract" in steps[0].prompt
+
+
+def _round_trips(rendering: Rendering, found: TemplateCheck) -> None:
+    draw = random.Random(_SEED)
+    plain = list(rendering.plain_ids)
+    stable = 0
+    for _ in range(_ROUND_TRIPS if plain else 0):
+        ids = draw.choices(plain, k=_ROUND_TRIP_LENGTH)
+        stable += rendering.encode(rendering.decode(ids)) == ids
+    found.random_ids_stable = stable / _ROUND_TRIPS
+    text = 'It is 12, less 2: 10.\n{"a": 12, "b": [2, null]}  two  spaces'
+    ids = rendering.encode(text)
+    found.text_stable = rendering.encode(rendering.decode(ids)) == ids
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _said(content: str, reasoning: str | None = None) -> Message:
+    return {"role": "assistant", "content": content} | ({"reasoning": reasoning} if reasoning else {})
+
+
+def _called(*calls: tuple[str, str]) -> Message:
+    made = [
+        {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": {"a": 7, "b": 5}}}
+        for name, i in calls
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def _result(name: str, call: str, content: str) -> Message:
+    return {"role": "tool", "name": name, "tool_call_id": f"call0000{call}", "content": content}

@@ -1,0 +1,314 @@
+"""One rollout that is made elsewhere: a workflow is asked once, and its calls become turns where it gave their ids.
+
+What always holds: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
+reward, and is owed; one without ids is kept as messages, with no token data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+
+from gymdata.collect import outcome as ends
+from gymdata.collect.outcome import Failure, Limits, Outcome
+from gymdata.collect.resume import RunKey, request_seed
+from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
+from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
+from gymdata.errors import GymdataError, OutsideError
+from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, next_prompt
+
+#: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
+NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all rollouts of a run share. ``on_break``: what becomes of a rollout whose prompt, as the engine reports it,
+    leaves what came before; ``next_prompt``: in place of the bridge, for an engine that has the last word on prompts.
+    ``sampler``, ``chat`` and ``environment`` are None when a ``workflow`` stands in their place."""
+
+    sampler: Sampler | None
+    chat: Chat | None
+    environment: Environment | None
+    key: RunKey
+    limits: Limits
+    seed: int
+    temperature: float
+    agent: str | None = None
+    on_break: Literal["keep", "fail"] = "keep"
+    next_prompt: NextPrompt | None = None
+    #: Makes whole rollouts in place of sampler, chat and environment, and is told ``sampling``.
+    workflow: Workflow | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
+    first_prompts: dict[str, tuple[object, object, list[int]]] = field(default_factory=dict)
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """Raises OutsideError("engine")."""
+        assert self.sampler is not None
+        return await self.sampler.sample(request)
+
+    def first_prompt(self, task: Task, episode: Episode) -> list[int]:
+        """Ids of the episode's opening conversation; rendered once for members whose environment leaves it alone."""
+        known = self.first_prompts.get(task.task_id)
+        # The same objects, not equal ones: comparing conversations could cost more than rendering them.
+        if known is not None and known[0] is episode.messages and known[1] is episode.tools:
+            return known[2]
+        assert self.chat is not None
+        prompt = list(self.chat.render(episode.messages, episode.tools))
+        self.first_prompts[task.task_id] = (episode.messages, episode.tools, prompt)
+        if len(self.first_prompts) > _KEPT_PROMPTS:
+            del self.first_prompts[next(iter(self.first_prompts))]
+        return prompt
+
+    def fewest_tokens(self, episode: Episode) -> int:
+        """Tokens that the opening conversation has at least."""
+        assert self.chat is not None
+        return self.chat.fewest_tokens(episode.messages, episode.tools)
+
+    def prompt_after(
+        self, held: Sequence[int], said: Sequence[Message], new: Sequence[Message], tools: Any
+    ) -> list[int]:
+        """Ids of the next prompt. Raises RefusedError when the template rewrites what came before."""
+        if self.next_prompt is not None:
+            return self.next_prompt(held, said, new, tools)
+        assert self.chat is not None
+        return next_prompt(held, self.chat.bridge(said, new, tools), self.chat.end_of_turn_ids)
+
+
+_KEPT_PROMPTS = 64
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One attempt. After ``play`` exactly one of ``outcome`` and ``failure`` is set."""
+
+    setting: Setting
+    task: Task
+    index: int
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    messages: list[Message] = field(default_factory=list)
+    #: For each message the model call that produced it, None for the others.
+    produced_by: list[int | None] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    step_rewards: list[float] = field(default_factory=list)
+    #: What the environment says of the whole.
+    verdict: Verdict | None = None
+    encoder: TurnEncoder = field(default_factory=TurnEncoder)
+    #: The prompt of the next model call, and the ids read and sampled so far, which it should begin with.
+    prompt: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    duration_s: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _episode: Episode | None = None
+    _seen: list[np.ndarray] = field(default_factory=list)
+    _place: str = "environment start"
+    rollout_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rollout_id = self.setting.key.rollout_id(self.task, self.index)
+
+    @property
+    def over(self) -> bool:
+        return self.outcome is not None or self.failure is not None
+
+    async def begin(self) -> None:
+        """Start the environment and render the first prompt."""
+        await self._guarded(self._begin())
+
+    async def play(self, first: Generation | OutsideError | None = None) -> None:
+        """Run to the end; ``first`` is the first generation (or its error) when it was sampled with the group."""
+        if not self.over:
+            await self._guarded(self._turns(first))
+        if self.outcome is not None and self._episode is not None:
+            await self._judged(self._episode, self.outcome)
+        self.duration_s = time.monotonic() - self._began
+        if self._episode is not None:
+            # Closing belongs to the rollout's clean-up: its fault must not undo a finished rollout.
+            try:
+                await self._episode.close()
+            except OutsideError as error:
+                if not self.over:
+                    self.failure = ends.failure(error, "environment close")
+        if self.outcome is not None:
+            self._check()
+
+    def request(self, n: int = 1) -> SampleRequest:
+        """The next model call of this rollout (and of the n − 1 members after it)."""
+        turn = len(self.encoder.turns)
+        return SampleRequest(
+            request_id=f"{self.rollout_id}-{turn}",
+            prompt_token_ids=self.prompt,
+            max_tokens=self.setting.limits.room(len(self.prompt)),
+            seed=request_seed(self.setting.seed, self.task, turn, self.index),
+            n=n,
+            conversation=Conversation(self.messages, self.tools, self.held),
+        )
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        limit = self.setting.limits.time_limit_s
+        return None if limit is None else max(0.0, self._began + limit - time.monotonic())
+
+    def out_of_time(self) -> None:
+        """End this rollout at its time limit, with what it has."""
+        if not self.prompt:
+            self.failure = ends.start_took_too_long(self.setting.limits)
+            return
+        self.outcome = ends.TIME_LIMIT
+        if not self.encoder.turns:
+            # The model was asked and gave nothing back; the call is kept, so that the row says what was asked.
+            self._encode(Generation(list(self.prompt), [], [], "abort"))
+
+    async def _begin(self) -> None:
+        setting = self.setting
+        assert setting.environment is not None
+        self._episode = await setting.environment.start(self.task, self.index)
+        self.tools = self._episode.tools
+        self.messages = list(self._episode.messages)
+        self.produced_by = [None] * len(self.messages)
+        if (n := setting.fewest_tokens(self._episode)) > (setting.limits.max_context or n):
+            self.failure = ends.no_room_at_start(f"at least {n:,}", setting.limits)
+            return
+        self.prompt = setting.first_prompt(self.task, self._episode)
+        if setting.limits.room(len(self.prompt)) < 1:
+            self.failure = ends.no_room_at_start(f"{len(self.prompt):,}", setting.limits)
+
+    async def _turns(self, first: Generation | OutsideError | None) -> None:
+        while self.outcome is None:
+            self._place = f"turn {len(self.encoder.turns)}"
+            if isinstance(first, OutsideError):
+                raise first
+            generation = first or (await self.setting.sample(self.request()))[0]
+            first = None
+            await self._take(generation)
+
+    async def _take(self, generation: Generation) -> None:
+        """One model call's answer: keep it, and go on to the next prompt or to the end."""
+        setting, chat = self.setting, self.setting.chat
+        assert chat is not None
+        turn = self._encode(generation)
+        if setting.on_break == "fail" and turn["prefix_length"] < len(self.held):
+            raise ends.broken(turn["prefix_length"])
+        message = chat.parse(generation.token_ids, self.tools)
+        before = [*self.messages, message]
+        self.messages = before
+        self.produced_by.append(len(self.encoder.turns) - 1)
+        self.finish_reason = generation.finish_reason
+        self.outcome = ends.after_generation(generation.finish_reason, len(generation.token_ids), setting.limits)
+        if self.outcome is not None:
+            return
+        assert self._episode is not None
+        step = await self._episode.step(message)
+        if step.reward is not None:
+            turn["reward"] = float(step.reward)
+            self.step_rewards.append(float(step.reward))
+        self.messages = [*before, *step.messages]
+        self.produced_by += [None] * len(step.messages)
+        self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
+        if self.outcome is not None:
+            return
+        self.held = [*generation.prompt_token_ids, *generation.token_ids]
+        self.prompt = setting.prompt_after(self.held, before, step.messages, self.tools)
+        if setting.limits.room(len(self.prompt)) < 1:
+            self.outcome = ends.NO_ROOM
+
+    def _encode(self, generation: Generation) -> dict[str, Any]:
+        # Own copies: in process, the reported prompt is the very list that was passed in.
+        prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
+        self._seen.append(prompt)
+        return self.encoder.add(
+            Call(
+                prompt,
+                np.array(generation.token_ids, dtype=np.int32),
+                np.array(generation.log_probs, dtype=np.float32),
+                generation.finish_reason,
+                agent=self.setting.agent,
+                top_log_probs=_alternatives(generation.top_log_probs),
+            )
+        )
+
+    async def _judged(self, episode: Episode, outcome: Outcome) -> None:
+        """Ask the environment what it says of the whole: outside the time limit, which is for the policy's turns."""
+        try:
+            stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
+            self.verdict = await episode.verdict(self.messages, stop_reason)
+        except OutsideError as error:
+            self.outcome, self.failure = None, ends.failure(error, "verdict")
+
+    async def _guarded(self, work: Any) -> None:
+        """Run ``work`` under the time limit; outside faults become this rollout's failure."""
+        try:
+            async with asyncio.timeout(self.remaining_s()) as limit:
+                await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.out_of_time()
+        except OutsideError as error:
+            self.outcome = None
+            self.failure = ends.failure(error, self._place)
+
+    def _check(self) -> None:
+        """expand(encode(x)) == x, or nothing is written."""
+        for turn, (kept, seen) in enumerate(zip(expand_prompts(self.encoder.turns), self._seen, strict=True)):
+            if not np.array_equal(kept, seen):
+                raise GymdataError(
+                    f"rollout {self.rollout_id}, turn {turn}: the encoded prompt does not expand to what the engine read",
+                    hint="this is a defect in gymdata: nothing of this rollout was written",
+                )
+
+
+def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[dict[str, float | int]]] | None:
+    if top is None:
+        return None
+    return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
+
+
+def turns_as_json(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turns with plain lists, for failures.jsonl."""
+    return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in turn.items()} for turn in turns]
+
+
+class ElsewhereRollout(Rollout):
+    """A ``Rollout`` that the setting's workflow makes."""
+
+    async def begin(self) -> None:
+        """Nothing: the environment is the workflow's."""
+
+    def out_of_time(self) -> None:
+        """The time limit passed and there is nothing to keep."""
+        limit = self.setting.limits.time_limit_s
+        self.failure = ends.failure(
+            OutsideError("environment", f"the workflow gave no rollout within the {limit:g} s limit"), "workflow"
+        )
+
+    async def _turns(self, first: object) -> None:  # noqa: ARG002 - nothing is sampled here, with a group or alone
+        setting, self._place = self.setting, "workflow"
+        assert setting.workflow is not None
+        made = await setting.workflow.run(
+            RemoteRequest(
+                rollout_id=self.rollout_id,
+                task=self.task,
+                rollout_index=self.index,
+                seed=request_seed(setting.seed, self.task, 0, self.index),
+                sampling=setting.sampling,
+            )
+        )
+        self.tools, self.messages, self.verdict = made.tools, made.messages, made.verdict
+        for generation in made.generations:
+            self.produced_by.append(None if generation is None else len(self.encoder.turns))
+            if generation is not None:
+                self._encode(generation)
+                self.finish_reason = generation.finish_reason
+        self.outcome = ends.elsewhere(made.truncated, made.stop_reason)

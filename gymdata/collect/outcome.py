@@ -1,0 +1,133 @@
+"""The one place that decides how a rollout ended.
+
+| what happened | outcome | stop_reason |
+| --- | --- | --- |
+| the environment says that it is over | completed | what the environment says, or null |
+| a turn reached ``--max-tokens`` | truncated | ``max_tokens`` |
+| prompt and generation reached the context limit | truncated | ``max_context`` |
+| ``--max-turns`` model calls, and the environment would go on | truncated | ``max_turns`` |
+| ``--time-limit`` seconds passed | truncated | ``time_limit`` |
+| the engine raised, or aborted a request that we did not cancel | failed, kind ``engine`` | |
+| the environment raised or hung, its verdict included | failed, kind ``environment`` | |
+| a workflow says how its rollout ended | completed or truncated | what it says |
+| a workflow failed, or gave nothing within the time limit | failed, kind ``environment`` | |
+| the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
+| the first prompt leaves no room for a single token | failed, kind ``environment`` | |
+| ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
+| the user quit (second Ctrl-C) | nothing is kept: the rollout is owed | |
+
+What always holds: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
+truncated rollouts are scored alike, because a policy that never ends must be able to learn that. A failed attempt counts
+towards ``--max-attempts`` unless the engine died or the environment cannot be reached: then every rollout in flight fails
+at once, through no fault of its own. A reward function that raises does not make a failure either: the tokens are good, so
+the rollout is kept unscored (reward null), the fault is recorded in failures.jsonl, and ``gymdata score`` can mend it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gymdata.environments.port import StepResult
+from gymdata.errors import OutsideError
+
+COMPLETED = "completed"
+TRUNCATED = "truncated"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a rollout may use. ``max_context``: tokens of prompt and generation together; None = no limit known."""
+
+    max_tokens: int
+    max_turns: int
+    max_context: int | None = None
+    time_limit_s: float | None = None
+    #: Whose limit ``max_context`` is, by the name of the setting.
+    limited_by: str | None = None
+
+    def room(self, prompt_length: int) -> int:
+        """Tokens that the next generation may have; below 1 there is no next generation."""
+        if self.max_context is None:
+            return self.max_tokens
+        return min(self.max_tokens, self.max_context - prompt_length)
+
+    def as_dict(self) -> dict[str, float | None]:
+        """By the names of the settings."""
+        limits = {"max_tokens": self.max_tokens, "max_turns": self.max_turns, "max_context": self.max_context}
+        return {**limits, "time_limit": self.time_limit_s}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rollout that is one: it becomes a row."""
+
+    status: str
+    stop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that is no rollout. ``fatal``: engine or environment is gone, and the attempt does not count; ``final``:
+    another attempt would end in the same way, so that none is made unless more attempts are allowed."""
+
+    kind: Literal["engine", "environment"]
+    place: str
+    message: str
+    fatal: bool = False
+    hint: str | None = None
+    final: bool = False
+
+
+TIME_LIMIT = Outcome(TRUNCATED, "time_limit")
+NO_ROOM = Outcome(TRUNCATED, "max_context")
+
+
+def after_generation(finish_reason: str, n_generated: int, limits: Limits) -> Outcome | None:
+    """Decide after a model call; None = the message goes to the environment. Raises OutsideError for an abort."""
+    if finish_reason == "stop":
+        return None
+    if finish_reason == "length":
+        return Outcome(TRUNCATED, "max_tokens" if n_generated >= limits.max_tokens else "max_context")
+    raise OutsideError("engine", f"the request ended with finish_reason {finish_reason!r} after {n_generated} tokens")
+
+
+def broken(position: int) -> OutsideError:
+    """The engine read a prompt that is not what was sampled so far: ``--on-break fail`` keeps no such rollout."""
+    return OutsideError("engine", f"break: the prompt that was read leaves what came before at token {position}")
+
+
+def after_step(step: StepResult, n_turns: int, limits: Limits) -> Outcome | None:
+    """Decide after the environment answered; None = another turn."""
+    if step.done or not step.messages:
+        return Outcome(COMPLETED, step.stop_reason)
+    if n_turns >= limits.max_turns:
+        return Outcome(TRUNCATED, "max_turns")
+    return None
+
+
+def elsewhere(truncated: bool, stop_reason: str | None) -> Outcome:
+    """A rollout that a workflow made, as the workflow says that it ended."""
+    return Outcome(TRUNCATED if truncated else COMPLETED, stop_reason)
+
+
+def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
+    """The task itself does not fit: no tokens can be sampled, so there is no rollout to keep, and there never will be."""
+    limit = f"{limits.limited_by or 'the context limit'} is {limits.max_context:,}"
+    return Failure(
+        "engine",
+        "prompt",
+        f"engine: the prompt has {prompt_length} tokens and leaves no room to generate: {limit}",
+        final=True,
+    )
+
+
+def start_took_too_long(limits: Limits) -> Failure:
+    """The time limit passed before there was a prompt: nothing was asked of the policy."""
+    return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit_s:g} s limit")
+
+
+def failure(error: OutsideError, place: str) -> Failure:
+    """An outside fault at ``place`` (turn k, environment start, …)."""
+    kind: Literal["engine", "environment"] = "engine" if error.system == "engine" else "environment"
+    return Failure(kind, place, error.message, error.fatal, error.hint, error.final)

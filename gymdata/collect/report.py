@@ -1,0 +1,169 @@
+"""What a collect run amounts to, read from the scalar columns of the rows that are on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
+from gymdata.rewards.scheduler import PartTally
+from gymdata.stats import mean_ci
+
+COLUMNS = (
+    "group_id",
+    "status",
+    "reward",
+    "rewards",
+    "extra",
+    "n_turns",
+    "n_breaks",
+    "n_context_tokens",
+    "n_generated_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSummary:
+    """The whole run (``rollouts`` … ``reward_faults``) and what this call did (``new_rollouts`` … ``seconds``).
+
+    ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
+    ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
+    ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    """
+
+    path: str
+    run_id: str
+    tasks: int
+    groups: int
+    rollouts: int
+    completed: int
+    truncated: int
+    truncated_share: float | None
+    turns: int
+    tokens_generated: int
+    tokens_context: int
+    reward: dict[str, Any]
+    breaks: int
+    parts: dict[str, PartTally]
+    reward_faults: int
+    new_rollouts: int
+    failures: int
+    empty_generations: int
+    owed: int
+    exhausted: int
+    skipped_rows: int
+    seconds: float
+    tokens_per_s: float | None
+    interrupted: bool
+    gave_up: bool
+
+    @property
+    def exit_code(self) -> int:
+        """130 interrupted; 1 while rollouts are missing (unless given up) or could not be scored; else 0."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        missing = self.owed + self.exhausted
+        return EXIT_FAULTS if (missing and not self.gave_up) or self.reward_faults else EXIT_OK
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+    def table(self) -> list[tuple[str, object]]:
+        """Names and values for people."""
+        mean, ci = self.reward["mean"], self.reward["ci95"]
+        interval = f" (95 %: {ci[0]:.3f} to {ci[1]:.3f})" if ci else ""
+        rows: list[tuple[str, object]] = [
+            ("groups", self.groups),
+            ("rollouts", f"{self.rollouts:,} ({self.new_rollouts:,} new)"),
+            ("turns", self.turns),
+            ("tokens generated", self.tokens_generated),
+            ("reward", "not scored" if mean is None else f"{mean:.3f}{interval}"),
+            ("truncated", "–" if self.truncated_share is None else f"{self.truncated_share:.1%}"),
+            ("breaks", self.breaks),
+        ]
+        optional = [
+            ("failed attempts", self.failures),
+            ("empty generations", self.empty_generations),
+            ("owed (run again)", self.owed),
+            ("out of attempts", self.exhausted),
+            ("bad task rows skipped", self.skipped_rows),
+        ]
+        rows += self._scoring()
+        rows += [(name, count) for name, count in optional if count]
+        if self.interrupted:
+            then = f"{self.owed:,} rollouts are owed; the same command goes on" if self.owed else "nothing is owed"
+            rows.append(("interrupted", then))
+        # The time has the engine's start in it, the speed has not.
+        speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
+        return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("path", self.path)]
+
+    def _scoring(self) -> list[tuple[str, object]]:
+        rows = [line for part in self.parts.values() for line in part.lines()]
+        if not self.reward_faults:
+            return rows
+        first = next((part.first_error for part in self.parts.values() if part.failed), None)
+        if sum(part.failed > 0 for part in self.parts.values()) == 1:
+            rows = [line for line in rows if not line[0].endswith(" failed")]
+        hint = f"mend the function, then run `gymdata score {self.path} --reward …`"
+        return [("reward faults", f"{self.reward_faults:,}; first: {first}"), ("  what to do", hint), *rows]
+
+
+def facts_of(rows: pa.Table) -> dict[str, Any]:
+    """The part of a CollectSummary that the rows tell. ``rows``: the table of ``COLUMNS``."""
+    n = rows.num_rows
+    truncated = _sum(pc.equal(rows["status"], "truncated"))
+    scored = rows.filter(pc.is_valid(rows["reward"]))
+    # An infinite reward is a fault that validate names (R502); here it must not hide the rest.
+    finite = scored.filter(pc.is_finite(scored["reward"]))
+    mean, low, high = (
+        mean_ci(finite["reward"].to_numpy(), finite["group_id"].combine_chunks().dictionary_encode().indices.to_numpy())
+        if finite.num_rows
+        else (math.nan, math.nan, math.nan)
+    )
+    return {
+        "groups": pc.count_distinct(rows["group_id"]).as_py(),
+        "rollouts": n,
+        "completed": n - truncated,
+        "truncated": truncated,
+        "truncated_share": truncated / n if n else None,
+        "turns": _sum(rows["n_turns"]),
+        "tokens_generated": _sum(rows["n_generated_tokens"]),
+        "tokens_context": _sum(rows["n_context_tokens"]),
+        "breaks": _sum(rows["n_breaks"]),
+        **_parts_of(rows),
+        "reward": {
+            "n": scored.num_rows,
+            "mean": None if math.isnan(mean) else mean,
+            "ci95": None if math.isnan(low) else [low, high],
+        },
+    }
+
+
+def _parts_of(rows: pa.Table) -> dict[str, Any]:
+    """``parts`` and ``reward_faults`` of a run. Faults lie in ``extra``, so that they are known after a resume too."""
+    parts: dict[str, PartTally] = {}
+    lists = rows["rewards"].combine_chunks()
+    flat = lists.flatten()
+    counts = pa.table({"name": flat.field("name"), "value": flat.field("value")}).group_by("name").aggregate(
+        [("value", "count"), ([], "count_all")]
+    )  # fmt: skip
+    for name, scored, n in zip(*(counts[c].to_pylist() for c in ("name", "value_count", "count_all")), strict=True):
+        parts[name] = PartTally(name, scored=scored, does_not_apply=n - scored)
+    # Only rollouts with a fault are looked into, one by one.
+    faulty = rows["extra"].filter(pc.fill_null(pc.match_substring(rows["extra"], '"reward_faults"'), False))
+    for text in faulty.to_pylist():
+        for name, message in json.loads(text).get("reward_faults", {}).items():
+            part = parts.setdefault(name, PartTally(name, does_not_apply=1))
+            part.does_not_apply -= 1
+            part.add(None, message)
+    return {"parts": parts, "reward_faults": len(faulty)}
+
+
+def _sum(column: Any) -> int:
+    return int(pc.sum(column).as_py() or 0)

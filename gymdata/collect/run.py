@@ -1,0 +1,353 @@
+"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
+
+What always holds: everything that can be wrong with the input is found before an engine is started or a folder is made;
+a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from gymdata.collect.collector import Collector
+from gymdata.collect.episode import Setting
+from gymdata.collect.outcome import Limits
+from gymdata.collect.report import COLUMNS as SUMMARY_COLUMNS
+from gymdata.collect.report import CollectSummary, facts_of
+from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
+from gymdata.collect.resume import Ledger, RunKey, Survey
+from gymdata.collect.settings import CollectConfig
+from gymdata.collect.setup import Parts, identity_of, load_parts
+from gymdata.collect.start_checks import check_start
+from gymdata.collect.tasks import TaskFile
+from gymdata.gc_tuning import rare_collections
+from gymdata.progress import Progress
+from gymdata.redaction import redacted, redacted_all
+from gymdata.rewards.scheduler import RewardDesk
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.signals import Dropped, Stop, ctrl_c, droppable, run_async
+from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
+from gymdata.store.paths import refuse_unwritable
+from gymdata.user_code import in_thread
+
+__all__ = ["CollectSummary", "Parts", "collect", "plan", "plan_table"]
+
+_SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
+
+
+def collect(
+    config: CollectConfig | None = None,
+    *,
+    parts: Parts | None = None,
+    progress: Progress | None = None,
+    command: str | None = None,
+    **settings: Any,
+) -> CollectSummary:
+    """Sample the rollouts that are owed and write them to ``config.output``; returns what the run amounts to.
+
+    Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win). Resumes a run that is there.
+    Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
+    is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
+    normally (``interrupted``); the second drops what is in flight.
+    """
+    config = _config(config, settings)
+    began = time.monotonic()
+    tasks = _tasks(config)
+    count, digest = _scan(tasks)
+    folder = config.output or default_output(config)
+    refuse_unwritable(folder)
+    parts = parts or load_parts(config)
+    seed = _seed(config, folder)
+    with contextlib.ExitStack() as stack:
+        run = Run.open(
+            folder,
+            identity=identity_of(config, parts, seed),
+            extent={"num_rollouts": config.num_rollouts, "tasks": count},
+            operation={**config.operation(), "command": command},
+            facts=_facts(config, parts, tasks, digest, command),
+            run_id=config.run_id,
+            overwrite=config.overwrite,
+            format=config.format,
+            rows_per_file=config.rows_per_file,
+        )
+        stack.enter_context(rare_collections())
+        # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
+        stack.callback(run.close)
+        return _collect(run, config, parts, tasks, seed, progress, began, count)
+
+
+def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]:
+    """What ``collect`` would do, without starting an engine or writing anything.
+
+    Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
+    server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
+    """
+    config = _config(config, settings)
+    tasks = _tasks(config)
+    count, _ = _scan(tasks)
+    skipped = tasks.skipped
+    folder = config.output or default_output(config)
+    refuse_unwritable(folder)
+    parts = load_parts(config)
+    seed = config.seed if config.seed is not None else _known_seed(config, folder)
+    Run.check(folder, identity=identity_of(config, parts, seed), run_id=config.run_id, overwrite=config.overwrite)
+    there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
+    if config.overwrite or there < count * config.num_rollouts:
+        parts.notes.extend(check_start(config, parts, tasks))
+    return {
+        "path": str(folder),
+        "tasks": count,
+        "skipped_rows": skipped,
+        "rollouts_wanted": count * config.num_rollouts,
+        "rollouts_there": 0 if config.overwrite else there,
+        "rollouts_removed": there if config.overwrite else 0,
+        "identity": identity_of(config, parts, config.seed),
+        "notes": parts.notes,
+        "config": redacted_all(config.model_dump(mode="json")),
+    }
+
+
+def plan_table(planned: dict[str, Any]) -> list[tuple[str, object]]:
+    """Names and values of a plan for people."""
+    config, identity = planned["config"], planned["identity"]
+    rewards = [f"{r['name']} × {r['weight']:g}" for r in identity["rewards"]]
+    rows: list[tuple[str, object]] = [
+        ("tasks", planned["tasks"]),
+        ("rollouts wanted", planned["rollouts_wanted"]),
+        ("  there already", planned["rollouts_there"]),
+        ("model", config["model"]),
+        ("engine", next((config[key] for key in _SERVERS if config[key]), "vLLM in process")),
+        ("environment", config["env"]),
+        ("rewards", ", ".join(rewards) or None),
+        ("path", planned["path"]),
+    ]
+    if planned["skipped_rows"]:
+        rows.insert(1, ("bad task rows skipped", planned["skipped_rows"]))
+    if planned["rollouts_removed"]:
+        rows.append(("removed by --overwrite", f"{planned['rollouts_removed']:,} rollouts that are there"))
+    return rows + [("note", text) for text in planned["notes"]]
+
+
+def default_output(config: CollectConfig) -> Path:
+    """runs/<task file>-<time>."""
+    stem = Path(config.tasks).name.split(".")[0].replace("*", "all") or "tasks"
+    return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _collect(
+    run: Run,
+    config: CollectConfig,
+    parts: Parts,
+    tasks: TaskFile,
+    seed: int,
+    progress: Progress | None,
+    began: float,
+    count: int,
+) -> CollectSummary:
+    if progress is not None:
+        for text in [*parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
+            progress.message(text)
+    key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
+    fresh = not (run.sealed_rows or run.journal_rows)
+    ledger = _ledger(run, key, config)
+    survey = Survey(count * config.num_rollouts, 0) if fresh and not run.resumed else ledger.survey(tasks, run.folder)
+    done = _Done()
+    if survey.owed:
+        done = run_async(_play(run, config, parts, tasks, ledger, seed, survey, key, progress))
+        # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
+        run.seal()
+        survey = _ledger(run, key, config).survey(tasks, run.folder)
+    elif progress is not None:
+        spent = f", {survey.exhausted:,} are out of attempts (see --max-attempts)" if survey.exhausted else ""
+        progress.message(f"nothing owed{spent}: no engine is started")
+    rows = facts_of(_existing(run, SUMMARY_COLUMNS))
+    for reward in parts.rewards:
+        if reward.function.name in rows["parts"]:
+            rows["parts"][reward.function.name].needs = getattr(reward.function, "needs", None)
+    summary = CollectSummary(
+        path=str(run.folder),
+        run_id=run.run_id,
+        tasks=count,
+        **rows,
+        new_rollouts=done.rollouts,
+        failures=done.failed,
+        empty_generations=done.empty,
+        owed=survey.owed,
+        exhausted=survey.exhausted,
+        skipped_rows=tasks.skipped,
+        seconds=round(time.monotonic() - began, 3),
+        tokens_per_s=round(done.tokens / done.seconds, 1) if done.seconds else None,
+        interrupted=done.interrupted,
+        gave_up=config.give_up,
+    )
+    known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
+    run.note(counts={**known, "owed": survey.owed, "exhausted": survey.exhausted, "skipped_rows": tasks.skipped})
+    return summary
+
+
+@dataclass(slots=True)
+class _Done:
+    """What one call did. ``seconds``: sampling time, without start-up."""
+
+    rollouts: int = 0
+    failed: int = 0
+    tokens: int = 0
+    empty: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+async def _play(
+    run: Run,
+    config: CollectConfig,
+    parts: Parts,
+    tasks: TaskFile,
+    ledger: Ledger,
+    seed: int,
+    survey: Survey,
+    key: RunKey,
+    progress: Progress | None,
+) -> _Done:
+    stop = Stop()
+    with ctrl_c(stop, progress) as interrupted:
+        try:
+            if progress is not None:
+                progress.message(_starting(config, str(parts.model["policy"])))
+            facts = dict(await parts.source.start())
+            run.note(engine=facts)
+            most = facts.get("max_model_len")
+            named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
+            tightest = min(named, default=(None, None))
+            limits = Limits(
+                max_tokens=config.max_tokens,
+                max_turns=config.max_turns,
+                max_context=tightest[0],
+                time_limit_s=config.time_limit,
+                limited_by=tightest[1],
+            )
+            if progress is not None:
+                for text in facts.get("notes", ()):
+                    progress.message(text)
+            setting = Setting(
+                parts.sampler,
+                parts.chat,
+                parts.environment,
+                key,
+                limits,
+                seed,
+                float(config.temperature),
+                on_break=config.on_break,
+                next_prompt=parts.next_prompt,
+                workflow=parts.workflow,
+                sampling=config.sampling() | limits.as_dict(),
+            )
+            desk = RewardDesk(parts.rewards, in_thread, config.reward_timeout)
+            there = run.sealed_rows + run.journal_rows
+            collector = Collector(run, setting, desk, ledger, survey.owed, progress, there)
+            began = time.monotonic()
+            with contextlib.suppress(Dropped):
+                concurrency = config.concurrency or parts.source.default_concurrency
+                await droppable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
+            return _Done(
+                collector.done,
+                collector.failed,
+                collector.tokens,
+                collector.empty,
+                time.monotonic() - began,
+                interrupted.is_set(),
+            )
+        finally:
+            if parts.environment is not None:
+                await parts.environment.close()
+            await parts.source.close()
+
+
+def _starting(config: CollectConfig, policy: str) -> str:
+    if server := config.endpoint or config.chat_endpoint or config.workflow_url:
+        return f"connecting to {redacted(server)} …"
+    return f"starting vLLM with {config.model or policy} …"
+
+
+def _ledger(run: Run, key: RunKey, config: CollectConfig) -> Ledger:
+    return Ledger(
+        key,
+        num_rollouts=config.num_rollouts,
+        max_attempts=config.max_attempts,
+        existing=_existing(run, LEDGER_COLUMNS),
+        failures=run.failures(),
+    )
+
+
+def _existing(run: Run, columns: tuple[str, ...]) -> Any:
+    return run.existing(list(columns))
+
+
+def _scan(tasks: TaskFile) -> tuple[int, str]:
+    """Read every task once: (how many, xxh3 over their ids and contents). Raises what is wrong with them."""
+    digest, count = xxhash.xxh3_64(), 0
+    for task in tasks:
+        digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
+        count += 1
+    return count, digest.hexdigest()
+
+
+def _tasks(config: CollectConfig) -> TaskFile:
+    return TaskFile(
+        config.tasks,
+        limit=config.limit,
+        skip_bad_rows=config.skip_bad_rows,
+        prompt_elsewhere=config.workflow_url is not None,
+    )
+
+
+def _seed(config: CollectConfig, folder: Path) -> int:
+    """The given seed, that of the run which is resumed, or a fresh one."""
+    if config.seed is not None:
+        return config.seed
+    known = _known_seed(config, folder)
+    return secrets.randbits(32) if known is None else known
+
+
+def _known_seed(config: CollectConfig, folder: Path) -> int | None:
+    """The seed of the run that is there."""
+    if config.overwrite or not (folder / "run.json").is_file():
+        return None
+    known = read_run_json(folder).get("identity", {}).get("seed")
+    return known if isinstance(known, int) else None
+
+
+def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: str | None) -> dict[str, Any]:
+    chat = dict(parts.chat.facts()) if parts.chat is not None else {}
+    source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
+    parents = []
+    if source is not None:
+        described = read_run_json(source)
+        parents.append(
+            {"path": str(config.model), "run_id": described.get("run_id"), "run_json_xxh3": hash_file(source)}
+        )
+    return {
+        "stage": "collect",
+        "command": command,
+        "config": config.model_dump(mode="json"),
+        "model": dict(parts.model),
+        "policy": parts.model["policy"],
+        "chat": chat,
+        "tasks": {
+            "files": [{"path": str(file), "xxh3": hash_file(file)} for file in tasks.files],
+            "digest": digest,
+            "skipped_rows": tasks.skipped,
+        },
+        "parents": parents,
+    }
+
+
+def _config(config: CollectConfig | None, settings: dict[str, Any]) -> CollectConfig:
+    base = config.model_dump(exclude_unset=True) if config is not None else {}
+    return CollectConfig.load(None, {**base, **settings})

@@ -1,0 +1,204 @@
+"""What a collect run is made of: the engine, tokenizer, environment and rewards that a configuration names.
+
+What always holds: nothing is started here; settings that cannot work together are found before anything is loaded for long;
+a served model's tokenizer is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.check import run as checking
+from gymdata.collect.collector import VERDICT
+from gymdata.collect.episode import NextPrompt
+from gymdata.collect.settings import CollectConfig
+from gymdata.engines.port import Chat, Sampler
+from gymdata.environments import load_environment, server_url
+from gymdata.environments.port import Environment, Workflow
+from gymdata.environments.resource_server import ResourceServer
+from gymdata.errors import UsageError, require
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
+
+if TYPE_CHECKING:
+    from gymdata.engines.chat.template import TransformersChat
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a run is made of, once loaded. Tests put their own Sampler or Chat here. A ``workflow`` stands in the place of
+    sampler, chat and environment, which are None then."""
+
+    sampler: Sampler | None
+    chat: Chat | None
+    environment: Environment | None
+    rewards: list[Weighted]
+    model: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+    next_prompt: NextPrompt | None = None
+    workflow: Workflow | None = None
+
+    @property
+    def source(self) -> Sampler | Workflow:
+        """Where rollouts come from: what is started, and closed again."""
+        source = self.workflow or self.sampler
+        assert source is not None
+        return source
+
+    @property
+    def place(self) -> Environment | Workflow:
+        """Where they happen."""
+        place = self.workflow or self.environment
+        assert place is not None
+        return place
+
+
+def load_parts(config: CollectConfig) -> Parts:
+    """The engine (not started), tokenizer, environment and rewards that the configuration names."""
+    from gymdata.engines import weights
+    from gymdata.engines.chat import template as chat
+
+    # A misspelt reward is told before the tokenizer is loaded, whose text a reward server gets.
+    rewards = _rewards(config, lambda ids: talk.decode(ids))
+    if config.workflow_url is not None:
+        return _workflow_parts(config, rewards)
+    environment = load_environment(config.env, tool_timeout_s=config.tool_timeout, server=_resource_server(config))
+    server = config.endpoint or config.chat_endpoint
+    if config.endpoint is not None and config.chat_endpoint is not None:
+        raise UsageError(
+            "--endpoint and --chat-endpoint were both given", hint="--endpoint, where the server takes ids"
+        )
+    if config.model is None:
+        raise UsageError("no model given", hint="name one with -m/--model (with --endpoint: the served name)")
+    model: dict[str, Any]
+    if server is None:
+        require("engine", "vllm")
+        model = weights.model_facts(config.model)
+        tokenizer = config.tokenizer or weights.tokenizer_folder(config.model)
+    else:
+        model = weights.served_facts(config.model)
+        tokenizer = config.tokenizer or config.model
+        if config.tokenizer is None and not Path(tokenizer).is_dir():
+            raise UsageError(
+                f"{config.model!r} is served by {server} but is no local folder, so its tokenizer is not known",
+                hint="give a folder or hub name with --tokenizer",
+            )
+    template = str(config.chat_template) if config.chat_template is not None else None
+    talk = chat.TransformersChat.load(
+        tokenizer, chat_template=template, tool_parser=config.tool_parser, keep_reasoning=False
+    )
+    talk, notes = checking.cured(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
+    parts = Parts(_sampler(config, talk), talk, environment, rewards, model, notes)
+    if config.chat_endpoint is not None:
+        from gymdata.engines.servers.chat_server import OnPolicyPrompts
+
+        parts.next_prompt = OnPolicyPrompts(talk)
+    return parts
+
+
+def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str]) -> list[Weighted]:
+    # In a workflow of others there is no tokenizer: a reward server gets the messages.
+    known = decode if config.workflow_url is None else None
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, known)]
+    remote = config.workflow_url is not None or server_url(config.env) is not None
+    if remote and any(reward.function.name == VERDICT for reward in rewards):
+        raise UsageError(
+            f"a reward function is named {VERDICT!r}, which is the name of the server's own reward",
+            hint="give the function another name",
+        )
+    return rewards
+
+
+def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
+    from gymdata.environments.responses import task_body, verify_body
+
+    def made(url: str) -> ResourceServer:
+        return ResourceServer(
+            url,
+            task_body=task_body,
+            verify_body=verify_body,
+            model=config.model or "policy",
+            tool_timeout_s=config.tool_timeout,
+            verify_timeout_s=config.reward_timeout,
+            max_retries=config.retries,
+        )
+
+    return made
+
+
+def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
+    """Nothing of this side samples; a model is only a name."""
+    from gymdata.engines import weights
+    from gymdata.environments.responses import conversation_of, task_body
+    from gymdata.environments.workflow import HttpWorkflow
+
+    assert config.workflow_url is not None
+    taken = {
+        "--endpoint": config.endpoint,
+        "--chat-endpoint": config.chat_endpoint,
+        "--env": config.env,
+        "--tokenizer": config.tokenizer,
+        "--chat-template": config.chat_template,
+        "--set engine.…": config.engine or None,
+    }
+    for flag, value in taken.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} and --workflow-url were both given",
+                hint="a workflow has its own engine and environment: leave the flag out",
+            )
+    workflow = HttpWorkflow(
+        config.workflow_url,
+        task_body=task_body,
+        conversation_of=conversation_of,
+        model=config.model,
+        timeout_s=config.request_timeout,
+        max_retries=config.retries,
+    )
+    model = weights.served_facts(config.model or "workflow")
+    return Parts(None, None, None, rewards, model, workflow=workflow)
+
+
+def _sampler(config: CollectConfig, talk: TransformersChat) -> Sampler:
+    """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
+    sampling = {**config.sampling(), "stop_token_ids": talk.stop_token_ids}
+    server = config.endpoint or config.chat_endpoint
+    if server is None:
+        from gymdata.engines._vllm import VllmSampler
+
+        assert config.model is not None
+        return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
+    if config.engine:
+        raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
+    from gymdata.engines.servers.chat_server import ChatServerSampler
+    from gymdata.engines.servers.vllm_server import ServerSampler
+
+    kind = ServerSampler if config.endpoint is not None else ChatServerSampler
+    return kind(
+        server,
+        config.model,
+        sampling=sampling,
+        request_timeout_s=config.request_timeout,
+        max_retries=config.retries,
+        allow_raw_logprobs=config.allow_raw_logprobs,
+        vocab_size=talk.most_ids,
+    )
+
+
+def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:
+    """What makes a run this run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
+    chat = dict(parts.chat.facts()) if parts.chat is not None else {}
+    return {
+        **config.identity(),
+        "policy_hash": parts.model["policy_hash"],
+        "tokenizer_hash": chat.get("tokenizer_hash"),
+        "chat_template_hash": chat.get("chat_template_hash"),
+        "tool_parser": chat.get("tool_parser"),
+        "end_of_turn_ids": list(parts.chat.end_of_turn_ids) if parts.chat is not None else [],
+        "seed": seed,
+        "environment": dict(parts.place.identity),
+        "rewards": [{"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in parts.rewards],
+    }

@@ -1,0 +1,159 @@
+"""Which groups of rollouts an epoch learns from: variance filter, order by difficulty, and a share that grows.
+
+What always holds: the share is a function of the epoch alone, counted in exact decimals; a group whose scores are not all
+known and finite never passes a filter that it cannot be judged by; the state names tasks, not positions. The settings and
+their names follow the curriculum learning that the NeMo Agent Toolkit documents for its finetuning harness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import Any
+
+import numpy as np
+
+from gymdata.errors import UsageError
+from gymdata.stats import scaled_mean
+
+#: Rewards such as 0.9 − 0.8 fall short of 0.1 by rounding alone.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """Settings of the curriculum. Percentiles are shares in (0, 1]; ``expansion_interval`` counts epochs."""
+
+    enabled: bool = True
+    initial_percentile: float = 0.3
+    increment_percentile: float = 0.2
+    expansion_interval: int = 5
+    min_reward_diff: float = 0.1
+    sort_ascending: bool = False
+    random_subsample: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _within("initial_percentile", self.initial_percentile, 0 < self.initial_percentile <= 1, "above 0, at most 1")
+        _within("increment_percentile", self.increment_percentile, 0 <= self.increment_percentile <= 1, "0 to 1")
+        _within("expansion_interval", self.expansion_interval, self.expansion_interval >= 1, "at least 1 epoch")
+        _within("min_reward_diff", self.min_reward_diff, self.min_reward_diff >= 0, "0 or more")
+        share = self.random_subsample
+        _within("random_subsample", share, share is None or 0 < share <= 1, "above 0, at most 1, or none")
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """The scores of one task's rollouts. Non-finite and missing scores are counted in ``n_unscored``."""
+
+    task_id: str
+    n: int
+    n_unscored: int
+    mean: float
+    minimum: float
+    maximum: float
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest score; NaN when no score is known."""
+        return self.maximum - self.minimum
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an epoch learns from, and why the rest was left out (task ids, in the order of selection)."""
+
+    included: tuple[str, ...]
+    left_out: Mapping[str, str]
+    state: Mapping[str, Any]
+
+
+def group_statistics(scores: Mapping[str, Sequence[float | None]]) -> list[GroupStats]:
+    """Statistics of each task's scores; a missing or non-finite score is never counted as 0."""
+    result = []
+    for task_id, values in scores.items():
+        known = np.array([v for v in values if v is not None and math.isfinite(v)], dtype=np.float64)
+        missing = len(values) - len(known)
+        if len(known) == 0:
+            result.append(GroupStats(task_id, len(values), missing, math.nan, math.nan, math.nan))
+        else:
+            # Sorted, so that the mean does not depend on the order of rows.
+            mean = scaled_mean(np.sort(known))
+            result.append(GroupStats(task_id, len(values), missing, mean, float(known.min()), float(known.max())))
+    return result
+
+
+def percentile_at(epoch: int, config: CurriculumConfig) -> Decimal:
+    """p(e) = min(1, initial + increment · ⌊(e − 1) / expansion_interval⌋), exactly. Epochs count from 1."""
+    if epoch < 1:
+        raise UsageError.bad_value("epoch", epoch, "1 or more")
+    steps = (epoch - 1) // config.expansion_interval
+    share = Decimal(str(config.initial_percentile)) + Decimal(str(config.increment_percentile)) * steps
+    return min(Decimal(1), share)
+
+
+def count_included(n: int, percentile: Decimal) -> int:
+    """k = max(1, ⌈n·p⌉), and 0 of 0."""
+    if n == 0:
+        return 0
+    return max(1, int((n * percentile).to_integral_value(rounding=ROUND_CEILING)))
+
+
+def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumConfig) -> Selection:
+    """The groups that ``epoch`` learns from.
+
+    Keeps groups whose spread is at least ``min_reward_diff`` (with a tolerance of 1e-9), orders them by mean score (equal
+    means by task id), takes the first ⌈n·p⌉, and of those a seeded random share when ``random_subsample`` is set.
+    """
+    if not config.enabled:
+        ids = tuple(sorted(g.task_id for g in groups))
+        return Selection(ids, {}, _state(epoch, config, Decimal(1), len(groups), ids))
+    left_out = {g.task_id: why for g in groups if (why := _refused(g, config)) is not None}
+    kept = [g for g in groups if g.task_id not in left_out]
+    kept.sort(key=lambda g: g.task_id)
+    kept.sort(key=lambda g: g.mean, reverse=not config.sort_ascending)
+    percentile = percentile_at(epoch, config)
+    first = kept[: count_included(len(kept), percentile)]
+    left_out |= {g.task_id: "beyond the epoch's percentile" for g in kept[len(first) :]}
+    drawn = _subsample([g.task_id for g in first], epoch, config)
+    left_out |= {g.task_id: "not drawn by random_subsample" for g in first if g.task_id not in set(drawn)}
+    return Selection(tuple(drawn), left_out, _state(epoch, config, percentile, len(groups), drawn))
+
+
+def _refused(group: GroupStats, config: CurriculumConfig) -> str | None:
+    if math.isnan(group.spread):
+        return "no score is known"
+    return "rewards too alike" if group.spread < config.min_reward_diff - _TOLERANCE else None
+
+
+def _subsample(task_ids: Sequence[str], epoch: int, config: CurriculumConfig) -> list[str]:
+    if config.random_subsample is None or not task_ids:
+        return list(task_ids)
+    share = Decimal(str(config.random_subsample))
+    rng = np.random.default_rng([config.seed, epoch])
+    keep = set(rng.permutation(sorted(task_ids))[: count_included(len(task_ids), share)].tolist())
+    return [t for t in task_ids if t in keep]
+
+
+def _state(
+    epoch: int, config: CurriculumConfig, percentile: Decimal, total: int, included: Sequence[str]
+) -> dict[str, Any]:
+    """JSON that survives a restart; everything in it follows from the epoch and the groups."""
+    grew = epoch
+    while grew > 1 and percentile_at(grew, config) == percentile_at(grew - 1, config):
+        grew -= 1
+    return {
+        "epoch": epoch,
+        "current_percentile": float(percentile),
+        "last_expansion_epoch": grew,
+        "total_groups": total,
+        "included_groups": list(included),
+        "config": asdict(config),
+    }
+
+
+def _within(name: str, got: object, fine: bool, expected: str) -> None:
+    if not fine:
+        raise UsageError.bad_value(f"curriculum: {name}", got, expected)

@@ -1,0 +1,284 @@
+"""What a policy thinks of tokens that were sampled (ports.PolicyModel), and a critic of the states between (ports.Critic).
+
+What always holds: a token is scored with the model's output at the token before it, at its row's temperature, over the
+whole vocabulary, in float32: what an engine reports as processed log-probabilities. Logits are never held for more than a
+tile of tokens, so memory is bounded by ``batch_tokens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gymdata.engines._transformers import local_folder
+from gymdata.engines.forward import ToScore
+from gymdata.errors import DataError, UsageError, needs
+from gymdata.progress import Progress
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to find a model and how to run it. ``base``: a folder or hub name; ``adapter``: a LoRA folder over it.
+
+    ``dtype`` auto: the checkpoint's own on a graphics card, float32 on a processor, which is slow and inexact in less.
+    ``device`` None: the first graphics card, where there is one.
+    """
+
+    base: str
+    adapter: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.adapter or self.base
+
+
+def load(place: Place, head: str, **options: Any) -> Any:
+    """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is none of that class, and
+    UsageError for a device or number format that cannot be had."""
+    with needs("train"):
+        import torch
+        import transformers
+    if place.dtype not in DTYPES:
+        raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
+    # Its bar is not ours, and models here load in seconds; what its report of weights would say, ``lacking`` says.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own lack of types
+    device = _device(place.device)
+    dtype: Any = getattr(torch, place.dtype, "auto")
+    if place.dtype == "auto" and device.type == "cpu":
+        dtype = torch.float32
+    loud = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # likewise
+    try:
+        model, told = getattr(transformers, head).from_pretrained(
+            local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
+        )
+        if place.adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
+    except (OSError, ValueError) as error:
+        raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
+    finally:
+        transformers.utils.logging.set_verbosity(loud)
+    lacking = [] if place.adapter else sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
+    if lacking:
+        raise DataError(f"{place.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")
+    # Router losses are for training, and need what is not kept here.
+    model.config.output_router_logits = False
+    return model.eval().to(device)
+
+
+def checkpoint_dtype(place: Place) -> str | None:
+    """The number format that a checkpoint was saved in, as its config says it."""
+    from transformers import AutoConfig
+
+    try:
+        dtype = AutoConfig.from_pretrained(local_folder(place.base), local_files_only=True).dtype
+    except (OSError, ValueError) as error:
+        raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def facts(model: Any) -> dict[str, Any]:
+    """Number format and device, for run.json."""
+    parameter = next(model.parameters())
+    return {"dtype": str(parameter.dtype).removeprefix("torch."), "device": parameter.device.type}
+
+
+def _device(name: str | None) -> Any:
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UsageError.bad_value("--device", name, "cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UsageError(f"--device {name}: there is no such graphics card", hint="--device cpu")
+    return device
+
+
+BATCH_TOKENS = 16_384
+
+
+class ForwardPolicy:
+    """A causal language model, loaded when it is made. ``batch_tokens``: with padding, in one forward pass."""
+
+    def __init__(self, place: Place, batch_tokens: int = BATCH_TOKENS) -> None:
+        self._place, self._batch_tokens = place, batch_tokens
+        self._model = load(place, "AutoModelForCausalLM")
+        self._temperature: tuple[float, bool] | None = None
+        self.facts: Mapping[str, Any] = facts(self._model)
+
+    def log_probs(
+        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
+
+        ``shift``: score with the output so many places later; NaN where there is none.
+        """
+        _check(self._model, given, self._place.name)
+        found = np.full(given.n_scored, np.nan, np.float32)
+        spread = found.copy() if entropy else None
+        for batch in _passes(self._model, given, self._batch_tokens, progress):
+            tokens = batch.chosen(shift)
+            temperatures = given.temperature[batch.rows][tokens.line]
+            for temperature in np.unique(temperatures):
+                mine = np.flatnonzero(temperatures == temperature)
+                logps, spreads = self._head(tokens.hidden[mine], tokens.targets[mine], float(temperature), entropy)
+                found[tokens.place[mine]] = logps
+                if spread is not None:
+                    spread[tokens.place[mine]] = spreads
+        return found, spread
+
+    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
+        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
+        _check(self._model, given, self._place.name)
+        found = np.empty((len(temperatures), given.n_scored), np.float32)
+        for batch in _passes(self._model, given, self._batch_tokens):
+            tokens = batch.chosen()
+            for line, temperature in enumerate(temperatures):
+                found[line, tokens.place] = self._head(tokens.hidden, tokens.targets, temperature, False)[0]
+        return found
+
+    def _head(self, hidden: Any, targets: Any, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
+        """What the model's head makes of hidden states (k, H) that it is handed."""
+        import torch
+        from trl.trainer.utils import add_fused_lm_head
+
+        model = self._model
+        if self._temperature != (temperature, entropy):
+            # The head wraps the forward pass that it finds; it must find the model's own.
+            vars(model).pop("forward", None)
+            add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy")[: 1 + entropy])
+            self._temperature = (temperature, entropy)
+        with torch.inference_mode(), _giving(model.base_model, hidden[None]):
+            out = model(shift_labels=targets[None], fused_lm_head=True)
+        spread = out.entropy[0].float().cpu().numpy() if entropy else None
+        return out.log_probs[0].float().cpu().numpy(), spread
+
+
+class ForwardCritic:
+    """A sequence classification model with one label, whose head gives the value of the state after any token."""
+
+    def __init__(self, place: Place, batch_tokens: int = BATCH_TOKENS) -> None:
+        self._place, self._batch_tokens = place, batch_tokens
+        self._model = load(place, "AutoModelForSequenceClassification", num_labels=1)
+        if not hasattr(self._model, "score"):
+            raise DataError(
+                f"{place.name}: its class {type(self._model).__name__} has no head that scores every token",
+                hint="give a critic as AutoModelForSequenceClassification saves it, with one label",
+            )
+        self.facts: Mapping[str, Any] = facts(self._model)
+
+    def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
+        import torch
+
+        _check(self._model, given, self._place.name)
+        found = np.empty((2, given.n_scored), np.float32)
+        for batch in _passes(self._model, given, self._batch_tokens, progress):
+            for line in (0, 1):
+                tokens = batch.chosen(shift=line)
+                with torch.inference_mode():
+                    found[line, tokens.place] = self._model.score(tokens.hidden)[:, 0].float().cpu().numpy()
+        return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A batch that went through the backbone: sequences ``rows``, padded to (B, L)."""
+
+    rows: np.ndarray
+    hidden: Any
+    ids: np.ndarray
+    attention: np.ndarray
+    mask: np.ndarray
+    place: np.ndarray
+
+    def chosen(self, shift: int = 0) -> _Chosen:
+        """The hidden states that predict the scored tokens, or those so many places later, where there are any."""
+        import torch
+
+        line, column = np.nonzero(self.mask)
+        source = column - 1 + shift
+        there = (source >= 0) & (source < self.attention.sum(axis=1)[line])
+        line, column, source = line[there], column[there], source[there]
+        device = self.hidden.device
+        at = torch.from_numpy(line).to(device), torch.from_numpy(source).to(device)
+        targets = torch.from_numpy(self.ids[line, column]).to(device)
+        return _Chosen(self.hidden[at], targets, line, self.place[line, column])
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Scored tokens: the hidden states (k, H) to predict ``targets`` from, the line of each in its batch, and its place
+    among all scores."""
+
+    hidden: Any
+    targets: Any
+    line: np.ndarray
+    place: np.ndarray
+
+
+def _passes(model: Any, given: ToScore, batch_tokens: int, progress: Progress | None = None) -> Iterator[_Pass]:
+    """Every sequence with something to score, once, the longest first."""
+    import torch
+
+    device = next(model.parameters()).device
+    done = 0
+    for rows in given.batches(batch_tokens):
+        ids, attention, mask, place = _padded(given, rows)
+        with torch.inference_mode():
+            out = model.base_model(
+                input_ids=torch.from_numpy(ids).to(device),
+                attention_mask=torch.from_numpy(attention).to(device),
+                use_cache=False,
+            )
+        yield _Pass(rows, out.last_hidden_state, ids, attention, mask, place)
+        done += int(mask.sum())
+        if progress is not None:
+            progress.update(done=done, total=given.n_scored)
+
+
+def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """ids, attention mask, mask and place among the scores, each (len(rows), L), filled up on the right."""
+    shape = (len(rows), int(given.lengths[rows].max()))
+    ids, attention, place = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    mask = np.zeros(shape, np.bool_)
+    for line, row in enumerate(rows.tolist()):
+        span = given.span(row)
+        size = span.stop - span.start
+        ids[line, :size], mask[line, :size], attention[line, :size] = given.ids[span], given.mask[span], 1
+        scores = given.scored_span(row)
+        place[line, :size][given.mask[span]] = np.arange(scores.start, scores.stop)
+    return ids, attention, mask, place
+
+
+def _check(model: Any, given: ToScore, name: str) -> None:
+    text = model.config.get_text_config()
+    rows = model.get_input_embeddings().weight.shape[0]
+    given.refuse_unscorable(int(rows), getattr(text, "max_position_embeddings", None), name)
+
+
+@contextmanager
+def _giving(backbone: Any, hidden: Any) -> Iterator[None]:
+    """Within this, ``backbone`` answers every call with these hidden states: the model's own code, which knows how its
+    logits are scaled and capped, then runs on chosen tokens only."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    own = vars(backbone).get("forward")
+    backbone.forward = lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)
+    try:
+        yield
+    finally:
+        del backbone.forward
+        if own is not None:
+            backbone.forward = own

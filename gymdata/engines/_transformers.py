@@ -1,0 +1,80 @@
+"""Models and tokenizers that are on this machine: a folder, or a hub name in the local Hugging Face cache.
+
+What always holds: nothing is ever downloaded, and no mistyped path becomes a request to a hub: whatever loads a model or a
+tokenizer here gets a folder that exists, or DataError says that there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import DataError, needs
+
+
+def local_folder(name: str | Path) -> Path:
+    """The folder of a model or tokenizer: ``name`` itself, or the snapshot of that hub name in the local cache.
+
+    Raises DataError when there is neither.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    text = str(name)
+    if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or not text:
+        raise DataError.missing_path(folder, "the folder of a model or tokenizer")
+    with needs("collect"):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    try:
+        return Path(snapshot_download(text, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        raise DataError(
+            f"{text}: no such folder, and not in the local Hugging Face cache",
+            hint=f"give a folder, or fetch it once: hf download {text}",
+        ) from error
+
+
+def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:
+    """The transformers tokenizer of a folder or cached hub name.
+
+    Raises DataError when there is no such folder or no tokenizer in it, UsageError when transformers is missing (it comes
+    with ``extra``).
+    """
+    folder = local_folder(name)
+    with needs(extra):
+        from transformers import AutoTokenizer
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{folder}: holds no tokenizer that transformers can read: {why}",
+            hint="give the tokenizer's folder with --tokenizer",
+        ) from error
+
+
+def generation_eos_ids(folder: Path) -> list[int]:
+    """The end tokens that a checkpoint's generation_config.json names; none without one."""
+    if not (folder / "generation_config.json").is_file():
+        return []
+    from transformers import GenerationConfig
+
+    eos = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
+    """The function schema of a Python function with type hints and a docstring. Raises what transformers raises."""
+    with needs("collect"):
+        from transformers.utils.chat_template_utils import get_json_schema
+    schema: dict[str, Any] = get_json_schema(tool)
+    return schema
+
+
+def writes_conversations_itself(tokenizer: Any) -> bool:
+    """Whether the tokenizer renders chats by code of its own instead of a template."""
+    from transformers import PreTrainedTokenizerBase
+
+    return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template

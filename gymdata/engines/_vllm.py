@@ -1,0 +1,402 @@
+"""vLLM in this process: ids in, ids and log-probabilities out.
+
+What always holds: nothing is tokenised or detokenised here; log-probabilities are those of the distribution that was really
+sampled (``processed_logprobs``) unless the user chose another mode, which the facts then say; Ctrl-C reaches the command
+and never the engine's processes; the engine's processes end with the command, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from gymdata.engines._transformers import local_folder
+from gymdata.engines.generation_checks import check_generation
+from gymdata.engines.parent_death import ENGINE_OF
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.sampling import Sampling, best_alternatives
+from gymdata.engines.weights import base_of
+from gymdata.errors import OutsideError, UsageError, needs
+from gymdata.settings import source_fields
+
+
+class EngineLog:
+    """A log file for one engine."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+
+    @contextlib.contextmanager
+    def children_write_here(self) -> Iterator[None]:
+        """Processes started inside inherit this file as their stderr; what this process writes still reaches its own."""
+        handle, name = tempfile.mkstemp(prefix="gymdata-engine-", suffix=".log")
+        self.path = Path(name)
+        sys.stderr.flush()
+        own = os.dup(2)
+        with os.fdopen(handle, "ab") as log, os.fdopen(os.dup(own), "w", buffering=1, errors="replace") as ours:
+            os.dup2(log.fileno(), 2)
+            before, sys.stderr = sys.stderr, ours
+            try:
+                yield
+            finally:
+                sys.stderr = before
+                os.dup2(own, 2)
+                os.close(own)
+
+    def remove(self) -> None:
+        """The engine ended in order: its log has nothing to say."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+DEFAULT_MAX_NUM_SEQS = 256
+#: Settings that this adapter relies on; changing them would break what it promises.
+_FIXED = {"model": "give -m/--model"}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class VllmSampler:
+    """A ``Sampler`` on vLLM's asynchronous engine.
+
+    ``model``: a folder with weights, a LoRA adapter's folder (its base is loaded and the adapter applied), or a hub name.
+    ``sampling``: see ``Sampling``. ``engine_args``: any field of vLLM's AsyncEngineArgs. ``seed``: the engine's own seed,
+    used only where a request has none. ``log_probs``: without them generations hold none, and the engine is spared a third
+    of what it does beside the model.
+    """
+
+    prefers_groups = False
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        log_probs: bool = True,
+    ) -> None:
+        self.model = model
+        self.log_probs = log_probs
+        self.sampling = Sampling.of(sampling or {})
+        self.engine_args = dict(engine_args or {})
+        for key, instead in _FIXED.items():
+            if key in self.engine_args:
+                raise UsageError(f"engine.{key} cannot be set", hint=instead)
+        # Read from vLLM's source: importing it takes many seconds.
+        known = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
+        unknown = [key for key in self.engine_args if known is not None and key not in known]
+        if known is not None and unknown:
+            raise UsageError.several(UsageError.unknown_key(key, known, "--set engine") for key in unknown)
+        self.seed = seed
+        self.default_concurrency = int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
+        self._engine: Any = None
+        self._lora: Any = None
+        self._facts: dict[str, Any] = {}
+        # The kernel's "parent died" signal follows the *thread* that started a process: this one lives until close().
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
+        self._starting: asyncio.Future[Any] | None = None
+        self._log = EngineLog()
+
+    async def start(self) -> Mapping[str, Any]:
+        """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
+        _set_environment()
+        loop = asyncio.get_running_loop()
+        with needs("engine"):
+            # Takes seconds; in the thread, so that Ctrl-C is heard meanwhile.
+            await loop.run_in_executor(self._thread, importlib.import_module, "vllm")
+        self._starting = loop.run_in_executor(self._thread, self._start_engine)
+        self._engine = await asyncio.shield(self._starting)
+        # What is loaded by now stays: it need not be searched for cycles again and again.
+        gc.freeze()
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the engine; empty before ``start``."""
+        return dict(self._facts)
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """Continue one prompt. Cancelling the task aborts the request in the engine."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._engine is None:
+            raise OutsideError("engine", "the engine is not running", fatal=True)
+        prompt = list(request.prompt_token_ids)
+        answer = None
+        try:
+            async for output in self._engine.generate(
+                # Of this form vLLM does not send every prompt through a thread that would tokenise it.
+                tokens_input(prompt),
+                self._params(request),
+                request.request_id,
+                lora_request=self._lora,
+            ):
+                answer = output
+        except EngineDeadError as error:
+            raise OutsideError(
+                "engine", "vLLM's engine process died", hint=f"{self._log.path} says why; run again", fatal=True
+            ) from error
+        except (VLLMClientError, ValueError) as error:
+            raise OutsideError("engine", f"the request was refused: {error}") from error
+        except Exception as error:  # vLLM wraps faults of a single request in many types; all of them are the engine's
+            dead = bool(self._engine.errored)
+            raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
+        if answer is None:
+            raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
+        made = [self._generation(list(answer.prompt_token_ids or ()), output) for output in answer.outputs]
+        for generation in made:
+            check_generation(
+                generation,
+                max_tokens=request.max_tokens,
+                vocab_size=self._facts["vocab_size"],
+                sent=prompt,
+                log_probs=self.log_probs,
+            )
+        return made
+
+    async def close(self) -> None:
+        """Stop the engine and wait until its processes are gone. Safe to call twice, and while it is starting."""
+        if self._starting is not None and self._engine is None:
+            with contextlib.suppress(Exception):  # BLE: a failed start has been reported by start()
+                self._engine = await self._starting
+        engine, self._engine, self._starting = self._engine, None, None
+        if engine is not None:
+            handler = engine.output_handler
+            if handler is not None:
+                handler.cancel()  # else it reports our own shutdown as an engine that died
+                await asyncio.gather(handler, return_exceptions=True)
+            if not engine.errored:
+                self._log.remove()
+            # vLLM's workers do not end by themselves on a CPU, where nothing but memory is held: do not wait for them.
+            patience = 0.5 if self._facts.get("device") == "cpu" else None
+            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, patience)
+            # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
+            engine.shutdown = _nothing
+        self._thread.shutdown(wait=True)
+        # At the end of the process libraries look for what was never freed, and say so.
+        gc.unfreeze()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _params(self, request: SampleRequest) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        return SamplingParams(
+            **self.sampling.request_fields(),
+            n=request.n,
+            max_tokens=request.max_tokens,
+            seed=request.seed if self._facts["request_seeds"] else None,
+            logprobs=self.sampling.top_logprobs if self.log_probs else None,
+            flat_logprobs=self.log_probs,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _generation(self, prompt: list[int], output: Any) -> Generation:
+        flat = output.logprobs
+        top = None
+        if self.sampling.top_logprobs:
+            spans = zip(flat.start_indices, flat.end_indices, strict=True)
+            top = [
+                best_alternatives(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True), self.sampling.top_logprobs)
+                for a, b in spans
+            ]
+            log_probs = [flat.logprobs[i] for i in flat.start_indices]
+        else:
+            log_probs = list(flat.logprobs) if self.log_probs else []
+        return Generation(
+            prompt_token_ids=prompt,
+            token_ids=list(output.token_ids),
+            log_probs=log_probs,
+            finish_reason=output.finish_reason or "abort",
+            stop_reason=output.stop_reason,
+            top_log_probs=top,
+        )
+
+    def _start_engine(self) -> Any:
+        """Runs in the engine thread, with SIGINT blocked so that every process it starts ignores Ctrl-C."""
+        import warnings
+        from multiprocessing import resource_tracker
+
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\b.*")
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        # Started later, the tracker would unblock SIGINT in this thread and the engine's processes would inherit that.
+        with _tracker_stays_quiet():
+            resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        args = self._engine_args()
+        try:
+            config = args.create_engine_config(UsageContext.LLM_CLASS)
+        except (ValueError, TypeError, OSError) as error:
+            raise UsageError(
+                f"vLLM refuses this engine configuration: {_first_line(error)}",
+                hint="change it with --set engine.KEY=VALUE, or give another model",
+            ) from error
+        try:
+            with self._log.children_write_here():
+                engine = AsyncLLM(
+                    vllm_config=config,
+                    executor_class=_executor_class(config),
+                    log_stats=not args.disable_log_stats,
+                    log_requests=False,
+                    usage_context=UsageContext.LLM_CLASS,
+                )
+        except Exception as error:  # start-up fails in as many ways as there are devices; the engine is at fault
+            raise OutsideError(
+                "engine",
+                f"vLLM could not start with {self.model}: {_first_line(error)}",
+                hint=f"its log is {self._log.path}; VLLM_LOGGING_LEVEL=INFO says more. Too little memory? Lower "
+                "engine.gpu_memory_utilization, engine.max_model_len or engine.max_num_seqs",
+                fatal=True,
+            ) from error
+        self._facts = self._collect_facts(config)
+        return engine
+
+    def _engine_args(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        known = [f.name for f in fields(AsyncEngineArgs)]
+        for key in self.engine_args:
+            if key not in known:
+                raise UsageError.unknown_key(key, known, "--set engine")
+        base, adapter = base_of(self.model)
+        base = str(local_folder(base))
+        wanted: dict[str, Any] = {
+            "model": base,
+            "seed": self.seed or 0,
+            "logprobs_mode": "processed_logprobs",
+            "max_logprobs": max(20, self.sampling.top_logprobs),
+            "max_num_seqs": DEFAULT_MAX_NUM_SEQS,
+            "disable_log_stats": True,
+            "enable_log_requests": False,
+            "use_tqdm_on_load": False,
+        }
+        if adapter is not None:
+            wanted.update(self._lora_args(adapter))
+        if _on_cpu():
+            wanted.update(_cpu_args(base, self.engine_args))
+        return AsyncEngineArgs(**{**wanted, **self.engine_args})
+
+    def _lora_args(self, adapter: Path) -> dict[str, Any]:
+        from vllm.lora.request import LoRARequest
+
+        rank = int(json.loads((adapter / "adapter_config.json").read_text()).get("r", 16))
+        self._lora = LoRARequest(adapter.name, 1, str(adapter))
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next((r for r in _LORA_RANKS if r >= rank), rank)}
+
+    def _collect_facts(self, config: Any) -> dict[str, Any]:
+        import vllm
+
+        model, scheduler = config.model_config, config.scheduler_config
+        chunked = bool(scheduler.enable_chunked_prefill)
+        device = str(config.device_config.device_type)
+        self.default_concurrency = int(scheduler.max_num_seqs)
+        return {
+            "engine": "vllm",
+            "engine_version": vllm.__version__,
+            "transport": "in-process",
+            "device": device,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "quantization": model.quantization,
+            "max_model_len": int(model.max_model_len),
+            "max_num_seqs": int(scheduler.max_num_seqs),
+            "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
+            "chunked_prefill": chunked,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "enforce_eager": bool(model.enforce_eager),
+            "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
+            "lora": self._lora.name if self._lora is not None else None,
+            # A seeded request whose prefill is split over two steps kills the CPU engine.
+            "request_seeds": not (device == "cpu" and chunked),
+            "vocab_size": int(model.get_vocab_size()),
+            "engine_args": {key: _plain(value) for key, value in self.engine_args.items()},
+        }
+
+
+def _set_environment() -> None:
+    """Settings that vLLM reads from the environment, here and in the processes that it starts. The user's own win."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for data
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # The model is on this machine, or was refused: nothing is to be looked up.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ[ENGINE_OF] = str(os.getpid())
+    # What vLLM says while it is imported, before it reads its own level.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+
+
+@contextlib.contextmanager
+def _tracker_stays_quiet() -> Iterator[None]:
+    """Python's resource tracker, which cleans up what killed engine processes leave, does not announce it."""
+    option = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(option)
+    try:
+        yield
+    finally:
+        sys.warnoptions.remove(option)
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _cpu_args(base: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults on a CPU, where per-request seeds need whole prefills and compiling costs more than it gives."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    probe = {
+        key: given[key] for key in ("max_model_len", "tokenizer", "trust_remote_code", "hf_overrides") if key in given
+    }
+    try:
+        model = AsyncEngineArgs(model=base, **probe).create_model_config()
+    except (ValueError, TypeError, OSError) as error:
+        raise UsageError(f"vLLM cannot load {base}: {_first_line(error)}", hint="give a folder with weights") from error
+    stored = str(getattr(model.hf_text_config, "dtype", None) or "").removeprefix("torch.")
+    return {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, int(model.max_model_len)),
+        # vLLM would round a float32 checkpoint to bfloat16, and log-probs would be up to 0.1 off the trained model's.
+        "dtype": "float32" if stored == "float32" else "auto",
+    }
+
+
+def _executor_class(config: Any) -> Any:
+    from vllm.v1.executor import Executor
+
+    return Executor.get_class(config)
+
+
+def _nothing() -> None:
+    """What a closed engine's shutdown does."""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # pydantic's first line only counts the errors; the sentence that helps comes after the field's name
+    useful = [line for line in lines if "validation error" not in line and not line.startswith("For further")]
+    return " ".join(useful[:2])[:400] or type(error).__name__
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | type(None) | list | dict) else str(value)

@@ -1,0 +1,143 @@
+"""Where tokens come from: the protocols of samplers, chats and scoring models.
+
+Invariant: a Sampler gets token ids and returns token ids, so nothing between engine and disk re-tokenizes; an outside
+fault is raised as ``OutsideError`` naming its system, and never comes back as a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from gymdata.progress import Progress
+from gymdata.rollouts.messages import Message
+
+if TYPE_CHECKING:
+    from gymdata.engines.forward import ToScore
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The same prompt as a server is told it that hears messages only. ``held``: the ids that were read and sampled so
+    far, which the prompt should begin with; empty before the first model call."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None
+    held: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One prompt to continue. ``n`` > 1 asks for that many independent continuations, seeded ``seed + i``."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    seed: int | None = None
+    n: int = 1
+    conversation: Conversation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One continuation, exactly as the engine sampled it.
+
+    ``token_ids`` keeps the stop token when one was sampled; ``log_probs`` has one entry a token;
+    ``prompt_token_ids`` is what the engine reports that it read, which may differ from what was sent;
+    ``top_log_probs`` has, a token, the (id, log-prob) alternatives when they were asked for.
+    """
+
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    top_log_probs: Sequence[Sequence[tuple[int, float]]] | None = None
+
+
+class Sampler(Protocol):
+    """An engine, in this process or behind HTTP: ids in, ids and log-probabilities out."""
+
+    #: Rollouts to keep in flight unless the user says otherwise.
+    default_concurrency: int
+    #: True when n > 1 in one request is cheaper than n requests (HTTP).
+    prefers_groups: bool
+
+    async def start(self) -> Mapping[str, Any]:
+        """Bring the engine up; returns facts for run.json (engine, version, dtype, served model, limits …)."""
+        ...
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """``request.n`` generations. Raises OutsideError("engine", …)."""
+        ...
+
+    async def close(self) -> None:
+        """Release the engine and every process that it started."""
+        ...
+
+
+class Chat(Protocol):
+    """A tokenizer with its chat template: messages to ids, ids to messages, and the bridge between turns."""
+
+    #: Tokens that close an assistant turn in this template, the one to insert first.
+    end_of_turn_ids: tuple[int, ...]
+    vocab_size: int
+
+    def facts(self) -> Mapping[str, Any]:
+        """Hashes for run.json: tokenizer_hash, chat_template_hash, end_of_turn_ids, tool parser."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+        """Ids of the conversation with the generation prompt."""
+        ...
+
+    def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
+        """A number of ids that ``render`` certainly gives at least, told quickly; 0 when nothing is certain."""
+        ...
+
+    def bridge(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
+        """Ids from just after the end-of-turn token of the last assistant message in ``messages`` through ``new`` and
+        the generation prompt. Raises RefusedError when the template rewrites the past."""
+        ...
+
+    def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        """The assistant message that these generated ids spell: content, reasoning, tool_calls. Never raises on what a
+        model wrote: text that does not parse is content."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text with special tokens."""
+        ...
+
+
+class PolicyModel(Protocol):
+    """A policy that scores tokens which were sampled. ``facts``: number format and device, for run.json."""
+
+    facts: Mapping[str, Any]
+
+    def log_probs(
+        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
+    ) -> tuple[Any, Any]:
+        """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
+        (None unless asked for): float32 (given.n_scored,). ``shift``: scored with the output so many places later; NaN
+        where there is none. Raises RefusedError for ids that it cannot read."""
+        ...
+
+    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> Any:
+        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
+        ...
+
+
+class Critic(Protocol):
+    """Gives the value of the state after any token."""
+
+    facts: Mapping[str, Any]
+
+    def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[Any, Any]:
+        """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
+        ...

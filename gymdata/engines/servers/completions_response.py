@@ -1,0 +1,120 @@
+"""What a server's answers say: generations with their evidence, or why there are none.
+
+What always holds: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
+them checked; any other answer is the engine's fault, which may pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gymdata.engines.generation_checks import AnswerFaultError, check_generation
+from gymdata.engines.port import Generation
+from gymdata.engines.sampling import best_alternatives
+from gymdata.errors import OutsideError
+
+_NO_IDS = (
+    "it takes a vLLM server of version 0.10.2 or later, asked directly: a proxy must pass `return_token_ids` through"
+)
+_NO_LOGPROBS = "start the server without --max-logprobs 0"
+
+
+class Evidence(NamedTuple):
+    """The parts of one choice as they came; None: not there. ``alternatives``: {token name: log-prob} a position."""
+
+    prompt: Any
+    ids: Any
+    log_probs: Any
+    alternatives: Any
+    finish_reason: Any
+
+
+def of_completion(
+    answer: Mapping[str, Any],  # noqa: ARG001 - both kinds of answer are read alike
+    choice: Mapping[str, Any],
+    body: Mapping[str, Any],  # noqa: ARG001 - both kinds of answer are read alike
+) -> Evidence:
+    """The evidence in a choice of /v1/completions."""
+    log_probs = choice.get("logprobs") or {}
+    return Evidence(
+        choice.get("prompt_token_ids"),
+        choice.get("token_ids"),
+        log_probs.get("token_logprobs"),
+        log_probs.get("top_logprobs"),
+        choice.get("finish_reason"),
+    )
+
+
+def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:
+    """The evidence in a choice of /v1/chat/completions, where the choices share the prompt."""
+    ids, reason = choice.get("token_ids"), choice.get("finish_reason")
+    if reason == "tool_calls" and isinstance(ids, list):
+        # Says what a parser found, not why sampling ended: with the last token of its allowance it was cut.
+        closed = bool(ids) and ids[-1] in body.get("stop_token_ids", ())
+        reason = "length" if len(ids) >= body["max_tokens"] and not closed else "stop"
+    content = (choice.get("logprobs") or {}).get("content")
+    values = alternatives = None
+    if isinstance(content, list) and all(isinstance(c, dict) for c in content):
+        values = [c.get("logprob") for c in content]
+        alternatives = [
+            {top.get("token"): top.get("logprob") for top in c.get("top_logprobs") or [] if isinstance(top, dict)}
+            for c in content
+        ]
+    return Evidence(answer.get("prompt_token_ids"), ids, values, alternatives, reason)
+
+
+def generations(
+    answer: Mapping[str, Any],
+    body: Mapping[str, Any],
+    read: Callable[..., Evidence],
+    *,
+    sent: Sequence[int] | None,
+    vocab_size: int | None,
+) -> list[Generation]:
+    """The ``body["n"]`` generations of an answer, in the order of their indexes, each checked (``check_generation``).
+
+    ``sent``: the prompt that the server was to read; None where it makes its own. Raises AnswerFaultError for an answer
+    without ids or log-probabilities or with wrong ones, OutsideError for one in no known shape; both may pass.
+    """
+    choices = answer.get("choices")
+    n, k = body["n"], body.get("top_logprobs", body["logprobs"])
+    if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
+        raise garbage(f"an answer with {n} choices", answer)
+    out: list[Generation | None] = [None] * n
+    for choice in choices:
+        found = read(answer, choice, body)
+        if found.ids is None or found.prompt is None:
+            raise AnswerFaultError("no_ids", "the server does not return token ids", hint=_NO_IDS)
+        if found.log_probs is None:
+            raise AnswerFaultError("no_logprobs", "the server does not return log-probabilities", hint=_NO_LOGPROBS)
+        index = choice.get("index")
+        lists = all(isinstance(part, list) for part in (found.ids, found.prompt, found.log_probs))
+        if not lists or type(index) is not int or not 0 <= index < n or out[index] is not None:
+            raise garbage("ids with one log-probability each", choice)
+        made = Generation(
+            prompt_token_ids=found.prompt,
+            token_ids=found.ids,
+            log_probs=found.log_probs,
+            finish_reason=found.finish_reason if found.finish_reason in ("stop", "length") else "abort",
+            stop_reason=choice.get("stop_reason"),
+            top_log_probs=_alternatives(found.alternatives, k) if k else None,
+        )
+        check_generation(made, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=sent)
+        out[index] = made
+    return [g for g in out if g is not None]
+
+
+def _alternatives(positions: Any, k: int) -> list[list[tuple[int, float]]]:
+    try:
+        return [
+            best_alternatives(((int(name.removeprefix("token_id:")), value) for name, value in (row or {}).items()), k)
+            for row in positions
+        ]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise garbage("alternatives named token_id:N", positions) from error
+
+
+def garbage(expected: str, got: object) -> OutsideError:
+    """An answer in no known shape; another try may be better."""
+    return OutsideError("engine", f"the server's answer is not {expected}: got {str(got)[:200]!r}", retryable=True)

@@ -1,0 +1,372 @@
+"""A vLLM server behind an OpenAI-compatible URL: ids in through /v1/completions, ids and log-probabilities out.
+
+What always holds: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids,
+and returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
+is retried with growing pauses and then raised, and never becomes a generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gymdata.engines.generation_checks import AnswerFaultError
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.sampling import Sampling
+from gymdata.engines.servers.completions_response import generations, of_completion
+from gymdata.errors import OutsideError, UsageError
+from gymdata.http import Advice, HttpClient
+from gymdata.urls import ENGINE_KEYS, Address, address
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was asked. ``needed``: collecting cannot do without it."""
+
+    name: str
+    ok: bool
+    needed: bool
+    detail: str
+
+
+async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings, and facts of the server (empty when it refused). Raises OutsideError("engine") when it is not there."""
+    sampler = ServerSampler(endpoint, model, max_retries=1, allow_raw_logprobs=True, request_timeout_s=60.0)
+    try:
+        try:
+            facts = dict(await sampler.start())
+        except UsageError as error:
+            # The sampler asks in this order: a name means that the model was found before ids were asked for.
+            found = sampler.model_found
+            first = Finding("models listed", found, True, sampler.model or "" if found else str(error))
+            rest = [Finding("token ids and log-probabilities", False, True, str(error))] if found else []
+            return [first, *rest], {}
+        mode = str(facts["logprobs_mode"])
+        findings = [
+            Finding("models listed", True, True, str(facts["served_model"])),
+            Finding("token ids and log-probabilities", True, True, "returned, prompts left alone"),
+            Finding("processed log-probabilities", mode == "processed_logprobs", True, mode),
+            await _tools(sampler),
+        ]
+        return findings, facts
+    finally:
+        await sampler.close()
+
+
+def served_names(endpoint: str, timeout_s: float = 30.0) -> list[str]:
+    """The names under which a server lists its models. Raises OutsideError("engine") when it cannot be asked."""
+    import asyncio
+
+    http = HttpClient(
+        server_address(endpoint), "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS,
+        advice=Advice("is the server up, and is this its base URL?"),
+    )  # fmt: skip
+
+    def names(answer: dict[str, Any]) -> list[str]:
+        cards = answer.get("data")
+        if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
+            raise http.garbage("a list of models", answer)
+        return [str(card["id"]) for card in cards]
+
+    async def asked() -> list[str]:
+        await http.open()
+        try:
+            return await http.ask("GET", "/v1/models", None, names)
+        finally:
+            await http.close()
+
+    return asyncio.run(asked())
+
+
+async def _tools(sampler: ServerSampler) -> Finding:
+    """Collecting parses tool calls itself, from ids; a server that does too serves other clients."""
+    body = {
+        "model": sampler.model,
+        "messages": [{"role": "user", "content": "What is 7+5?"}],
+        "tools": [_TOOL],
+        "tool_choice": "auto",
+        "max_tokens": 1,
+    }
+    name = "tool calls parsed by the server"
+    try:
+        await sampler.ask("/v1/chat/completions", body)
+    except OutsideError as error:
+        return Finding(name, False, False, str(error.message))
+    return Finding(name, True, False, "yes")
+
+
+#: Ids that every vocabulary has; what they mean does not matter to the checks.
+_PROBE = (1, 2, 3, 4)
+_PROBE_TOKENS = 8
+_KEY = "set VLLM_API_KEY or OPENAI_API_KEY to the server's key"
+_ADVICE = Advice(
+    unreachable="is the server up? `curl URL/v1/models` must answer",
+    slow="raise the request timeout, or lower -c/--concurrency",
+    statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
+)
+
+#: Of an answer: beside its tokens; for a token or alternative with text, bytes and log-probability; for an id of the
+#: prompt; and the prompt's ids where a server makes it and does not say how many it reads.
+_ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
+
+#: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole
+#: group frees together. With as many as it runs, the engine idles between an answer and the next request.
+DEFAULT_CONCURRENCY = 512
+
+
+def server_address(endpoint: str) -> Address:
+    """Where a server is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
+
+
+class ServerSampler:
+    """A ``Sampler`` on a vLLM server.
+
+    ``endpoint``: base URL, with or without ``/v1``. ``model``: the served name, or the path it was served from; may be
+    left out when one model is served. An API key is taken from VLLM_API_KEY or OPENAI_API_KEY. ``request_timeout_s`` is
+    for one try. ``allow_raw_logprobs`` collects although log-probabilities ignore the sampling settings. ``vocab_size``:
+    ids from there on are the server's fault (None: not known).
+    """
+
+    prefers_groups = True
+    _route = "/v1/completions"
+    #: Where an answer of this route keeps its evidence.
+    _read = staticmethod(of_completion)
+
+    def __init__(
+        self,
+        endpoint: str,
+        model: str | None = None,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        request_timeout_s: float = 300.0,
+        max_retries: int = 5,
+        pause_s: float = 0.5,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        allow_raw_logprobs: bool = False,
+        vocab_size: int | None = None,
+    ) -> None:
+        served_at = server_address(endpoint)
+        self.base = str(served_at)
+        self.model = model
+        self.model_found = False
+        self.sampling = Sampling.of(sampling or {})
+        self.default_concurrency = concurrency
+        self.allow_raw_logprobs = allow_raw_logprobs
+        self.vocab_size = vocab_size
+        #: What the probe's answers named as their model; every later answer must name the same.
+        self._answers_as: str | None = None
+        self._probing = False
+        self._root: Any = None
+        self._http = HttpClient(
+            served_at,
+            "engine",
+            timeout_s=request_timeout_s,
+            max_retries=max_retries,
+            pause_s=pause_s,
+            key_names=ENGINE_KEYS,
+            advice=_ADVICE,
+        )
+        self._max_model_len: int | None = None
+        self._facts: dict[str, Any] = {}
+
+    async def start(self) -> Mapping[str, Any]:
+        """Check the server. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
+        await self._http.open()
+        try:
+            card = await self._choose_model()
+            self._probing = True
+            mode = await self._check_answers()
+            self._probing = False
+            version = await self._version()
+        except BaseException:
+            await self.close()
+            raise
+        self._facts = {
+            "engine": "vllm",
+            "engine_version": version,
+            "transport": "http",
+            "served_model": self.model,
+            "served_from": card.get("root"),
+            "max_model_len": self._max_model_len,
+            "logprobs_mode": mode,
+            "request_seeds": True,
+            "vocab_size": self.vocab_size,
+            "dtype": None,  # a server does not say
+            "device": None,
+        }
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the server; empty before ``start``."""
+        return dict(self._facts)
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """Continue one prompt ``request.n`` times. Cancelling the task drops the connection, and the server aborts."""
+        body = self._body(request.prompt_token_ids, self._room(request), request.n, request.seed)
+        return await self._complete({**body, "request_id": request.request_id}, body["prompt"])
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's answer to any other request. Raises OutsideError("engine")."""
+        return await self._http.ask("POST", path, body, dict)
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        await self._http.close()
+
+    @property
+    def retries(self) -> int:
+        """Tries beyond the first, so far."""
+        return self._http.retries
+
+    # --- the checks before any sampling -----------------------------------------------------------------------------
+
+    async def _choose_model(self) -> dict[str, Any]:
+        answer = await self._http.ask("GET", "/v1/models", None, dict)
+        cards = answer.get("data")
+        if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards) or not cards:
+            raise OutsideError(
+                "engine", f"{self.base}/v1/models lists no models", hint="is this a vLLM server?", fatal=True
+            )
+        names = [str(card["id"]) for card in cards]
+        card = _pick(cards, self.model)
+        if card is None:
+            if self.model is None:
+                raise UsageError(
+                    f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="choose one with -m/--model"
+                )
+            raise UsageError.unknown_choice(f"-m/--model at {self.base}", self.model, names)
+        self.model, self.model_found = str(card["id"]), True
+        parent: dict[str, Any] = next((c for c in cards if c["id"] == card.get("parent")), {})
+        limit = card.get("max_model_len") or parent.get("max_model_len")
+        self._max_model_len = int(limit) if limit else None
+        self._root = card.get("root")
+        return card
+
+    def _room(self, request: SampleRequest) -> int:
+        """Tokens that the continuation may have. Raises OutsideError when the prompt leaves no room."""
+        if self._max_model_len is None:
+            return request.max_tokens
+        room = self._max_model_len - len(request.prompt_token_ids)
+        if room <= 0:
+            raise OutsideError(
+                "engine",
+                f"the prompt has {len(request.prompt_token_ids):,} tokens and leaves no room to generate: the server's "
+                f"max_model_len is {self._max_model_len:,}",
+                final=True,
+            )
+        return min(request.max_tokens, room)
+
+    async def _check_answers(self) -> str:
+        """Two short requests. Returns the log-probability mode that they prove."""
+        for sampling in (Sampling(ignore_eos=True), Sampling(top_k=1, ignore_eos=True)):
+            body = self._body(_PROBE, _PROBE_TOKENS, 1, 1, sampling)
+            best = (await self._complete(body, body["prompt"]))[0]
+        return self._mode(best)
+
+    def _mode(self, best: Generation) -> str:
+        """What the log-probabilities of a draw under top_k 1 prove; UsageError when they are no use."""
+        # Under top_k 1 a processed log-prob is exactly 0; a raw one is what the model gives its best token.
+        if all(value > -1e-3 for value in best.log_probs):
+            return "processed_logprobs"
+        if self.sampling.processing_matters and not self.allow_raw_logprobs:
+            raise UsageError(
+                f"{self.base} returns raw log-probabilities, which leave out the temperature and every other sampling "
+                "setting: ratios computed from them would be wrong",
+                hint="start the server with --logprobs-mode processed_logprobs, or collect at temperature 1 without "
+                "top-p, top-k, min-p and penalties, where both are the same",
+            )
+        return "raw_logprobs"
+
+    async def _version(self) -> str | None:
+        with contextlib.suppress(OutsideError):  # not every server tells, and nothing depends on it
+            version = (await self._http.ask("GET", "/version", None, dict, retries=0)).get("version")
+            return str(version) if version else None
+        return None
+
+    # --- one request ------------------------------------------------------------------------------------------------
+
+    def _body(
+        self, prompt: Sequence[int], max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
+    ) -> dict[str, Any]:
+        sampling = sampling or self.sampling
+        body = {
+            "model": self.model,
+            "prompt": [int(i) for i in prompt],
+            "max_tokens": max_tokens,
+            "n": n,
+            **sampling.request_fields(),
+            "logprobs": sampling.top_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # names alternatives by id, not by text that several ids share
+            "skip_special_tokens": False,
+        }
+        if seed is not None:
+            body["seed"] = seed
+        return body
+
+    async def _complete(self, body: dict[str, Any], sent: Sequence[int] | None = None) -> list[Generation]:
+        """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own."""
+        return await self._http.ask(
+            "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=self._most_bytes(body)
+        )
+
+    def _most_bytes(self, body: Mapping[str, Any]) -> int:
+        """What the answer to a request can sensibly have."""
+        generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
+        prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
+        return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
+
+    def _take(self, answer: Mapping[str, Any], body: Mapping[str, Any], sent: Sequence[int] | None) -> list[Generation]:
+        try:
+            made = generations(answer, body, self._read, sent=sent, vocab_size=self.vocab_size)
+        except AnswerFaultError as error:
+            if self._probing and (refusal := self._refusal(error)) is not None:
+                raise refusal from error
+            raise
+        self._check_model(answer.get("model"))
+        return made
+
+    def _check_model(self, named: object) -> None:
+        """Every answer names the model that was asked for, by the name that the probe's answer gave it."""
+        if self._probing and (named is None or named in (self.model, self._root)):
+            self._answers_as = None if named is None else str(named)
+        elif named != self._answers_as or self._probing:
+            expected = self.model if self._probing else self._answers_as
+            raise AnswerFaultError("model", f"the answer is of model {str(named)[:100]!r}, expected {expected!r}")
+
+    def _refusal(self, error: AnswerFaultError) -> UsageError | None:
+        """What the server was started with rules it out, and no later try can help."""
+        said = error.message.removeprefix("engine: ")
+        if error.fault in ("no_ids", "no_logprobs"):
+            return UsageError(f"{self.base}: {said}", hint=error.hint)
+        if error.fault == "prompt":
+            hint = "serve the model without a proxy that tokenises again or adds tokens"
+            return UsageError(f"{self.base} changes prompts: {said}", hint=hint)
+        if error.fault == "positive":
+            hint = "start the server with --logprobs-mode processed_logprobs"
+            return UsageError(f"{self.base} returns logits, not log-probabilities: {said}", hint=hint)
+        return None
+
+
+def _pick(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | None:
+    if wanted is None:
+        own = [c for c in cards if not c.get("parent")] or cards
+        return own[0] if len(own) == 1 else None
+    for card in cards:
+        if card["id"] == wanted:
+            return card
+    real = os.path.realpath(wanted)
+    return next((c for c in cards if os.path.realpath(str(c.get("root") or c["id"])) == real), None)

@@ -1,0 +1,101 @@
+"""Where rollouts happen: the protocols of environments, their episodes, and workflows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gymdata.engines.port import Generation
+from gymdata.rollouts.messages import Message, Task
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answers to an assistant message: messages to go on with, or none when the episode is over."""
+
+    messages: list[Message] = field(default_factory=list)
+    done: bool = False
+    reward: float | None = None
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an environment says of a whole rollout. ``reward`` None: it would not score it; ``extra``: all else it says."""
+
+    reward: float | None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Episode(Protocol):
+    """One rollout's life inside an environment."""
+
+    tools: list[dict[str, Any]] | None
+    messages: list[Message]
+
+    async def step(self, message: Message) -> StepResult:
+        """Raises OutsideError("environment", …) when the environment, not the policy, is at fault."""
+        ...
+
+    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:
+        """Asked once about a rollout that ended, whole or truncated (``stop_reason``: the limit); None: says nothing.
+
+        ``messages``: the whole conversation. Raises OutsideError("environment", …): then the rollout failed."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Environment(Protocol):
+    """Where rollouts happen. ``identity`` goes to run.json; a change of it is another run."""
+
+    identity: Mapping[str, Any]
+
+    async def start(self, task: Task, rollout_index: int) -> Episode: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRollout:
+    """A rollout that was made elsewhere. ``generations``: for each message the model call that it is, where token ids
+    were given; None for all other messages."""
+
+    messages: list[Message]
+    generations: list[Generation | None]
+    tools: list[dict[str, Any]] | None = None
+    truncated: bool = False
+    stop_reason: str | None = None
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRequest:
+    """What is asked of a workflow: one rollout of a task. ``sampling``: temperature and the like, limits included."""
+
+    rollout_id: str
+    task: Task
+    rollout_index: int
+    seed: int
+    sampling: Mapping[str, Any]
+
+
+class Workflow(Protocol):
+    """Makes whole rollouts elsewhere. ``identity`` goes to run.json; a change of it is another run."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...
+
+    @property
+    def default_concurrency(self) -> int: ...
+
+    async def start(self) -> Mapping[str, Any]:
+        """Open connections; returns facts for run.json."""
+        ...
+
+    async def run(self, request: RemoteRequest) -> RemoteRollout:
+        """Raises OutsideError("environment", …)."""
+        ...
+
+    async def close(self) -> None: ...

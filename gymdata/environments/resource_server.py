@@ -1,0 +1,182 @@
+"""Environments behind HTTP, as NeMo Gym's resource servers speak it: ``--env http://host:port``.
+
+| request | when | body | answer |
+| --- | --- | --- | --- |
+| ``POST /seed_session`` | a rollout begins | the row, and ``responses_create_params`` | any; its cookies are the session |
+| ``POST /TOOL`` | the policy calls TOOL | the call's arguments, a JSON object | its text is the tool message |
+| ``POST /verify`` | the rollout ended, or was cut | the row, and ``response`` with the items | ``reward``, and more |
+
+What always holds: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
+``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is told to the policy;
+every other fault is the server's, and no reward comes of it. A tool call that the server may have carried out (it hung, or
+the connection broke) is never sent again: the rollout fails, and another attempt gets a new session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from gymdata.environments.port import StepResult, Verdict
+from gymdata.environments.tool_error import as_text, clean, told
+from gymdata.errors import OutsideError
+from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
+from gymdata.rollouts.messages import Message, Task
+from gymdata.urls import ENVIRONMENT_KEYS, address
+
+#: The server's own endpoints, which are no tools whatever a task says.
+RESERVED = frozenset({"seed_session", "close_session", "verify", "aggregate_metrics"})
+_SEED, _VERIFY = "/seed_session", "/verify"
+_ECHOED = frozenset({"responses_create_params", "response", "reward"})
+_KEY = "set ENVIRONMENT_API_KEY to the server's key"
+_ADVICE = Advice(
+    unreachable="is the resource server up?",
+    slow="raise --tool-timeout (--reward-timeout for /verify) if it needs longer",
+    statuses={401: _KEY, 403: _KEY},
+)
+TaskBody = Callable[[Task], dict[str, Any]]
+VerifyBody = Callable[[Task, Sequence[Message], str | None, str], dict[str, Any]]
+
+
+class ResourceServer:
+    """An ``Environment`` behind ``url``. Where it runs is no part of its identity: a server may move.
+
+    ``tool_timeout_s``: one try of a seed or a tool call; ``verify_timeout_s``: one try of /verify. ``task_body`` and
+    ``verify_body`` write the Responses shape.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        task_body: TaskBody,
+        verify_body: VerifyBody,
+        model: str = "policy",
+        tool_timeout_s: float = 60.0,
+        verify_timeout_s: float = 300.0,
+        max_retries: int = 5,
+        pause_s: float = 0.5,
+    ) -> None:
+        self.identity: Mapping[str, Any] = {"name": "resource_server"}
+        self.task_body, self.verify_body, self.model = task_body, verify_body, model
+        self.verify_timeout_s = verify_timeout_s
+        self.http = HttpClient(
+            address(url, "--env", "http://localhost:8000", ENVIRONMENT_KEYS),
+            "environment",
+            timeout_s=tool_timeout_s,
+            max_retries=max_retries,
+            pause_s=pause_s,
+            key_names=ENVIRONMENT_KEYS,
+            advice=_ADVICE,
+        )
+
+    async def start(self, task: Task, rollout_index: int) -> ServerEpisode:  # noqa: ARG002 - the port's signature
+        """Seed a session. Raises OutsideError("environment"), fatal when the server cannot be reached or has no seeds."""
+        await self.http.open(own_cookies=True)
+        cookies: dict[str, str] = {}
+        await self.http.exchange(
+            "POST", _SEED, self.task_body(task), self._seeded, is_answer=_is_seeded, cookies=cookies
+        )
+        return ServerEpisode(self, task, cookies)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.http.close()
+
+    def _seeded(self, reply: Reply) -> None:
+        """What is answered does not matter, only its cookies."""
+        if reply.status == 404:
+            raise OutsideError(
+                "environment",
+                f"{self.http.base} has no {_SEED}",
+                hint="is this the base URL of a resource server?",
+                fatal=True,
+            )
+
+
+class ServerEpisode:
+    """One rollout's session."""
+
+    def __init__(self, server: ResourceServer, task: Task, cookies: dict[str, str]) -> None:
+        self.messages: list[Message] = task.messages
+        self.tools: list[dict[str, Any]] | None = task.tools
+        self._server, self._task, self._cookies = server, task, cookies
+        self._names = [str(tool["function"]["name"]) for tool in task.tools or []]
+
+    async def step(self, message: Message) -> StepResult:
+        """Make the message's tool calls, in order; without any, the episode is over."""
+        calls = message.get("tool_calls") or []
+        if not calls:
+            return StepResult(done=True)
+        return StepResult([await self._answer(call) for call in calls])
+
+    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
+        """What /verify says. A sample that the server masks (``mask_sample``) has no reward."""
+        body = self._server.verify_body(self._task, messages, stop_reason, self._server.model)
+        http = self._server.http
+        answer = await http.ask(
+            "POST",
+            _VERIFY,
+            body,
+            dict,
+            timeout_s=self._server.verify_timeout_s,
+            cookies=self._cookies,
+            # It may send back all that it was sent.
+            most_bytes=ORDINARY_BYTES + 4 * len(repr(body)),
+        )
+        return read_verdict(answer, body, f"{http.base}{_VERIFY}")
+
+    async def close(self) -> None: ...
+
+    async def _answer(self, call: Mapping[str, Any]) -> Message:
+        function = call.get("function") or {}
+        name, arguments = str(function.get("name")), function.get("arguments")
+        answer: Message = {"role": "tool", "name": clean(name), "content": await self._call(name, arguments)}
+        if call.get("id"):
+            answer["tool_call_id"] = call["id"]
+        return answer
+
+    async def _call(self, name: str, arguments: Any) -> str:
+        if name not in self._names or name in RESERVED:
+            return told(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}")
+        if not isinstance(arguments, dict):
+            return told(f"the arguments of {name} must be a JSON object")
+        return await self._server.http.exchange(
+            "POST",
+            f"/{quote(name, safe='')}",
+            arguments,
+            lambda reply: as_text(reply.text),
+            is_answer=_is_told,
+            repeatable=False,
+            cookies=self._cookies,
+        )
+
+
+def read_verdict(answer: Mapping[str, Any], sent: Mapping[str, Any], where: str) -> Verdict:
+    """``reward``, and whatever the answer adds to what was sent. Raises OutsideError when there is no finite reward."""
+    extra = {k: v for k, v in answer.items() if k not in _ECHOED and not (k in sent and sent[k] == v)}
+    if answer.get("mask_sample") is True:
+        return Verdict(None, extra)
+    reward = answer.get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _finite(reward):
+        got = repr(reward)[:80] if "reward" in answer else "no reward"
+        raise OutsideError("environment", f"{where}: got {got}, expected a finite number as reward")
+    return Verdict(float(reward), extra)
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(float(number))
+    except OverflowError:  # an integer beyond any float
+        return False
+
+
+def _is_seeded(status: int) -> bool:
+    return 200 <= status < 300 or status == 404
+
+
+def _is_told(status: int) -> bool:
+    """What the policy is told: the tool's answer, or what was wrong with the call."""
+    return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))

@@ -1,0 +1,127 @@
+"""The Responses shape as resource servers and agents speak it: what a rollout is verified by, and one that comes back.
+
+What always holds: the task's own row is sent whole, with ``responses_create_params`` made from its messages and tools where
+the row has none; every call has an id and every tool message names the call that it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.responses import (
+    holds_ids,
+    items_of,
+    json_text,
+    loads,
+    messages_of,
+    response_tools,
+    walk,
+    written_by_model,
+)
+
+#: Limits that cut the last generation itself; at the others it is whole.
+_CUT = ("max_tokens", "max_context")
+
+
+def task_body(task: Task) -> dict[str, Any]:
+    """The task's row with ``responses_create_params``."""
+    given = task.row.get("responses_create_params")
+    if isinstance(given, Mapping) and given.get("input") is not None:
+        return dict(task.row)
+    made = {
+        **(given if isinstance(given, Mapping) else {}),
+        "input": [item for _, item in items_of(_rows(task.messages))],
+        "tools": _tools(task),
+    }
+    return {**task.row, "responses_create_params": made}
+
+
+def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None, model: str) -> dict[str, Any]:
+    """``task_body`` with the ``response``: everything after the task's own messages, as items."""
+    first = len(task.messages)
+    output = [item for _, item in items_of(_rows(messages)[first:], first)]
+    cut = stop_reason in _CUT
+    response = {
+        "id": f"resp_{task.task_id}",
+        "object": "response",
+        "created_at": 0.0,
+        "model": model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": _tools(task),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+    }
+    return {**task_body(task), "response": response}
+
+
+def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int, Mapping[str, Any]], str | None] | None:
+    """The rollout in an answer that has ``response.output``: chat messages (``turn``: the model call), for each model call
+    the item that holds its token lists, and why it is incomplete. None when the answer has no such thing."""
+    response = answer.get("response", answer)
+    output = response.get("output") if isinstance(response, Mapping) else None
+    if not isinstance(output, list) or not all(isinstance(item, (dict, list)) for item in output):
+        return None
+    params = answer.get("responses_create_params")
+    given = params.get("input") if isinstance(params, Mapping) else None
+    items: dict[int, Mapping[str, Any]] = {}
+    calls: set[int] = set()
+    for call, item in walk(output):
+        if written_by_model(item):
+            calls.add(call)
+            if holds_ids(item):
+                items[call] = item
+    messages = [_chat(message) for message in messages_of(given, walk(output), {call: call for call in calls})]
+    details = response.get("incomplete_details") if isinstance(response, Mapping) else None
+    cut = details.get("reason") if isinstance(details, Mapping) else None
+    return messages, items, str(cut) if cut else None
+
+
+def _chat(message: Mapping[str, Any]) -> Message:
+    chat = {key: value for key, value in message.items() if value is not None}
+    chat.setdefault("content", None)
+    if chat.get("tool_calls"):
+        chat["tool_calls"] = loads(chat["tool_calls"])
+    return chat
+
+
+def _rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Chat messages as the table has them, calls and the messages that answer them named."""
+    rows: list[dict[str, Any]] = []
+    unanswered: list[str] = []
+    for number, message in enumerate(messages):
+        row = dict(message)
+        calls = [
+            {**call, "id": call.get("id") or f"call_{number}_{index}"}
+            for index, call in enumerate(message.get("tool_calls") or [])
+        ]
+        if calls:
+            row["tool_calls"] = json_text(calls)
+            unanswered = [call["id"] for call in calls]
+        elif message["role"] == "tool":
+            name = message.get("tool_call_id") or (unanswered[0] if unanswered else None)
+            unanswered = [other for other in unanswered if other != name]
+            row["tool_call_id"] = name
+        rows.append(row)
+    return rows
+
+
+def _tools(task: Task) -> list[dict[str, Any]]:
+    """The tools in the Responses shape, as the task's row gives them: ``strict`` and all else stay what they are there. A
+    field that the shape requires and the row lacks gets its neutral value."""
+    params = task.row.get("responses_create_params")
+    for given in (task.row.get("tools"), params.get("tools") if isinstance(params, Mapping) else None, task.tools):
+        # Parquet files often hold them as JSON text.
+        listed = loads(given) if isinstance(given, str) else given
+        if isinstance(listed, list) and listed:
+            return [{"parameters": {}, "strict": False, **_flat(tool)} for tool in listed]
+    return []
+
+
+def _flat(tool: Any) -> Mapping[str, Any]:
+    (made,) = response_tools([tool])
+    beside = {k: v for k, v in tool.items() if k not in ("type", "function")} if "function" in tool else {}
+    return {**beside, **made}

@@ -1,0 +1,189 @@
+"""Whole rollouts from elsewhere: ``--workflow-url URL`` is sent a task and answers with the conversation that came of it.
+
+The request, a POST for each rollout: the task's row and, beside its own fields, ``responses_create_params``, ``task_id``,
+``messages``, ``tools``, ``rollout_id``, ``rollout_index``, ``seed``, ``model`` and ``sampling`` (temperature, max_tokens and
+the like). The answer is a JSON object with either
+
+* ``messages``: the conversation as chat messages. One that begins with an assistant message follows on the task's own. An
+  assistant message that is one model call may carry ``prompt_token_ids`` (the whole prompt of that call),
+  ``generation_token_ids``, ``generation_log_probs`` and ``finish_reason``; ``status`` "truncated" and ``stop_reason`` say
+  that a limit ended it; or
+* ``response.output``: items of the Responses shape, as NeMo Gym's agents answer at ``/run``, token lists on the item that
+  ends each model call;
+
+and with ``reward`` where it has one; whatever else it says is kept with the row.
+
+What always holds: ids and log-probabilities are taken exactly as given, or the answer is refused; a rollout without ids has
+no token data and is never trained as if it had; no fault of the endpoint becomes a rollout or a reward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeGuard
+
+from gymdata.engines.port import Generation
+from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
+from gymdata.environments.resource_server import read_verdict
+from gymdata.http import Advice, HttpClient
+from gymdata.rollouts.messages import Message, Task
+from gymdata.urls import WORKFLOW_KEYS, address
+
+PROMPT, GENERATED, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_KEY = "set WORKFLOW_API_KEY to the endpoint's key"
+_ADVICE = Advice(
+    unreachable="is the workflow endpoint up?",
+    slow="raise the request timeout (--set request_timeout=SECONDS), or lower -c/--concurrency",
+    statuses={401: _KEY, 403: _KEY, 404: "is this the whole URL of the endpoint, path included?"},
+)
+_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer", "environment"})
+_READ = frozenset({"messages", "response", "responses_create_params", "reward", "status", "stop_reason", "tools"})
+_MAX_ID = 2**31
+#: Of an answer: its messages and what else it says; an id or log-probability.
+_BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
+TaskBody = Callable[[Task], dict[str, Any]]
+#: What a Responses answer holds: chat messages, the item with token lists of each model call, why it is incomplete.
+Conversation = tuple[list[Message], dict[int, Mapping[str, Any]], str | None]
+
+
+class HttpWorkflow:
+    """A ``Workflow`` behind ``url`` (the whole address). ``timeout_s`` is for one try of one rollout."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        task_body: TaskBody,
+        conversation_of: Callable[[Mapping[str, Any]], Conversation | None],
+        model: str | None = None,
+        timeout_s: float = 300.0,
+        max_retries: int = 5,
+        pause_s: float = 0.5,
+        concurrency: int = 64,
+    ) -> None:
+        self.identity: Mapping[str, Any] = {"name": "workflow"}
+        self.default_concurrency = concurrency
+        self._task_body, self._conversation_of, self._model = task_body, conversation_of, model
+        self._http = HttpClient(
+            address(url, "--workflow-url", "http://localhost:8000/run", WORKFLOW_KEYS),
+            "environment",
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            pause_s=pause_s,
+            key_names=WORKFLOW_KEYS,
+            advice=_ADVICE,
+        )
+
+    async def start(self) -> Mapping[str, Any]:
+        """Open connections; the endpoint is first asked with the first task."""
+        await self._http.open()
+        return {"engine": "workflow", "transport": "http", "endpoint": self._http.base}
+
+    async def run(self, request: RemoteRequest) -> RemoteRollout:
+        """One rollout. Cancelling drops the connection."""
+        row, sampling = self._task_body(request.task), dict(request.sampling)
+        row["responses_create_params"] = {
+            **row["responses_create_params"],
+            "temperature": sampling["temperature"],
+            "top_p": sampling["top_p"],
+            "max_output_tokens": sampling["max_tokens"],
+        }
+        body = {
+            **row,
+            "task_id": request.task.task_id,
+            "messages": request.task.messages,
+            "tools": request.task.tools,
+            "rollout_id": request.rollout_id,
+            "rollout_index": request.rollout_index,
+            "seed": request.seed,
+            "model": self._model,
+            "sampling": sampling,
+        }
+        turns, tokens = int(sampling.get("max_turns") or 1), int(sampling["max_tokens"])
+        # Every call may repeat the whole prompt, ids and log-probabilities are numbers in decimal.
+        most = _BESIDE_IDS_BYTES + _ID_BYTES * tokens * turns * (turns + 2)
+        return await self._http.ask(
+            "POST", "", body, lambda answer: self._read(answer, body, request.task), most_bytes=most
+        )
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        await self._http.close()
+
+    def _read(self, answer: Mapping[str, Any], sent: Mapping[str, Any], task: Task) -> RemoteRollout:
+        messages, generations, stop_reason = self._conversation(answer, task)
+        if not any(message["role"] == "assistant" for message in messages):
+            raise self._http.garbage("a conversation with an assistant message", answer)
+        extra = {k: v for k, v in answer.items() if k not in _READ and not (k in sent and sent[k] == v)}
+        verdict = Verdict(None, extra)
+        if answer.get("reward") is not None:
+            verdict = read_verdict({**extra, "reward": answer["reward"]}, {}, self._http.base)
+        tools = answer.get("tools")
+        given = answer.get("stop_reason")
+        return RemoteRollout(
+            messages=messages,
+            generations=generations,
+            tools=tools if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools) else task.tools,
+            truncated=answer.get("status") == "truncated" or stop_reason is not None,
+            stop_reason=stop_reason if given is None else str(given),
+            verdict=verdict,
+        )
+
+    def _conversation(
+        self, answer: Mapping[str, Any], task: Task
+    ) -> tuple[list[Message], list[Generation | None], str | None]:
+        given = answer.get("messages")
+        if given is None and (found := self._conversation_of(answer)) is not None:
+            messages, items, stop_reason = found
+            turns = [message.pop("turn", None) for message in messages]
+            holders = [items.get(turn) if turn is not None else None for turn in turns]
+        else:
+            if not isinstance(given, list) or not given or not all(map(_is_message, given)):
+                raise self._http.garbage("messages with role and content, nor response.output", answer)
+            messages = [
+                {k: v for k, v in message.items() if k not in (*TOKEN_KEYS, "finish_reason")} for message in given
+            ]
+            holders = [message if message["role"] == "assistant" else None for message in given]
+            stop_reason = None
+        if messages and messages[0]["role"] == "assistant":
+            messages = [*task.messages, *messages]
+            holders = [*(None for _ in task.messages), *holders]
+        return messages, [self._generation(holder) for holder in holders], stop_reason
+
+    def _generation(self, holder: Mapping[str, Any] | None) -> Generation | None:
+        """The model call whose lists ``holder`` has; None without ids. Raises OutsideError for lists that do not fit."""
+        if holder is None or not (holder.get(PROMPT) or holder.get(GENERATED)):
+            return None
+        prompt, generated, log_probs = (holder.get(key) for key in TOKEN_KEYS)
+        if not _ids(prompt) or not prompt or not _ids(generated):
+            raise self._http.garbage(f"ids in both {PROMPT} and {GENERATED}", {PROMPT: prompt, GENERATED: generated})
+        if log_probs is None or log_probs == []:
+            log_probs = [math.nan] * len(generated)
+        numbers = _numbers(log_probs)
+        if numbers is None or len(numbers) != len(generated):
+            raise self._http.garbage(f"one number in {LOG_PROBS} for each generated id", log_probs)
+        reason: Literal["stop", "length", "abort"] = "length" if holder.get("finish_reason") == "length" else "stop"
+        return Generation(prompt, generated, numbers, reason)
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+        return False
+    calls = value.get("tool_calls")
+    sound = calls is None or (isinstance(calls, list) and all(isinstance(call, dict) for call in calls))
+    return sound and (value.get("content") is None or isinstance(value["content"], str))
+
+
+def _ids(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < _MAX_ID for v in values)
+
+
+def _numbers(values: Any) -> Sequence[float] | None:
+    """As floats; NaN and the infinities may come by name. ``validate`` says what is wrong with them (L302)."""
+    names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    if not isinstance(values, list):
+        return None
+    numbers: list[Any] = [names.get(v) if isinstance(v, str) else v for v in values]
+    # An integer beyond float64 is no logarithm of anything, and could not be stored.
+    return numbers if all(type(v) is float or (type(v) is int and abs(v) < 1 << 1023) for v in numbers) else None

@@ -1,0 +1,283 @@
+"""From scored rollouts to credited sequences, a batch at a time: rewards first, then as many passes over tokens as needed.
+
+What always holds: every rollout is used or counted under one reason; group statistics are of the whole input, whatever the
+size of a batch; a pass gives the same batches in the same order as the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata import credit
+from gymdata.engines.port import Critic, PolicyModel
+from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.experience import group_rewards
+from gymdata.experience import sequences as experiences
+from gymdata.experience.group_rewards import COMPARING, Shaped, ShapeSettings
+from gymdata.experience.sequences import CreditSettings
+from gymdata.experience.settings import ExperienceConfig
+from gymdata.experience.token_scores import score_tokens
+from gymdata.progress import Progress
+from gymdata.rollouts.schema import AUDIT, ROLLOUTS
+from gymdata.rollouts.sequences import Stitched, require_agents, stitch
+from gymdata.store import scan_batches
+from gymdata.store.lineage import vocabulary
+
+#: Rollouts whose tokens are in memory at a time.
+_BATCH_ROWS = 4_096
+_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
+_REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
+
+
+@dataclass(slots=True)
+class ExperiencesReport:
+    """What ``build_experiences`` wrote. ``left_out``: rollouts by reason; ``dropped_groups``: reason → group ids;
+    ``advantage``: mean and spread before normalisation; ``notes``: what a reader of the numbers must know."""
+
+    path: Path
+    estimator: str
+    score: str
+    counts: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    dropped_groups: dict[str, list[str]] = field(default_factory=dict)
+    advantage: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report without the group ids, which run.json has."""
+        dropped = {reason: len(groups) for reason, groups in self.dropped_groups.items()}
+        return {
+            "path": str(self.path), "estimator": self.estimator, "score": self.score, "counts": self.counts,
+            "left_out": self.left_out, "dropped_groups": dropped, "advantage": self.advantage, "notes": self.notes,
+        }  # fmt: skip
+
+
+class Crediting:
+    """The rollouts of a call: their scalars in memory, their tokens read batch by batch, as often as needed."""
+
+    def __init__(
+        self,
+        sources: Sequence[str | Path],
+        rollouts: pa.Table,
+        scores: np.ndarray,
+        config: ExperienceConfig,
+        score: str,
+        max_new: int | None = None,
+    ) -> None:
+        self.sources, self.rollouts, self.config, self.score = sources, rollouts, config, score
+        self.scores, self.max_new = scores, max_new
+        self.ids = rollouts["rollout_id"].combine_chunks()
+        names = rollouts["group_id"].combine_chunks().dictionary_encode()
+        self.groups, self.group_ids = names.indices.to_numpy(), names.dictionary
+        self.comparing = config.estimator in COMPARING
+        self.settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
+        self.evidence = read_evidence(config.token_columns, self.ids)
+        #: The value after each rollout's last token, where a critic gave one.
+        self.after: np.ndarray | None = None
+        if config.target_agents:
+            turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), _BATCH_ROWS))
+            require_agents(turns, config.target_agents, ", ".join(map(str, sources)))
+
+    def shape(self, report: ExperiencesReport) -> Shaped:
+        """Rewards of all rollouts, shaped; fills the account."""
+        config, rollouts = self.config, self.rollouts
+        why = np.zeros(rollouts.num_rows, np.int64)
+        uses_outcome, uses_steps = config.rewards != "steps", config.rewards != "outcome"
+        outcome = self.scores.copy() if uses_outcome else None
+        steps = owner = None
+        if outcome is not None:
+            why[np.isnan(outcome)], why[np.isinf(outcome)] = 1, 2
+        if uses_steps:
+            steps, owner = self._step_rewards()
+            if not np.isfinite(steps).any():
+                raise RefusedError("no turn of these rollouts has a reward of its own", code="R501",
+                                   hint="--rewards outcome uses the rollout's reward")  # fmt: skip
+            infinite = np.unique(owner[np.isinf(steps)])
+            has = np.bincount(owner[np.isfinite(steps)], minlength=len(why)) > 0
+            why[(why == 0) & ~has & (outcome is None)] = 1
+            why[infinite] = 2
+        truncated = pc.equal(rollouts["status"], "truncated").to_numpy()
+        if config.truncated == "drop":
+            why[(why == 0) & truncated] = 3
+        generated = rollouts["n_generated_tokens"].to_numpy()
+        if outcome is not None:
+            outcome[why > 0] = np.nan
+        if steps is not None and owner is not None:
+            steps = np.where(why[owner] > 0, np.nan, steps)
+        why[(why == 0) & (generated == 0)] = 4
+        self._refuse_nothing(why, generated)
+        shaped = group_rewards.shape(
+            self.groups, self._shape_settings(), outcome=outcome, penalty=self._overlong(generated), steps=steps,
+            step_owner=owner,
+        )  # fmt: skip
+        why[(why == 0) & ~shaped.kept] = 5
+        shaped.kept &= why == 0
+        report.left_out = group_rewards.tally(_REASONS, why)
+        report.dropped_groups = {
+            reason: self.group_ids.take(pa.array(codes)).to_pylist() for reason, codes in shaped.dropped.items()
+        }
+        report.counts |= {
+            "rollouts": rollouts.num_rows, "groups": len(self.group_ids),
+            "groups_dropped": sum(map(len, shaped.dropped.values())), "rollouts_used": int(shaped.kept.sum()),
+        }  # fmt: skip
+        if not shaped.kept.any():
+            raise _all_dropped(report, rollouts.num_rows)
+        cut = int((shaped.kept & truncated).sum())
+        if cut and (config.critic is None if config.estimator == "gae" else config.gamma < 1):
+            report.notes.append(f"{cut:,} truncated rollouts count as ended: no value is known after their last token")
+        if config.critic is not None and config.estimator != "gae":
+            report.notes.append(f"values are in the file, but {config.estimator} does not use them")
+        if config.estimator == "gae" and config.critic is None and "values" not in self.evidence:
+            report.notes.append("no values were given: every V is 0, so advantages are λ-discounted returns")
+        return shaped
+
+    def _shape_settings(self) -> ShapeSettings:
+        config = self.config
+        same = {name: getattr(config, name) for name in ShapeSettings.__dataclass_fields__ if name != "zero_variance"}
+        return ShapeSettings(**same, zero_variance=config.zero_variance or ("drop" if self.comparing else "keep"))
+
+    def _overlong(self, generated: np.ndarray) -> np.ndarray | None:
+        config = self.config
+        if config.overlong_buffer is None:
+            return None
+        if config.rewards == "steps":
+            raise UsageError("the overlong penalty is part of the outcome, and --rewards steps leaves it out",
+                             hint="--rewards outcome or steps+outcome")  # fmt: skip
+        assert self.max_new is not None
+        return credit.overlong_penalty(generated, self.max_new, config.overlong_buffer, config.overlong_factor)
+
+    def _step_rewards(self) -> tuple[np.ndarray, np.ndarray]:
+        """Raw rewards of all kept turns and their rollouts' rows, in the order in which ``batches`` gives them."""
+        rewards, owners = [], []
+        for row, parts, _ in self.batches():
+            for part in parts:
+                rewards.append(part.turn_reward)
+                owners.append(part.turn_rollout + row)
+        return np.concatenate(rewards), np.concatenate(owners)
+
+    def _refuse_nothing(self, why: np.ndarray, generated: np.ndarray) -> None:
+        n = len(why)
+        if bool(((why == 1) | (why == 2)).all()):
+            raise RefusedError(
+                f"none of the {n:,} rollouts has a score {self.score!r}",
+                code="R501",
+                hint="score them with `gymdata score RUN --reward …`",
+            )
+        if not generated.any():
+            raise RefusedError(
+                f"none of the {n:,} rollouts has token ids, so none can be trained as sampled",
+                code="T205",
+                hint="collect with gymdata, or import files that carry token ids",
+            )
+
+    def batches(self) -> Iterator[tuple[int, list[Stitched], pa.RecordBatch]]:
+        """(row of the first rollout, the batch stitched, its ids and turns), in the order of ``rollouts``."""
+        row, sizes = 0, {source: vocabulary(source) for source in self.sources}
+        for source in self.sources:
+            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), _BATCH_ROWS):
+                ids = batch.column("rollout_id")
+                known = self.ids.slice(row, batch.num_rows)
+                if len(known) < batch.num_rows or not ids.equals(known):
+                    if row + batch.num_rows <= len(self.ids):
+                        raise DataError(f"{source}: changed while it was read", hint="run the command again")
+                    # A run that is being collected has grown; the new rows were not scored when we began.
+                    batch = batch.slice(0, len(known))
+                if batch.num_rows:
+                    turns = batch.column("turns")
+                    found = stitch(turns, ids, self.config.abandoned, where=str(source), vocab_size=sizes[source])
+                    yield row, found, batch
+                    row += batch.num_rows
+
+    def fill(
+        self, shaped: Shaped, policy: PolicyModel | None, critic: Critic | None, progress: Progress | None = None
+    ) -> None:
+        """Fill reference log-probs, entropy and values of the kept rollouts from models."""
+        temperature = self.rollouts["temperature"].to_numpy()
+        scored = score_tokens(self.batches(), shaped.kept, temperature, policy, critic, progress)
+        twice = sorted(set(scored.columns) & set(self.evidence))
+        if twice:
+            raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
+        self.evidence = {**self.evidence, **scored.columns}
+        truncated = pc.equal(self.rollouts["status"], "truncated").to_numpy()
+        self.after = None if scored.after is None else np.where(truncated, scored.after, 0.0)
+
+    def credited(self, shaped: Shaped) -> Iterator[tuple[int, list[Stitched], list[experiences.Credited], int]]:
+        """Every batch with its credit, before whitening; the last item is its number of rollouts."""
+        turn = 0
+        for row, parts, batch in self.batches():
+            n = batch.num_rows
+            outcome = None if shaped.outcome is None else np.nan_to_num(shaped.outcome[row : row + n])
+            columns = {name: column.slice(row, n) for name, column in self.evidence.items()}
+            after = None if self.after is None else self.after[row : row + n]
+            given = []
+            for part in parts:
+                steps = None
+                if shaped.steps is not None:
+                    steps = shaped.steps[turn : turn + len(part.turn_reward)]
+                    turn += len(part.turn_reward)
+                known = experiences.evidence_of(part, columns, batch.column("rollout_id"))
+                given.append(experiences.give_credit(part, outcome, steps, self.settings, known, after))
+                if self.config.target_agents:
+                    given[-1].restrict(part.said_by(self.config.target_agents))
+            yield row, parts, given, n
+
+    def moments(self, shaped: Shaped) -> credit.Moments | None:
+        """Of all advantages of kept rollouts, where they are to be normalised."""
+        if not (self.settings.whiten or self.settings.normalize_cross_batch):
+            return None
+        plain = self.settings.is_plain("values" in self.evidence) and self.config.abandoned == "keep"
+        if plain and shaped.outcome is not None and shaped.steps is None:
+            # Every sampled token of a rollout has its outcome: no need to look at the tokens.
+            generated = self.rollouts["n_generated_tokens"].to_numpy()[shaped.kept]
+            return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
+        total = credit.Moments()
+        for row, parts, given, n in self.credited(shaped):
+            kept = shaped.kept[row : row + n]
+            for part, one in zip(parts, given, strict=True):
+                total = credit.running_moments(total, tokens_of(one.advantages, part, kept))
+        return total
+
+
+def tokens_of(values: np.ndarray, part: Stitched, kept: np.ndarray) -> np.ndarray:
+    """The numbers of the sampled tokens of kept rollouts."""
+    return values if kept.all() else values[np.repeat(kept, np.diff(part.offsets))]
+
+
+def read_evidence(path: Path | None, ids: pa.Array) -> Mapping[str, pa.ListArray]:
+    """Token columns for every rollout, in order; empty without a file. Of an audit's folder, its columns are meant."""
+    if path is None:
+        return {}
+    if path.is_dir():
+        path = path / f"{AUDIT.name}.parquet"
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError.unreadable(path, str(error).splitlines()[0]) from error
+    names = [name for name in experiences.EVIDENCE if name in table.column_names]
+    if "rollout_id" not in table.column_names or not names:
+        wanted = ["rollout_id", "one of " + " ".join(experiences.EVIDENCE)]
+        raise DataError.missing_columns(path, "token columns", wanted, table.column_names)
+    place = pc.index_in(ids, value_set=table["rollout_id"].combine_chunks())
+    if place.null_count:
+        missing = ids.filter(pc.is_null(place))[0].as_py()
+        raise DataError(f"{path}: has no row for {place.null_count:,} of the rollouts (first: {missing})")
+    lists = {name: table[name].cast(pa.list_(pa.float32())).combine_chunks() for name in names}
+    return {name: column.take(place) for name, column in lists.items()}
+
+
+def _all_dropped(report: ExperiencesReport, rollouts: int) -> RefusedError:
+    why = "; ".join(f"{len(groups):,} {reason.replace('_', ' ')}" for reason, groups in report.dropped_groups.items())
+    return RefusedError(
+        f"nothing is left of {rollouts:,} rollouts: all groups are dropped ({why})",
+        code="R503",
+        hint="collect more rollouts a task at a higher temperature, or --zero-variance keep",
+    )

@@ -1,0 +1,155 @@
+"""Rewards of a file's rollouts, group by group: which groups can teach, what each rollout is worth, and the account of it.
+
+What always holds: the filter looks at raw rewards; statistics count rollouts, not sequences; whoever is left out is named
+with one reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata import credit
+
+Array = npt.NDArray[Any]
+#: Estimators that compare the rollouts of a group: one whose rewards are equal has nothing to say to them.
+COMPARING = frozenset({"grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo"})
+ZERO_VARIANCE, ONE_SCORED, NONE_SCORED = "zero_variance", "one_scored_rollout", "no_scored_rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeSettings:
+    """What happens to scalar rewards. ``reward_clip``: (low, high), or c for −c to c."""
+
+    estimator: str = "grpo"
+    zero_variance: Literal["drop", "keep"] = "drop"
+    reward_norm: Literal["none", "std", "mean-std"] = "none"
+    reward_clip: float | tuple[float, float] | None = None
+    clip_filter_weights: bool = False
+    clip_filter_eps: float = 3.0
+    clip_filter_lamda: float = 1.0
+
+
+@dataclass(slots=True)
+class Shaped:
+    """One entry a rollout: its shaped ``outcome`` and its turns' ``steps`` (None where not used), its ``weight``, and
+    whether it is ``kept``. ``dropped``: reason → codes of the groups that were dropped for it."""
+
+    outcome: Array | None
+    steps: Array | None
+    weight: Array
+    kept: Array
+    dropped: dict[str, Array] = field(default_factory=dict)
+
+
+def shape(
+    groups: Array,
+    settings: ShapeSettings,
+    *,
+    outcome: Array | None = None,
+    penalty: Array | None = None,
+    steps: Array | None = None,
+    step_owner: Array | None = None,
+) -> Shaped:
+    """Zero-variance filter on raw rewards, then overlong penalty, group shaping, running norm and clip.
+
+    ``groups``: a code from 0 for each rollout; ``outcome``: its raw reward (NaN: none); ``penalty``: added to it after the
+    filter. ``steps``: the raw reward of every turn (NaN: none), ``step_owner``: its rollout's row. Step rewards are shaped
+    against all step rewards of the group ("process supervision" of Shao et al. 2024), rloo against those of other rollouts.
+    """
+    n = len(groups)
+    n_groups = int(groups.max()) + 1 if n else 0
+    raw, flat = _raw(groups, outcome, steps, step_owner)
+    scored = np.bincount(groups[np.isfinite(raw)], minlength=n_groups)
+    reasons: dict[str, Array] = {NONE_SCORED: np.flatnonzero(scored == 0)}
+    dropped = scored == 0
+    if settings.zero_variance == "drop":
+        reasons[ONE_SCORED] = np.flatnonzero(flat & (scored == 1))
+        reasons[ZERO_VARIANCE] = np.flatnonzero(flat & (scored > 1))
+        dropped = dropped | flat
+    weight = np.ones(n)
+    if settings.clip_filter_weights:
+        known = np.isfinite(raw)
+        weights = np.ones(n_groups)
+        weights[groups[known]] = credit.clip_filter_weights(
+            raw[known], settings.clip_filter_eps, settings.clip_filter_lamda, groups[known]
+        )
+        weight = weights[groups]
+    kept = np.isfinite(raw) & ~dropped[groups]
+    shaped_outcome = shaped_steps = None
+    if outcome is not None:
+        total = np.where(kept, outcome if penalty is None else outcome + penalty, np.nan)
+        shaped_outcome = _limited(credit.shape_rewards(total, settings.estimator, groups), settings)
+    if steps is not None and step_owner is not None:
+        mine = np.where(kept[step_owner], steps, np.nan)
+        shaped_steps = _limited(_shape_steps(mine, groups, step_owner, settings.estimator), settings)
+    return Shaped(shaped_outcome, shaped_steps, weight, kept, {k: v for k, v in reasons.items() if len(v)})
+
+
+def _raw(groups: Array, outcome: Array | None, steps: Array | None, owner: Array | None) -> tuple[Array, Array]:
+    """One number a rollout, NaN where it has no reward, and which groups have rewards without variance."""
+    parts = []
+    if outcome is not None:
+        parts.append(np.where(np.isfinite(outcome), outcome, np.nan))
+    n_groups = int(groups.max()) + 1 if len(groups) else 0
+    pooled = np.ones(n_groups, np.bool_)
+    if steps is not None and owner is not None:
+        has = np.isfinite(steps)
+        count = np.bincount(owner[has], minlength=len(groups))
+        total = np.bincount(owner[has], weights=steps[has], minlength=len(groups))
+        parts.append(np.where(count > 0, total, 0.0 if outcome is not None else np.nan))
+        present = np.unique(groups[owner[has]])
+        pooled[present] = credit.degenerate_groups(steps[has], groups[owner[has]])
+    raw = np.sum(parts, axis=0)
+    flat = pooled & _flat(raw, groups, n_groups)
+    if outcome is not None and steps is not None:
+        flat &= _flat(parts[0], groups, n_groups)
+    return raw, flat
+
+
+def _flat(values: Array, groups: Array, n_groups: int) -> Array:
+    result = np.ones(n_groups, np.bool_)
+    result[np.unique(groups)] = credit.degenerate_groups(values, groups)
+    return result
+
+
+def _shape_steps(steps: Array, groups: Array, owner: Array, estimator: str) -> Array:
+    if estimator != "rloo":
+        return credit.shape_rewards(steps, estimator, groups[owner])
+    has = np.isfinite(steps)
+    of = groups[owner]
+    value = np.where(has, steps, 0.0)
+    sums, counts = np.bincount(of, weights=value), np.bincount(of, weights=has)
+    own, own_count = np.bincount(owner, weights=value), np.bincount(owner, weights=has)
+    others = np.maximum(counts[of] - own_count[owner], 1)
+    alone = counts[of] == own_count[owner]
+    baseline = (sums[of] - own[owner]) / others
+    return np.where(has, np.where(alone, 0.0, steps - baseline), np.nan)
+
+
+def _limited(values: Array, settings: ShapeSettings) -> Array:
+    if settings.reward_norm != "none":
+        values = _normed(values, centre=settings.reward_norm == "mean-std")
+    return credit.masked.clipped(values, settings.reward_clip)
+
+
+def _normed(values: Array, *, centre: bool) -> Array:
+    """Divided by the standard deviation of all known ones, the mean taken away first with ``centre``; all 0 where they
+    have no variance, for then there is no signal. As LightRFT divides by its running deviation
+    (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far, and infinite or nearly so for equal rewards.
+    """
+    known = np.isfinite(values)
+    moments = credit.running_moments(None, values)
+    if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
+        return np.where(known, 0.0, values)
+    return (values - (moments.mean if centre else 0.0)) / moments.std
+
+
+def tally(reasons: Sequence[str], why: Array) -> dict[str, int]:
+    """How many rollouts carry each reason: ``why`` holds the reason's place + 1, 0 for none."""
+    counts = np.bincount(why, minlength=len(reasons) + 1)
+    return {reason: int(counts[i + 1]) for i, reason in enumerate(reasons) if counts[i + 1]}

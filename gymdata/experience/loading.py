@@ -1,0 +1,81 @@
+"""``load_experiences``: saved experiences as batches of tensors, in order or shuffled, for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError, UsageError, needs
+
+if TYPE_CHECKING:
+    from gymdata.experience._torch import Experience, Samples
+
+__all__ = ["Experience", "Samples", "load_experiences"]
+_ALWAYS = ("rollout_id", "sequence_index", "input_ids", "loss_mask", "reward", "weight", "temperature")
+_TOKENS = ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")
+
+
+def load_experiences(
+    path: str | Path,
+    batch_size: int,
+    packed: bool = False,
+    shuffle_seed: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    start_step: int = 0,
+    columns: Sequence[str] | None = None,
+) -> Iterator[Experience]:
+    """One pass over saved experiences, as ``Experience`` batches of ``batch_size`` rows for each of ``world_size`` ranks.
+
+    In the file's order Parquet is streamed row group by row group; with ``shuffle_seed`` rows come in an order that only
+    depends on it, from an Arrow cache that is built on first use. ``start_step`` skips steps, to go on where a run stopped.
+    ``columns``: the token columns to load (logprobs, advantages, returns, ref_logprobs, values, entropy, kl), all that are
+    there when not given; ids and masks always come. The result has ``len``: its steps, equally many on every rank.
+
+    Raises DataError for a path without experiences and UsageError for numbers that make no sense.
+    """
+    import numpy as np
+
+    from gymdata.rollouts.schema import EXPERIENCES
+    from gymdata.store.random_access import cached_row_groups, row_groups
+
+    _check(batch_size, rank, world_size, start_step)
+    wanted = list(columns if columns is not None else _TOKENS)
+    for name in wanted:
+        if name not in (*_TOKENS, *_ALWAYS):
+            raise UsageError.unknown_choice("token column of experiences", name, _TOKENS)
+    names = list(dict.fromkeys([*_ALWAYS, *wanted]))
+    order = None
+    if shuffle_seed is None:
+        groups = row_groups(path, EXPERIENCES, names)
+    else:
+        groups = cached_row_groups(path, EXPERIENCES)
+        order = np.random.default_rng(shuffle_seed).permutation(sum(group.rows for group in groups))
+        groups = [type(g)(g.rows, lambda g=g: _only(g.load(), names)) for g in groups]  # type: ignore[misc]  # mypy cannot type a lambda's default
+    if not sum(group.rows for group in groups):
+        raise DataError.empty(path, "experiences")
+    with needs("train"):
+        from gymdata.experience._torch import ExperienceBatches
+    return ExperienceBatches(groups, order, batch_size, rank, world_size, start_step, packed)
+
+
+def _only(table: Any, names: Sequence[str]) -> Any:
+    return table.select([name for name in names if name in table.column_names])
+
+
+def _check(batch_size: int, rank: int, world_size: int, start_step: int) -> None:
+    if batch_size < 1:
+        raise UsageError.bad_value("batch_size", batch_size, "at least 1")
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UsageError.bad_value("(rank, world_size)", (rank, world_size), "0 ≤ rank < world_size")
+    if start_step < 0:
+        raise UsageError.bad_value("start_step", start_step, "0 or more")
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Experience", "Samples"):
+        from gymdata.experience import _torch as experience
+
+        return getattr(experience, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

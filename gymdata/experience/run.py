@@ -1,0 +1,272 @@
+"""``gymdata experience``: scored rollouts in, sequences with an advantage for every token out, and an account of it.
+
+What always holds: ids, masks and log-probs are the saved ones; every rollout is in the file or counted under one reason,
+every dropped group is named with its reason; the same rollouts and settings give the same file; the output's run.json says
+how its rows were made and leads back to the rollouts. Memory does not grow with the tokens of the file.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata import credit
+from gymdata.errors import DataError, UsageError
+from gymdata.experience import sequences as experiences
+from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
+from gymdata.experience.group_rewards import Shaped
+from gymdata.experience.settings import ExperienceConfig
+from gymdata.progress import Progress
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.store import StageOutput, read_run_json, read_table
+from gymdata.store.lineage import (
+    Paths,
+    Unwatched,
+    changed_rollouts,
+    concat,
+    parent_of,
+    refuse_duplicates,
+    run_folder,
+    scores_of,
+)
+from gymdata.store.paths import output_file
+from gymdata.store.stage_output import described_by
+
+_SCALARS = (
+    "rollout_id", "run_id", "task_id", "group_id", "policy_hash", "policy_version", "status", "reward", "rewards",
+    "temperature", "n_breaks", "n_generated_tokens",
+)  # fmt: skip
+
+
+def build_experiences(
+    path: Paths,
+    output: str | Path | None = None,
+    *,
+    config: ExperienceConfig | None = None,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    **settings: Any,
+) -> ExperiencesReport:
+    """Write experiences of the scored rollouts under ``path`` (run folder, file, glob, or several of them).
+
+    ``settings`` are those of ``ExperienceConfig``. Written to ``RUN/experiences-<estimator>/experiences.parquet`` unless
+    ``output`` names a folder or a .parquet/.jsonl file. Raises RefusedError when no rollout is scored (R501), all groups
+    lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or
+    a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
+    """
+    config = config or ExperienceConfig.load(overrides=settings)
+    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    notes = changed_rollouts(sources)
+    target = _target(sources, output, config)
+    described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
+    with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
+        out.refuse_other("config", config.model_dump(mode="json"), "experiences that were made")
+        return _build(sources, out, target, config, notes, command, progress)
+
+
+def _build(
+    sources: Sequence[str | Path],
+    out: StageOutput,
+    target: Path,
+    config: ExperienceConfig,
+    notes: list[str],
+    command: Sequence[str],
+    progress: Progress | None,
+) -> ExperiencesReport:
+    rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
+    if not rollouts.num_rows:
+        raise DataError.empty(sources[0], "scored rollouts")
+    refuse_duplicates(rollouts)
+    score, values, scored_by = scores_of(sources, rollouts, config.reward)
+    work = Crediting(
+        sources,
+        rollouts,
+        pc.fill_null(values, np.nan).to_numpy(),
+        config,
+        score,
+        None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources),
+    )
+    report = ExperiencesReport(target, config.estimator, score, notes=notes)
+    models = _models(config)
+    shaped = work.shape(report)
+    if models:
+        _score(work, shaped, models, config, sources, progress)
+    _write(out, target.name, work, shaped, report, progress)
+    facts = {
+        "version": _version(),
+        "schema": {"experiences": EXPERIENCES.version},
+        "command": list(command),
+        "config": config.model_dump(mode="json"),
+        "parents": [parent_of(p) for p in [*sources, *scored_by]],
+        **{key: value for key, value in report.as_json().items() if key != "path"},
+        "dropped_groups": report.dropped_groups,
+    }
+    if config.token_columns is not None:
+        facts["parents"].append(parent_of(config.token_columns))
+    facts |= models
+    facts["parents"] += [parent_of(model["path"]) for model in models.values()]
+    out.finish(facts)
+    return report
+
+
+def _write(
+    out: StageOutput,
+    name: str,
+    work: Crediting,
+    shaped: Shaped,
+    report: ExperiencesReport,
+    progress: Progress | None,
+) -> None:
+    moments = work.moments(shaped)
+    carried = work.rollouts.drop_columns(["reward", "rewards"])
+    carried = carried.append_column("reward", pa.array(work.scores, from_pandas=True))
+    carried = carried.append_column("weight", pa.array(shaped.weight)).combine_chunks()
+    counts = dict.fromkeys(("sequences", "trained_tokens", "tokens", "abandoned_turns", "rollouts_cut"), 0)
+    seen = credit.Moments()
+
+    def made() -> Iterator[pa.Table]:
+        nonlocal seen
+        for row, parts, given, n in work.credited(shaped):
+            kept = shaped.kept[row : row + n]
+            tables = []
+            for part, one in zip(parts, given, strict=True):
+                seen = credit.running_moments(seen, tokens_of(one.advantages, part, kept))
+                finished = experiences.finish(one, work.settings, moments)
+                tables.append(experiences.rows(part, finished, carried.slice(row, n)))
+                counts["abandoned_turns"] += part.abandoned
+            table = experiences.in_order(tables, parts)
+            of = np.sort(np.concatenate([part.rollout for part in parts]))
+            if not kept.all():
+                table = table.filter(pa.array(kept[of]))
+            counts["sequences"] += table.num_rows
+            counts["rollouts_cut"] += int((np.bincount(of, minlength=n)[kept] > 1).sum())
+            counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
+            counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
+            if progress is not None:
+                progress.update(done=row + n, total=work.rollouts.num_rows, tokens=counts["tokens"])
+            yield table
+
+    # Compressing leaves Python's lock alone, so the next batches are made meanwhile.
+    tables = _ahead(made())
+    first = next(tables)
+    schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
+    out.batches(name, _batches(first, tables, schema), EXPERIENCES, schema)
+    report.counts |= counts
+    report.advantage = {"mean": seen.mean, "std": seen.std}
+
+
+def _ahead(items: Iterator[pa.Table], depth: int = 3) -> Iterator[pa.Table]:
+    """``items``, made in a thread of their own, at most ``depth`` ahead; an error there is raised here."""
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    stopped, end = threading.Event(), object()
+
+    def put(item: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    return
+            put(end)
+        except BaseException as error:  # noqa: BLE001  raised again in the thread that waits for the items
+            put(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        while (item := ready.get()) is not end:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        worker.join()
+
+
+def _batches(first: pa.Table, rest: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    yield from pa.Table.from_arrays(first.columns, schema=schema).to_batches()
+    for table in rest:
+        yield from pa.Table.from_arrays(table.columns, schema=schema).to_batches()
+
+
+def _allowed(sources: Sequence[str | Path]) -> int:
+    """How many tokens a rollout could generate in all, from the runs' settings."""
+    found = set()
+    for source in sources:
+        run = run_folder(source)
+        identity = read_run_json(run).get("identity", {}) if run is not None else {}
+        if identity.get("max_tokens"):
+            found.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
+    if len(found) != 1:
+        raise UsageError(
+            "--overlong-buffer: how many tokens a rollout could generate is not known from its run.json",
+            hint="give --max-new-tokens N",
+        )
+    return found.pop()
+
+
+def _target(sources: Sequence[str | Path], output: str | Path | None, config: ExperienceConfig) -> Path:
+    if output is not None:
+        return output_file(output, "experiences.parquet")
+    run = run_folder(sources[0])
+    if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
+        raise UsageError("-o is needed: experiences of something other than one run folder have no place of their own")
+    return run / f"experiences-{config.estimator}" / "experiences.parquet"
+
+
+def _version() -> str:
+    import gymdata
+
+    return gymdata.__version__
+
+
+def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
+    """What --reference and --critic are, for run.json. Raises DataError when there is no such model."""
+    from gymdata.engines import weights
+
+    named = {"reference": config.reference, "critic": config.critic}
+    return {
+        name: {"path": model, "policy_hash": weights.model_facts(model)["policy_hash"]}
+        for name, model in named.items()
+        if model is not None
+    }
+
+
+def _score(
+    work: Crediting,
+    shaped: Shaped,
+    models: dict[str, dict[str, Any]],
+    config: ExperienceConfig,
+    sources: Sequence[str | Path],
+    progress: Progress | None,
+) -> None:
+    """Run the models over the sampled tokens; ``models`` learns what they were computed in."""
+    from gymdata.engines.forward import load_critic, load_policy
+    from gymdata.engines.model_facts import check_tokenizer, model_facts
+    from gymdata.store.lineage import lineage
+
+    for model in models.values():
+        for source in sources:
+            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or Unwatched())
+    how = config.dtype or "auto", config.device, config.batch_tokens
+    policy = critic = None
+    if config.reference is not None:
+        models["reference"], policy = load_policy(config.reference, *how)
+    if config.critic is not None:
+        models["critic"], critic = load_critic(config.critic, *how)
+    work.fill(shaped, policy, critic, progress)

@@ -1,0 +1,233 @@
+"""Experiences: the sequences of a batch of rollouts, each token with its advantage and return.
+
+What always holds: credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the
+sequences that are trained; context has advantage 0 and mask 0; the numbers are ``gymdata.credit``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gymdata import credit
+from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.rollouts.schema import EXPERIENCES
+from gymdata.rollouts.sequences import Stitched
+
+Array = npt.NDArray[Any]
+#: Columns of the rollout that every one of its sequences carries.
+CARRIED = (
+    "run_id",
+    "task_id",
+    "group_id",
+    "rollout_id",
+    "reward",
+    "weight",
+    "temperature",
+    "policy_hash",
+    "policy_version",
+)
+#: Token columns that may come from outside: one number a sampled token, in turn order.
+EVIDENCE = ("ref_logprobs", "values", "entropy")
+
+
+@dataclass(frozen=True, slots=True)
+class CreditSettings:
+    """How rewards become advantages (see ``gymdata.credit`` for the formulas)."""
+
+    estimator: str = "grpo"
+    gamma: float = 1.0
+    lam: float = 1.0
+    discount_unit: Literal["token", "turn"] = "token"
+    kl_coef: float = 0.0
+    kl_estimator: credit.masked.KlKind = "k1"
+    whiten: bool = False
+    normalize_cross_batch: bool = False
+    mean_only: bool = False
+    advantage_clip: float | None = None
+    entropy_ratio: float | None = None
+
+    def is_plain(self, has_values: bool) -> bool:
+        """With outcome rewards: is every token's return the outcome, nothing being discounted or added on the way?"""
+        whole = self.estimator != "gae" or (self.lam == 1 and not has_values)
+        return self.gamma == 1 and not self.kl_coef > 0 and whole
+
+
+@dataclass(slots=True)
+class Credited:
+    """One number a sampled token of a ``Stitched``: float64 advantages and returns, and what else was asked for."""
+
+    advantages: Array
+    returns: Array
+    kl: Array | None = None
+    chosen: Array | None = None
+    evidence: dict[str, Array] = field(default_factory=dict)
+
+    def restrict(self, tokens: Array) -> None:
+        """Train only those sampled tokens that are true in ``tokens`` (and were chosen so far)."""
+        self.chosen = tokens if self.chosen is None else self.chosen & tokens
+
+
+def give_credit(
+    part: Stitched,
+    outcome: Array | None,
+    steps: Array | None,
+    settings: CreditSettings,
+    evidence: Mapping[str, Array] | None = None,
+    bootstrap: Array | None = None,
+) -> Credited:
+    """Advantages before whitening and clipping.
+
+    ``outcome``: the shaped reward of each rollout of the batch; ``steps``: the shaped reward of each turn of ``part`` (NaN
+    where it has none); ``evidence``: any of ``EVIDENCE``, one number a sampled token; ``bootstrap``: a value for each
+    rollout after its last token. Raises UsageError when a KL is asked for without ``ref_logprobs``, or an entropy mask
+    without ``entropy``.
+    """
+    known = dict(evidence or {})
+    result = Credited(np.empty(0), np.empty(0), evidence=known)
+    if settings.entropy_ratio is not None:
+        result.chosen = credit.high_entropy_mask_ragged(_needed(known, "entropy"), part.offsets, settings.entropy_ratio)
+    if "ref_logprobs" in known or settings.kl_coef > 0:
+        result.kl = credit.kl(part.log_probs, _needed(known, "ref_logprobs"), settings.kl_estimator).astype(np.float64)
+    values = known.get("values")
+    if outcome is not None and steps is None and settings.is_plain(values is not None):
+        result.returns = result.advantages = np.repeat(outcome, np.diff(part.offsets))
+        return result
+    rewards = _placed(part, outcome, steps)
+    if result.kl is not None and settings.kl_coef > 0:
+        rewards -= settings.kl_coef * result.kl
+    step: Any = settings.gamma if settings.discount_unit == "token" else _turn_discount(part, settings.gamma)
+    if settings.estimator == "gae":
+        held = np.zeros(len(rewards)) if values is None else values.astype(np.float64)
+        result.advantages, result.returns = credit.gae_ragged(
+            rewards, held, part.offsets, step, settings.lam, bootstrap
+        )
+    else:
+        result.returns = result.advantages = credit.cumulative_returns_ragged(rewards, part.offsets, step)
+    return result
+
+
+def _needed(known: Mapping[str, Array], name: str) -> Array:
+    if name not in known:
+        what = {"entropy": "an entropy mask needs", "ref_logprobs": "a KL to a reference needs"}[name]
+        raise UsageError(
+            f"{what} the column {name!r} for the sampled tokens, and there is none",
+            hint="--reference MODEL computes it, --token-columns FILE brings it; or leave the setting out",
+        )
+    return known[name]
+
+
+def _placed(part: Stitched, outcome: Array | None, steps: Array | None) -> Array:
+    """Rewards a sampled token. A turn that sampled nothing gives its reward to the token before it."""
+    rewards = np.zeros(len(part.log_probs), np.float64)
+    begin, end = part.offsets[:-1], part.offsets[1:]
+    if outcome is not None:
+        filled = end > begin
+        rewards[end[filled] - 1] += outcome[filled]
+    if steps is not None:
+        has = np.isfinite(steps) & (end > begin)[part.turn_rollout]
+        at = np.maximum(part.turn_ends[has] - 1, begin[part.turn_rollout[has]])
+        np.add.at(rewards, at, steps[has])
+    return rewards
+
+
+def _turn_discount(part: Stitched, gamma: float) -> Array:
+    """γ after each turn's last token, 1 after the others."""
+    step = np.ones(len(part.log_probs), np.float64)
+    sizes = np.diff(part.turn_ends, prepend=0)
+    step[part.turn_ends[sizes > 0] - 1] = gamma
+    return step
+
+
+def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | None) -> Credited:
+    """Whiten (or normalise) with the moments of all advantages, then clip."""
+    values = given.advantages
+    everywhere = np.ones(len(values), np.bool_)
+    if settings.whiten:
+        values = credit.whiten(values, everywhere, moments)
+    if settings.normalize_cross_batch:
+        values = credit.normalize_cross_batch(values, everywhere, settings.mean_only, moments)
+    given.advantages = credit.clip(values, settings.advantage_clip)
+    return given
+
+
+def rows(part: Stitched, given: Credited, rollouts: pa.Table) -> pa.Table:
+    """The experiences rows of ``part``; ``rollouts`` has the columns ``CARRIED``, one row a rollout of the batch."""
+    of = pa.array(part.rollout)
+    carried = {name: rollouts[name].take(of) for name in CARRIED}
+    mask = part.mask
+    if given.chosen is not None:
+        mask = mask.copy()
+        mask[part.mask] = given.chosen if part.source is None else given.chosen[part.source]
+    _refuse_beyond_float32("advantages", given.advantages)
+    _refuse_beyond_float32("returns", given.returns)
+    advantages = part.spread(given.advantages)
+    if given.chosen is not None:
+        advantages[~mask] = 0
+    same = given.returns is given.advantages and given.chosen is None
+    tokens: dict[str, Array] = {
+        "input_ids": part.ids,
+        "loss_mask": mask.astype(np.int8),
+        "logprobs": part.spread(part.log_probs),
+        "advantages": advantages,
+        "returns": advantages if same else part.spread(given.returns),
+    }
+    tokens |= {name: part.spread(values) for name, values in given.evidence.items()}
+    if given.kl is not None:
+        tokens["kl"] = part.spread(given.kl)
+    columns = {**carried, "sequence_index": pa.array(part.index)}
+    columns |= {name: _lists(part.starts, values) for name, values in tokens.items()}
+    columns["turn_starts"] = _lists(part.turn_bounds, part.turn_starts)
+    fields = [f for f in EXPERIENCES.schema if f.name in columns]
+    return pa.table([columns[f.name] for f in fields], schema=pa.schema(fields))
+
+
+def _refuse_beyond_float32(what: str, values: Array) -> None:
+    """A number that float32 cannot hold would become infinite in the file without a word."""
+    # NaN compares as false.
+    fits = np.abs(values) <= np.finfo(np.float32).max
+    if not bool(fits.all()):
+        worst = values[np.argmin(fits)]
+        raise RefusedError(
+            f"{what} are not finite in float32 (first: {worst:.3g}): the rewards are too large",
+            code="R502",
+            hint="--reward-clip limits them",
+        )
+
+
+def in_order(tables: Sequence[pa.Table], parts: Iterable[Stitched]) -> pa.Table:
+    """The rows of several parts of one batch, in the order of its rollouts."""
+    if len(tables) == 1:
+        return tables[0]
+    order = np.argsort(np.concatenate([part.rollout for part in parts]), kind="stable")
+    return pa.concat_tables(tables).take(pa.array(order)).combine_chunks()
+
+
+def evidence_of(part: Stitched, columns: Mapping[str, pa.ListArray], rollout_ids: pa.Array) -> dict[str, Array]:
+    """Token columns of a batch (one list a rollout, one number a sampled token in turn order) as ``part`` has them."""
+    wanted = np.diff(part.offsets)
+    mine = np.unique(part.turn_rollout)
+    result = {}
+    for name, lists in columns.items():
+        some = lists.take(pa.array(mine))
+        bounds = some.offsets.to_numpy().astype(np.int64)
+        wrong = np.flatnonzero(np.diff(bounds) != wanted[mine])
+        if len(wrong):
+            row = int(mine[wrong[0]])
+            raise DataError(
+                f"rollout {rollout_ids[row].as_py()}: {name} has {np.diff(bounds)[wrong[0]]} numbers, the rollout has "
+                f"{wanted[row]} sampled tokens"
+            )
+        result[name] = some.flatten().to_numpy(zero_copy_only=False)
+    return result
+
+
+def _lists(bounds: Array, values: Array) -> pa.ListArray:
+    if len(values) > np.iinfo(np.int32).max:
+        raise DataError("a batch holds more than 2³¹ tokens", hint="read it in smaller batches")
+    return pa.ListArray.from_arrays((bounds - bounds[0]).astype(np.int32), values)

@@ -1,0 +1,225 @@
+"""What a condition can name: columns of rollouts, their rewards, fields of their tasks, and facts of their groups.
+
+What always holds: only what is named is read, and token ids never; a number is a double (a float32 by its shortest
+spelling, so ``temperature == 0.7`` is true of what was sampled at 0.7), and one that is NaN is missing; a group column
+describes the group as it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import DataError, UsageError
+from gymdata.filter.conditions import Kind, unknown_column
+from gymdata.filter.steps import STATISTICS, group_statistic
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table, scan_batches
+from gymdata.store.lineage import concat, named_scores, refuse_duplicates, scores_of
+from gymdata.store.lines import decode
+
+_ALWAYS = ("rollout_id", "task_id", "group_id", "rollout_index")
+_SCALARS = [
+    f.name for f in ROLLOUTS.schema if not pa.types.is_nested(f.type) and f.name not in ("tools", "task", "extra")
+]
+NUMBERS = [n for n in _SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(n).type) or n == "started_at")]
+#: The same for every rollout of a group.
+_OF_GROUP = ("group_id", "task_id", "policy", "policy_hash", "policy_version")
+_COUNTS = ("n_rollouts", "n_scored")
+_KINDS: dict[type, Kind] = {bool: "truth", int: "number", float: "number", str: "text"}
+
+
+@dataclass
+class RolloutColumns:
+    """One entry a rollout for every named column. ``scored_by``: files of re-scorings that were read for it."""
+
+    table: pa.Table
+    values: dict[str, pa.Array] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    of_group: set[str] = field(default_factory=set)
+    scored_by: list[Path] = field(default_factory=list)
+    #: Each row's group as a code from 0.
+    groups: Any = None
+
+    def group_kinds(self) -> dict[str, Kind]:
+        """The columns that a condition on groups may name."""
+        return {name: kind for name, kind in self.kinds.items() if name in self.of_group}
+
+    def numbers(self, name: str) -> Any:
+        """A numeric column as float64, NaN where it is missing."""
+        return self.values[name].to_numpy(zero_copy_only=False)
+
+
+def load_columns(sources: Sequence[str | Path], named: Mapping[str, str]) -> RolloutColumns:
+    """The columns that are ``named`` (name → where, for errors) of the rollouts under ``sources``.
+
+    Raises UsageError for an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701)
+    when a rollout is there twice.
+    """
+    plain = [name for name in named if name in _SCALARS]
+    under = [name.partition("_")[2] for name in named if name.partition("_")[0] in STATISTICS]
+    rewards = [name for name in (*named, *under) if name.startswith("reward_")]
+    unknown = [name for name in named if not _may_be_known(name)]
+    wanted = {*_ALWAYS, *plain, *(n for n in under if n in NUMBERS)}
+    if rewards or unknown or "n_scored" in named:
+        wanted |= {"reward", "rewards"}
+    table = concat([read_table(path, ROLLOUTS, [n for n in ROLLOUTS.schema.names if n in wanted]) for path in sources])
+    if not table.num_rows:
+        raise DataError.empty(sources[0], "rollouts")
+    refuse_duplicates(table)
+    columns = RolloutColumns(table)
+    columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    tasks = _TaskFields(sources, [name.removeprefix("task.") for name in named if name.startswith("task.")])
+    if unknown:
+        plain_names = [*_SCALARS, *(f"reward_{name}" for name in named_scores(sources, table)), *_COUNTS]
+        plain_names += [f"task.{name}" for name in tasks.names()]
+        every = [*plain_names, *(f"{what}_{of}" for of in plain_names if _is_number(of) for what in STATISTICS)]
+        shown = [*plain_names, f"{'_, '.join(STATISTICS)}_ before a number's name for its group"]
+        raise unknown_column(unknown[0], every, named[unknown[0]], shown)
+    for name, where in named.items():
+        _add(columns, name, where, sources, tasks)
+    return columns
+
+
+def category_name(name: str) -> str:
+    """``name`` as a column: itself where it is one, else the task's field of that name."""
+    return name if _may_be_known(name) else f"task.{name}"
+
+
+def _may_be_known(name: str) -> bool:
+    if name in _SCALARS or name in _COUNTS or name.startswith(("reward_", "task.")):
+        return True
+    what, _, of = name.partition("_")
+    return what in STATISTICS and _is_number(of)
+
+
+def _is_number(name: str) -> bool:
+    return name in NUMBERS or name.startswith("reward_")
+
+
+def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path], tasks: _TaskFields) -> None:
+    if name in columns.values:
+        return
+    table = columns.table
+    if name.startswith("task."):
+        columns.values[name], columns.kinds[name] = tasks.column(name.removeprefix("task."), where)
+        columns.of_group.add(name)
+        return
+    if name in _SCALARS:
+        columns.values[name], columns.kinds[name] = _plain(table[name].combine_chunks(), name)
+        if name in _OF_GROUP:
+            columns.of_group.add(name)
+        return
+    columns.kinds[name] = "number"
+    if name.startswith("reward_"):
+        values, scored_by = _scores(columns, name, where, sources)
+        columns.values[name] = values
+        columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
+        return
+    columns.of_group.add(name)
+    if name in _COUNTS:
+        counted = np.ones(table.num_rows, bool)
+        if name == "n_scored":
+            counted = np.isfinite(pc.fill_null(table["reward"], np.nan).to_numpy())
+        per_group = np.bincount(columns.groups, weights=counted).astype(np.float64)
+    else:
+        what, _, of = name.partition("_")
+        _add(columns, of, where, sources, tasks)
+        per_group = group_statistic(what, columns.numbers(of), columns.groups, int(columns.groups.max()) + 1)
+    columns.values[name] = pa.array(per_group[columns.groups], pa.float64(), from_pandas=True)
+
+
+def _scores(
+    columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path]
+) -> tuple[pa.Array, list[Path]]:
+    known = named_scores(sources, columns.table)
+    if name.removeprefix("reward_") not in known:
+        raise unknown_column(name, [*(f"reward_{n}" for n in known), *_SCALARS], where)
+    _, values, scored_by = scores_of(sources, columns.table, name.removeprefix("reward_"))
+    return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), scored_by
+
+
+def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:
+    if name == "started_at":
+        return pc.strftime(column, format="%Y-%m-%dT%H:%M:%SZ"), "text"
+    if pa.types.is_string(column.type):
+        return column, "text"
+    if pa.types.is_float32(column.type):
+        spelt, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
+        exact = np.array([float(str(value)) for value in spelt])
+        return pa.array(exact[codes], pa.float64(), from_pandas=True), "number"
+    numbers = column.cast(pa.float64(), safe=False)
+    return pa.array(numbers.to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True), "number"
+
+
+class _TaskFields:
+    """Fields of the tasks' rows, read once, all that are asked for together."""
+
+    def __init__(self, sources: Sequence[str | Path], paths: Iterable[str]) -> None:
+        self._sources = sources
+        self._paths = list(dict.fromkeys(paths))
+        self._values: dict[str, list[Any]] | None = None
+        self._seen: dict[str, None] = {}
+
+    def names(self) -> list[str]:
+        """Every field that some task has, inner ones by dotted path."""
+        self._read()
+        return sorted(self._seen)
+
+    def column(self, path: str, where: str) -> tuple[pa.Array, Kind]:
+        """A field's values and their kind. Raises UsageError when no task has it, or it is no single value."""
+        values = self._read()[path]
+        types = {type(value) for value in values if value is not None}
+        if not types and path not in self._seen:
+            raise unknown_column(f"task.{path}", [f"task.{name}" for name in self.names()], where)
+        kinds = {_KINDS[one] for one in types if one in _KINDS}
+        if not types <= _KINDS.keys() or len(kinds) > 1:
+            met = ", ".join(sorted(one.__name__ for one in types))
+            raise UsageError.bad_value(where, f"task.{path}", f"a field with one kind of value; tasks have {met}")
+        kind: Kind = next(iter(kinds), "text")
+        if kind == "number":
+            return pa.array([None if v is None else float(v) for v in values], pa.float64(), from_pandas=True), kind
+        return pa.array(values, pa.bool_() if kind == "truth" else pa.string()), kind
+
+    def _read(self) -> dict[str, list[Any]]:
+        if self._values is not None:
+            return self._values
+        self._values = {path: [] for path in self._paths}
+        text, row = None, {}
+        for source in self._sources:
+            for batch in scan_batches(source, ROLLOUTS, ["task"]):
+                for now in batch.column("task").to_pylist():
+                    # Rollouts of one task follow each other.
+                    if now != text:
+                        text, row = now, _object(now)
+                        self._seen |= dict.fromkeys(_paths(row))
+                    for path, values in self._values.items():
+                        values.append(_at(row, path))
+        return self._values
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    value = decode(text.encode()) if text else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _paths(row: Mapping[str, Any], before: str = "") -> Iterable[str]:
+    for key, value in row.items():
+        yield before + key
+        if isinstance(value, dict):
+            yield from _paths(value, f"{before}{key}.")
+
+
+def _at(row: Mapping[str, Any], path: str) -> Any:
+    at: Any = row
+    if path in row:
+        return row[path]
+    for part in path.split("."):
+        at = at.get(part) if isinstance(at, dict) else None
+    return at

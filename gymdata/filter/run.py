@@ -1,0 +1,297 @@
+"""``gymdata filter``: rollouts in, the chosen ones out, and an account of every step.
+
+What always holds: a kept row is the row that was read, token for token and byte for byte; the choice is made on columns
+without tokens (and a hash of them for ``dedupe``), so memory does not grow with the tokens; every rollout that is not in
+the output is counted under one reason; the output's run.json leads back to the input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import RefusedError, UsageError
+from gymdata.filter import conditions
+from gymdata.filter.columns import RolloutColumns, category_name, load_columns
+from gymdata.filter.evaluate import evaluate, is_true
+from gymdata.filter.settings import FilterConfig
+from gymdata.filter.steps import Funnel, Step
+from gymdata.progress import Progress
+from gymdata.rollouts.chains import generated_keys
+from gymdata.rollouts.messages import split_tasks
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import StageOutput, read_run_json, resolve, scan_batches
+from gymdata.store.lineage import Paths, parent_of, refuse_other_settings, run_folder
+from gymdata.store.paths import RUN_JSON, output_file
+from gymdata.store.stage_output import described_by
+
+#: Rollouts whose tokens are in memory at a time.
+_BATCH_ROWS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class FilterReport:
+    """What ``filter_rollouts`` kept, and why the rest is not there.
+
+    ``sides``: side ("kept", or "train" and "test") → rollouts and tasks; ``files``: side → file, empty after a dry run.
+    """
+
+    rollouts_in: int
+    rollouts_out: int
+    groups_in: int
+    groups_out: int
+    steps: list[Step]
+    sides: dict[str, dict[str, int]]
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
+
+
+def filter_rollouts(
+    path: Paths,
+    output: str | Path | None = None,
+    *,
+    config: FilterConfig | None = None,
+    write: bool = True,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    **settings: Any,
+) -> FilterReport:
+    """Write the rollouts under ``path`` (run folder, file, glob, or several of them) that pass every step.
+
+    ``settings`` are those of ``FilterConfig``; ``gymdata.filter.conditions`` describes the conditions. ``output``: a folder
+    (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl file (its test side
+    is ``NAME.test.SUFFIX``). With ``write`` false nothing is written. Raises UsageError for a condition that cannot be
+    read or names an unknown column; RefusedError when nothing would be left; StoreError when the output holds rollouts
+    that were filtered with other settings, or something else.
+    """
+    config = config or FilterConfig.load(overrides=settings)
+    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    for source in sources:
+        resolve(source, ROLLOUTS)
+    with contextlib.ExitStack() as stack:
+        out, targets = None, _targets(sources, output, config) if write else {}
+        if targets:
+            names = [target.name for target in targets.values()]
+            described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
+            out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
+            _refuse_to_replace(targets, sources, config, out)
+        report, columns, sides = _filter(sources, config)
+        if out is not None:
+            _write(report, columns, sides, targets, sources, config, command, progress, out)
+        return report
+
+
+def _filter(
+    sources: Sequence[str | Path], config: FilterConfig
+) -> tuple[FilterReport, RolloutColumns, dict[str, np.ndarray]]:
+    """What is kept, and which rows of ``columns`` are on which side."""
+    plan = _Plan(config)
+    columns = load_columns(sources, plan.named)
+    funnel = _run(plan, columns, sources)
+    if not funnel.alive.any():
+        told = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+        raise RefusedError(f"none of the {len(funnel.alive):,} rollouts is left ({told})", hint="nothing was written")
+    sides = _sides(columns.table, funnel.alive, config)
+    report = FilterReport(
+        rollouts_in=len(funnel.alive),
+        rollouts_out=int(funnel.alive.sum()),
+        groups_in=int(columns.groups.max()) + 1,
+        groups_out=len(np.unique(columns.groups[funnel.alive])),
+        steps=funnel.steps,
+        sides={
+            side: {"rollouts": int(mask.sum()), "tasks": _count(columns.table, mask)} for side, mask in sides.items()
+        },
+    )
+    return report, columns, sides
+
+
+class _Plan:
+    """The parsed conditions and the columns that all steps name, each with where it was named."""
+
+    def __init__(self, config: FilterConfig) -> None:
+        self.config = config
+        self.where = [conditions.parse(text, "--where") for text in config.where]
+        self.group_where = [conditions.parse(text, "--group-where") for text in config.group_where]
+        self.best_by = conditions.parse(config.best_by, "--best-by")
+        self.balance = category_name(config.balance) if config.balance else None
+        if not (self.where or self.group_where or config.dedupe or config.best_n or config.balance or config.share):
+            raise UsageError(
+                "there is nothing to filter by",
+                hint="give --where, --group-where, --dedupe, --best-n, --balance or --split-by task",
+            )
+        used = [(e, "--where") for e in self.where] + [(e, "--group-where") for e in self.group_where]
+        used += [(self.best_by, "--best-by")] if config.best_n else []
+        self.named = {name: where for expression, where in used for name in expression.names}
+        if self.balance:
+            self.named.setdefault(self.balance, "--balance")
+
+
+def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) -> Funnel:
+    config, table = plan.config, columns.table
+    funnel = Funnel(table["rollout_id"].to_pylist(), columns.groups)
+    index = table["rollout_index"].to_numpy()
+    # All are checked before the first is evaluated.
+    for expression in plan.where:
+        conditions.check(expression, columns.kinds, "--where")
+    for expression in plan.group_where:
+        _check_group(expression, columns)
+    if config.best_n:
+        conditions.check(plan.best_by, columns.kinds, "--best-by", "number")
+    for name, expressions in (("where", plan.where), ("group-where", plan.group_where)):
+        for expression in expressions:
+            answer = _answer(expression, columns)
+            unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
+            funnel.condition(name, expression.text, is_true(answer), unknown)
+    if config.dedupe:
+        funnel.dedupe(_generations(sources, len(index)), index)
+    if config.best_n:
+        score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False)
+        funnel.best(config.best_n, plan.best_by.text, score, index)
+    if plan.balance:
+        values = columns.values[plan.balance].to_pylist()
+        funnel.balance(plan.balance, [None if v is None else _category(v) for v in values], config.seed)
+    return funnel
+
+
+def _category(value: Any) -> str:
+    """A value's name, different for different values; 3.0 is 3, for the numbers of a task are floats here."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    return str(value)
+
+
+def _check_group(expression: conditions.Expression, columns: RolloutColumns) -> None:
+    kinds = columns.group_kinds()
+    for name in expression.names:
+        if name in columns.kinds and name not in kinds:
+            numeric = columns.kinds[name] == "number"
+            hint = f"mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} are" if numeric else None
+            raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
+    conditions.check(expression, kinds, "--group-where")
+
+
+def _answer(expression: conditions.Expression, columns: RolloutColumns) -> pa.Array:
+    return evaluate(expression, columns.values, columns.table.num_rows)
+
+
+def _generations(sources: Sequence[str | Path], rows: int) -> Any:
+    keys = [
+        generated_keys(batch.column("turns"))
+        for source in sources
+        for batch in scan_batches(source, ROLLOUTS, ["turns"], _BATCH_ROWS)
+    ]
+    # More rows may have been collected since; these were not chosen from.
+    return np.concatenate(keys)[:rows]
+
+
+def _sides(table: pa.Table, alive: np.ndarray, config: FilterConfig) -> dict[str, np.ndarray]:
+    if config.share is None:
+        return {"kept": alive}
+    tasks = table["task_id"].filter(pa.array(alive)).to_pylist()
+    held = pa.array(sorted(split_tasks(tasks, config.share, config.seed)), pa.string())
+    in_test = pc.is_in(table["task_id"], value_set=held).to_numpy()
+    return {"train": alive & ~in_test, "test": alive & in_test}
+
+
+def _count(table: pa.Table, mask: np.ndarray) -> int:
+    return int(pc.count_distinct(table["task_id"].filter(pa.array(mask))).as_py())
+
+
+def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
+    if output is None:
+        raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder; --dry-run only counts")
+    out = Path(output)
+    as_file = output_file(output, "rollouts.parquet") == out
+    if config.share is None:
+        targets = {"kept": out if as_file else out / "rollouts.parquet"}
+    elif as_file:
+        targets = {"train": out, "test": out.with_name(f"{out.stem}.test{out.suffix}")}
+    else:
+        targets = {"train": out / "train.parquet", "test": out / "test.parquet"}
+    read = {found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)}
+    for target in targets.values():
+        if target.resolve() in read:
+            raise UsageError(f"-o {target}: is one of the files that are filtered", hint="give another name")
+    return targets
+
+
+def _refuse_to_replace(
+    targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, out: StageOutput
+) -> None:
+    """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
+    settings, what = config.model_dump(mode="json"), "rollouts that were filtered"
+    out.refuse_other("config", settings, what, keep=_read_by(sources))
+    for target in targets.values():
+        # The test side of a file may have been the -o of another filter.
+        refuse_other_settings(target, config, what, out.overwrite)
+
+
+def _write(
+    report: FilterReport,
+    columns: RolloutColumns,
+    sides: dict[str, np.ndarray],
+    targets: dict[str, Path],
+    sources: Sequence[str | Path],
+    config: FilterConfig,
+    command: Sequence[str],
+    progress: Progress | None,
+    out: StageOutput,
+) -> None:
+    import gymdata
+
+    done = 0
+    for side, target in targets.items():
+        kept = columns.table["rollout_id"].filter(pa.array(sides[side])).combine_chunks()
+
+        def batches(ids: pa.Array = kept) -> Iterator[pa.RecordBatch]:
+            nonlocal done
+            for batch in _chosen(sources, ids):
+                done += batch.num_rows
+                yield batch
+                if progress is not None:
+                    progress.update(done=done, total=report.rollouts_out)
+
+        out.batches(target.name, batches(), ROLLOUTS, ROLLOUTS.arrow, side=side)
+        report.files[side] = target
+    facts = {
+        "version": gymdata.__version__,
+        "schema": {"rollouts": ROLLOUTS.version},
+        "command": list(command),
+        "config": config.model_dump(mode="json"),
+        "parents": [parent_of(p) for p in [*sources, *columns.scored_by]],
+        "identity": _common_identity(sources),
+        "counts": {key: value for key, value in report.as_json().items() if key != "files"},
+    }
+    # Whoever reads the folder, or the test side of a file, would take an earlier choice for this one: such files go, but
+    # not those that are filtered now.
+    in_folder = out.run_json.name == RUN_JSON
+    out.finish(facts, keep=_read_by(sources), copies=() if in_folder else out.names[1:])
+
+
+def _read_by(sources: Sequence[str | Path]) -> list[Path]:
+    return [found.path for source in sources for found in resolve(source, ROLLOUTS)]
+
+
+def _chosen(sources: Sequence[str | Path], ids: pa.Array) -> Iterator[pa.RecordBatch]:
+    for source in sources:
+        for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
+            mask = pc.is_in(batch.column("rollout_id"), value_set=ids)
+            if kept := int(pc.sum(mask).as_py() or 0):
+                yield batch if kept == batch.num_rows else batch.filter(mask)
+
+
+def _common_identity(sources: Sequence[str | Path]) -> dict[str, Any]:
+    """What all the runs were collected with alike: commands that read the output ask how it was sampled."""
+    folders = [run_folder(source) for source in sources]
+    found = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]
+    return {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}

@@ -1,0 +1,156 @@
+"""Choosing rollouts by what is known about them without their tokens: the steps of ``gymdata filter``, and group columns.
+
+What always holds: the order of the rows changes nothing but the order of the rows; every row that a step drops is counted
+under one reason; what is drawn is drawn by a seeded hash of its id. Group columns are over finite values only: a missing
+reward is never counted as 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gymdata.stats import unit_of
+
+Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+
+#: Group columns of every numeric column, by prefix: ``mean_reward``, ``max_n_turns``.
+STATISTICS = ("mean", "min", "max", "std", "sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did. ``dropped``: reason → rollouts; ``rows_in`` = ``rows_out`` + all of ``dropped``."""
+
+    name: str
+    detail: str
+    rows_in: int
+    rows_out: int
+    groups_in: int
+    groups_out: int
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Funnel:
+    """Rows going through steps. ``alive``: which are left; ``steps``: what became of the others."""
+
+    def __init__(self, rollout_ids: Sequence[str], groups: Array) -> None:
+        """``groups``: each row's group as a code from 0."""
+        self.alive: Mask = np.ones(len(groups), bool)
+        self.steps: list[Step] = []
+        self._ids = rollout_ids
+        self._groups = groups
+        self._by_id: Array | None = None
+
+    def drop(self, name: str, detail: str, reasons: dict[str, Mask], notes: Sequence[str] = ()) -> None:
+        """Drop the living rows that any reason names; the first one that does is what is counted."""
+        rows_in, groups_in = int(self.alive.sum()), self._n_groups()
+        dropped = {}
+        for reason, bad in reasons.items():
+            hit = self.alive & bad
+            if hit.any():
+                dropped[reason] = int(hit.sum())
+            self.alive = self.alive & ~bad
+        rows_out = int(self.alive.sum())
+        self.steps.append(Step(name, detail, rows_in, rows_out, groups_in, self._n_groups(), dropped, list(notes)))
+
+    def condition(self, name: str, text: str, true: Mask, unknown: Mask) -> None:
+        """Keep the rows for which a condition is true."""
+        self.drop(name, text, {"a value is missing": unknown, "not true": ~true})
+
+    def dedupe(self, keys: Array, index: Array) -> None:
+        """Keep, of the rows of a group with one ``key``, that with the lowest ``index``. A key of 0 is nobody's double."""
+        order = self._order(index.astype(np.float64))
+        rows = order[self.alive[order] & (keys[order] != 0)]
+        pairs = np.stack((self._groups[rows].astype(np.uint64), keys[rows].astype(np.uint64)), axis=1)
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        double = np.zeros(len(self.alive), bool)
+        double[np.delete(rows, first)] = True
+        self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
+
+    def best(self, n: int, by: str, score: Array, index: Array) -> None:
+        """Keep the ``n`` highest scores of each group; one that is not finite is none. Ties go to the lower index."""
+        order = self._order(index.astype(np.float64))
+        scored = order[self.alive[order] & np.isfinite(score[order])]
+        scored = scored[np.argsort(-score[scored], kind="stable")]
+        scored = scored[np.argsort(self._groups[scored], kind="stable")]
+        beyond = np.zeros(len(self.alive), bool)
+        beyond[scored[_place_in_run(self._groups[scored]) >= n]] = True
+        self.drop("best-n", f"{n} by {by}", {f"no {by}": ~np.isfinite(score), f"not among the best {n}": beyond})
+
+    def balance(self, by: str, categories: Sequence[str | None], seed: int) -> None:
+        """Keep as many rows of every category as the rarest living one has, drawn by a seeded hash of their ids."""
+        none = np.array([category is None for category in categories], bool)
+        alive = np.flatnonzero(self.alive & ~none)
+        counts = Counter(categories[row] for row in alive)
+        least = min(counts.values(), default=0)
+        members: dict[str | None, list[int]] = {}
+        for row in alive:
+            members.setdefault(categories[row], []).append(int(row))
+        over = np.zeros(len(self.alive), bool)
+        for rows in members.values():
+            rows.sort(key=lambda row: (xxhash.xxh3_64_intdigest(self._ids[row].encode(), seed), self._ids[row]))
+            over[rows[least:]] = True
+        gone = sorted({c for c in categories if c is not None} - {c for c in counts if c is not None})
+        notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items(), key=lambda item: str(item[0]))]
+        notes += [f"{category}: none was left" for category in gone]
+        reasons = {f"no {by}": none, f"over the {least:,} of the rarest": over}
+        self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
+
+    def _order(self, first: Array) -> Array:
+        """Row numbers by ``first``, then by rollout id, whatever their order in the file."""
+        if self._by_id is None:
+            self._by_id = np.argsort(np.array(self._ids, dtype=object), kind="stable")
+        return self._by_id[np.argsort(first[self._by_id], kind="stable")]
+
+    def _n_groups(self) -> int:
+        return len(np.unique(self._groups[self.alive]))
+
+
+def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> Array:
+    """``what`` (one of ``STATISTICS``) of the finite values of each group; NaN where a group has none.
+
+    Sums run over sorted values, so that the order of rows cannot change the last bit. ``std`` is the sample standard
+    deviation (ddof 1): exactly 0 where all values are equal, and NaN for a single one.
+    """
+    finite = np.isfinite(values)
+    of, known = groups[finite], values[finite].astype(np.float64)
+    order = np.lexsort((known, of))
+    of, known = of[order], known[order]
+    result = np.full(n_groups, np.nan)
+    if not len(of):
+        return result
+    starts = np.flatnonzero(np.r_[True, of[1:] != of[:-1]])
+    counts = np.diff(np.r_[starts, len(of)])
+    present, low, high = of[starts], known[starts], known[starts + counts - 1]
+    if what in ("min", "max"):
+        result[present] = low if what == "min" else high
+        return result
+    unit = unit_of(np.maximum(np.abs(low), np.abs(high)))
+    known = known / np.repeat(unit, counts)
+    sums = np.add.reduceat(known, starts)
+    means = np.where(low == high, low / unit, sums / counts)
+    # A sum beyond float64 is larger than any number that it is compared with, and so infinite.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if what == "std":
+            squares = np.add.reduceat((known - np.repeat(means, counts)) ** 2, starts)
+            result[present] = np.where(counts > 1, np.sqrt(squares / (counts - 1)), np.nan) * unit
+        else:
+            result[present] = (means if what == "mean" else sums) * unit
+    return result
+
+
+def _place_in_run(values: Array) -> Array:
+    """0, 1, 2, … within each stretch of equal values."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
+    return np.arange(len(values)) - np.repeat(starts, np.diff(np.r_[starts, len(values)]))

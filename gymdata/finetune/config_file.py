@@ -1,0 +1,378 @@
+"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unhonoured sections refused, paths found.
+
+Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check; a
+key is checked against the section that it stands in, with its dotted path in the message; all faults are reported at once.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from gymdata.errors import UsageError
+from gymdata.finetune.settings import (
+    EVALUATORS,
+    JUDGE_KEYS,
+    KINDS,
+    UNHONOURED,
+    UNHONOURED_KEYS,
+    CollectBuilder,
+    FinetuneConfig,
+    Part,
+)
+from gymdata.judge.settings import JudgeConfig
+from gymdata.settings import parse_value, read_yaml
+
+#: (dotted key, text as typed or a value), in the order in which they are applied.
+Overrides = Sequence[tuple[str, Any]]
+#: Keys of the loop that a file for validation may change.
+_OF_VALIDATION = {
+    f"finetuning.{key}" for key in ("trajectory_builder", "reward_function", "validation", "endpoint_timeout")
+}
+#: Keys of ``llms`` that say who is trained; the others say how it is sampled.
+_POLICY = ("_type", "model_name", "model", "base_url")
+_MISSING: Any = object()
+
+
+def load(file: Path, overrides: Overrides = (), *, over: Mapping[str, Any] | None = None) -> FinetuneConfig:
+    """The checked configuration of ``file`` with ``overrides`` (dotted key, text or value) in it, in order.
+
+    A key whose first word is no section is one of ``finetuning``: ``algorithm`` is ``finetuning.algorithm``. ``over``:
+    sections merged over the file's first. Raises UsageError.
+    """
+    values = read_yaml(file)
+    if over is not None:
+        values = merged(values, over)
+    for key, value in overrides:
+        assign(values, key, parse_value(value) if isinstance(value, str) else value)
+    return check(values, str(file))
+
+
+def check(values: dict[str, Any], where: str) -> FinetuneConfig:
+    """``values`` as a configuration. Raises UsageError naming the dotted path in ``where`` of everything that is wrong."""
+    unknown = dict(_unknown(FinetuneConfig, {k: v for k, v in values.items() if k not in UNHONOURED}, where, ""))
+    faults = [*_unhonoured(values, where), *unknown.values()]
+    config = None
+    try:
+        config = FinetuneConfig.model_validate(values)
+    except pydantic.ValidationError as error:
+        faults += _explained(error, where, "", {path.rpartition(".")[0] for path in unknown})
+    for section in KINDS:
+        for name, kind, keys in _parts(values.get(section)):
+            faults += _part_faults(section, name, kind, keys, where)
+    faults += _evaluator_faults(values, where)
+    if config is not None:
+        faults += _name_faults(config, where)
+    if faults:
+        raise UsageError.several(faults)
+    assert config is not None
+    return config
+
+
+def for_validation(config: FinetuneConfig, file: Path, overrides: Overrides = ()) -> FinetuneConfig:
+    """``config`` with the sections of ``file`` laid over it: what held-out tasks are sampled and scored with.
+
+    ``overrides``: those of ``config``; the ones of finetuning.validation beat ``file``. Raises UsageError naming every key
+    of ``file`` that validation has no use for, unless it only repeats ``config``.
+    """
+    over, where = read_yaml(file), str(file)
+    faults = list(_unread(over, config, where))
+    values = merged(config.model_dump(mode="json", by_alias=True, exclude_unset=True), over)
+    for key, value in overrides:
+        if _path_of(key)[:2] == ["finetuning", "validation"]:
+            assign(values, key, parse_value(value) if isinstance(value, str) else value)
+    try:
+        own = check(values, where)
+    except UsageError as error:
+        raise UsageError.several([*faults, error]) from error
+    if faults:
+        raise UsageError.several(faults)
+    return own
+
+
+def target_of(config: FinetuneConfig) -> str:
+    """The name of the entry of ``llms`` that is trained."""
+    return config.finetuning.target_model or next(iter(config.llms))
+
+
+def shipped(section: str, name: str, part: Part, where: str) -> Any | None:
+    """The checked settings of a part of a shipped kind; None for a class of the user's."""
+    kind = KINDS[section].get(part.type_)
+    if kind is None:
+        return None
+    if faults := list(_part_faults(section, name, part.type_, part.keys(), where)):
+        raise UsageError.several(faults)
+    return kind.model_validate(part.keys())
+
+
+def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[str, Part]:
+    """The entry of ``section`` that ``finetuning`` names, or the only one."""
+    parts: dict[str, Part] = getattr(config, section)
+    if chosen is None and len(parts) == 1:
+        return next(iter(parts.items()))
+    key = section.removesuffix("s")
+    if chosen is None:
+        raise UsageError(f"finetuning.{key} is missing: {section} has {', '.join(parts)}", hint=f"name one: {key}: …")
+    if chosen not in parts:
+        raise UsageError.unknown_choice(f"finetuning.{key}", chosen, parts)
+    return chosen, parts[chosen]
+
+
+def assign(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key. Raises UsageError for a key that leads through a single value."""
+    words = _path_of(key)
+    at = values
+    for word in words[:-1]:
+        below = at.get(word)
+        if below is None:
+            below = {}
+        if not isinstance(below, dict):
+            raise UsageError(f"--override {key}: {word!r} is a single value, so it has no key {words[-1]!r}")
+        at[word] = dict(below)
+        at = at[word]
+    at[words[-1]] = value
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``under``, mapping by mapping; a part of another ``_type`` replaces the one there."""
+    if {"_type"} <= under.keys() & over.keys() and under["_type"] != over["_type"]:
+        return dict(over)  # a part of another kind has other keys
+    result = dict(under)
+    for key, value in over.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def find(path: str, beside: Path) -> str:
+    """``path`` as it stands when absolute, else beside the config file (absolute), else as the working directory has it."""
+    if Path(path).is_absolute():
+        return path
+    near = beside.absolute() / path
+    # A glob has no file of its own name; its folder tells.
+    exists = near.exists() or (any(c in path for c in "*?[") and near.parent.is_dir())
+    return str(near) if exists else path
+
+
+def _path_of(key: str) -> list[str]:
+    """The words of a dotted key; one whose first word is no section is of ``finetuning``. Raises UsageError."""
+    words = key.strip().split(".")
+    if not all(words):
+        raise UsageError.bad_value("--override", key, "a dotted key such as finetuning.num_epochs")
+    if words[0] not in FinetuneConfig.model_fields and words[0] not in UNHONOURED:
+        words.insert(0, "finetuning")
+    return words
+
+
+def _unhonoured(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
+    for section, instead in UNHONOURED.items():
+        if section in values:
+            yield UsageError(
+                f"{where}: the section {section!r} cannot be honoured", hint=instead or f"take {section!r} out"
+            )
+    for path, instead in UNHONOURED_KEYS.items():
+        if _at(values, path) is not _MISSING:
+            yield UsageError(f"{where}: {path} cannot be honoured", hint=instead or f"take {path} out")
+
+
+def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
+    """Keys of a validation file that change nothing of validation."""
+    known, trained = config.model_dump(mode="json", by_alias=True), target_of(config)
+    loop = [f"finetuning.{key}" for key in FinetuneConfig.model_fields["finetuning"].annotation.model_fields]  # type: ignore[union-attr]
+    paths = {"trainers", "trainer_adapters", *loop, *(f"llms.{trained}.{key}" for key in _POLICY)} - _OF_VALIDATION
+    paths |= {f"llms.{name}" for name in _mapping(over.get("llms")) if name != trained}
+    for path in sorted(paths):
+        for at, value in _leaves(_at(over, path), path):
+            if value != _at(known, at):
+                why = "the trained policy is validated" if at.startswith("llms.") else "it is for training"
+                yield UsageError(
+                    f"{where}: {at} cannot be honoured in a file for validation: {why}",
+                    hint="set it in the main configuration, or take it out",
+                )
+    if _at(over, "finetuning.validation.config") is not _MISSING:
+        yield UsageError(f"{where}: finetuning.validation.config cannot be honoured: it is the file for validation")
+    dataset = _at(over, "eval.general.dataset")
+    if dataset not in (_MISSING, _at(known, "eval.general.dataset")) and isinstance(
+        _at(over, "finetuning.validation.dataset"), (str, Mapping)
+    ):
+        yield UsageError(
+            f"{where}: eval.general.dataset cannot be honoured beside finetuning.validation.dataset",
+            hint="name the held-out tasks once",
+        )
+
+
+def _part_faults(section: str, name: str, kind_name: str, keys: Mapping[str, Any], where: str) -> Iterator[UsageError]:
+    """What is wrong with a part of a shipped kind; nothing is known of other kinds."""
+    kind = KINDS[section].get(kind_name)
+    if kind is None:
+        return
+    path, known = f"{section}.{name}", kind.known()
+    unknown = list(_each_known(keys, known, where, path))
+    yield from unknown
+    try:
+        kind.model_validate({key: value for key, value in keys.items() if key in known})
+    except pydantic.ValidationError as error:
+        yield from _explained(error, where, path, {path} if unknown else set())
+    except UsageError as error:
+        # Keys of a command's own configuration, checked by that.
+        yield from _of_part(error, f"{where}: {path}")
+
+
+def _of_part(error: UsageError, where: str) -> Iterator[UsageError]:
+    for fault in error.faults or (error,):
+        yield UsageError(f"{where}: {fault.message.removeprefix('settings: ')}", hint=fault.hint)
+
+
+def _evaluator_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
+    for name, kind, keys in _parts(_at(values, "eval.evaluators")):
+        path = f"eval.evaluators.{name}"
+        if kind not in EVALUATORS:
+            yield UsageError.unknown_choice(f"{where}: {path}._type", kind, EVALUATORS)
+            continue
+        known = JUDGE_KEYS if kind == "genrm" else {"rewards"}
+        yield from _each_known(keys, known, where, path)
+        if kind == "reward" and not keys.get("rewards"):
+            yield UsageError(f"{where}: {path}.rewards is missing", hint="a list of specs, as rewards: [numeric]")
+        if kind == "genrm":
+            try:
+                JudgeConfig.load(None, {**{k: v for k, v in keys.items() if k in known}, "path": ""}).checked()
+            except UsageError as error:
+                yield from _of_part(error, f"{where}: {path}")
+    path = "finetuning.validation.settings"
+    settings, known = _mapping(_at(values, path)), CollectBuilder.known()
+    yield from _each_known(settings, known, where, path)
+    try:
+        CollectBuilder.model_validate({key: value for key, value in settings.items() if key in known})
+    except pydantic.ValidationError as error:
+        yield from _explained(error, where, path)
+    except UsageError as error:
+        yield from _of_part(error, f"{where}: {path}")
+
+
+def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
+    loop = config.finetuning
+    for section in ("trainers", "trajectory_builders", "trainer_adapters"):
+        try:
+            part_of(config, section, getattr(loop, section.removesuffix("s")))
+        except UsageError as error:
+            yield error
+        else:
+            if section == "trainer_adapters":
+                yield from _training_faults(config, where)
+    if loop.target_model is None and len(config.llms) > 1:
+        yield UsageError(
+            f"{where}: finetuning.target_model is missing: llms has {', '.join(config.llms)}",
+            hint="name the one to train",
+        )
+    if loop.target_model is not None and loop.target_model not in config.llms:
+        yield UsageError.unknown_choice(f"{where}: finetuning.target_model", loop.target_model, config.llms)
+
+
+def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
+    """What the training command would refuse after the first rollouts were sampled."""
+    from gymdata.train.settings import TRAINERS
+    from gymdata.train.trainer_settings import check_settings
+
+    name, part = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
+    algorithm, keys = config.finetuning.algorithm, part.keys()
+    if part.type_ != "trl" or algorithm not in TRAINERS:
+        return
+    given = {**_mapping(keys.get("settings")), **_mapping(keys.get(algorithm))}
+    try:
+        kind = TRAINERS[algorithm]
+        own = kind.of({**given, "model": "", "output": ""}, "settings")
+        check_settings(algorithm, own.trainer, own=kind.model_fields)
+    except UsageError as error:
+        yield from _of_part(error, f"{where}: trainer_adapters.{name}")
+
+
+def _unknown(model: type[pydantic.BaseModel], values: Any, where: str, path: str) -> Iterator[tuple[str, UsageError]]:
+    """Go through ``values`` as ``model`` would: the path of each key that it has not, and the error."""
+    if not isinstance(values, dict) or model.model_config.get("extra") == "allow":
+        return
+    fields = {f.alias or name: f for name, f in model.model_fields.items()}
+    unhonoured = {key.rpartition(".")[2] for key in UNHONOURED_KEYS if key.rpartition(".")[0] == path}
+    for name, value in values.items():
+        inside = f"{path}.{name}".lstrip(".")
+        if name not in fields:
+            if name not in unhonoured:
+                yield inside, UsageError.unknown_key(str(name), fields, f"{where}: {path}" if path else where)
+            continue
+        for below, many in _models(fields[name].annotation):
+            for key, one in value.items() if many and isinstance(value, dict) else [("", value)]:
+                yield from _unknown(below, one, where, f"{inside}.{key}".rstrip("."))
+
+
+def _models(hint: Any) -> Iterator[tuple[type[pydantic.BaseModel], bool]]:
+    """Models in a type hint, and whether they are the values of a mapping."""
+    if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
+        yield hint, False
+        return
+    many = typing.get_origin(hint) is dict
+    for part in typing.get_args(hint):
+        for model, deeper in _models(part):
+            yield model, many or deeper
+
+
+def _each_known(values: Mapping[str, Any], known: typing.Iterable[str], where: str, path: str) -> Iterator[UsageError]:
+    names = set(known)
+    for key in values:
+        if key not in names:
+            yield UsageError.unknown_key(str(key), names, f"{where}: {path}")
+
+
+def _explained(
+    error: pydantic.ValidationError, where: str, path: str, misspelt: Collection[str] = ()
+) -> Iterator[UsageError]:
+    """What pydantic found, once per place. ``misspelt``: places with unknown keys, which are why others seem missing."""
+    seen = set()
+    for fault in error.errors():
+        words = [str(word) for word in fault["loc"]]
+        # Of a union pydantic names the member too.
+        words = [word for word in words if not word.endswith("Section") and word not in ("str", "list[str]")]
+        place = ".".join([path, *words]).strip(".")
+        inside = place.rpartition(".")[0] if fault["type"] == "missing" else place
+        if fault["type"] == "extra_forbidden" or place in seen or inside in misspelt:
+            continue
+        seen.add(place)
+        if isinstance(cause := (fault.get("ctx") or {}).get("error"), UsageError):
+            yield UsageError(f"{where}: {place}: {cause.message}", hint=cause.hint)
+        elif fault["type"] == "missing":
+            yield UsageError(f"{where}: {place} is missing")
+        elif fault["type"] == "value_error":
+            yield UsageError(f"{where}: {place}: {fault['msg'].removeprefix('Value error, ')}")
+        else:
+            wanted = fault["msg"].removeprefix("Input should be ")
+            yield UsageError.bad_value(f"{where}: {place}", fault.get("input"), wanted)
+
+
+def _parts(section: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(name, ``_type``, the other keys) of the entries of a section that have a type."""
+    for name, part in _mapping(section).items():
+        if isinstance(part, Mapping) and isinstance(part.get("_type"), str):
+            yield str(name), part["_type"], {key: value for key, value in part.items() if key != "_type"}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _at(values: Any, path: str) -> Any:
+    """What stands at a dotted path, or _MISSING."""
+    for word in path.split("."):
+        if not isinstance(values, Mapping) or word not in values:
+            return _MISSING
+        values = values[word]
+    return values
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from _leaves(below, f"{path}.{key}")
+    elif value is not _MISSING:
+        yield path, value

@@ -1,0 +1,297 @@
+"""The shipped trainer, ``_type: epochs``: collect, select, make data, train, validate, and the same again.
+
+What always holds: each stage is begun only when those before it are done and what it made is on disk before the state
+says so; sampling, judging and training are processes of their own and never two at a time; a job that did not complete
+ends the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import gymdata
+from gymdata.errors import GymdataError, OutsideError, RefusedError
+from gymdata.finetune import report as figures
+from gymdata.finetune.plan import Judging, Plan, Watch, make_data
+from gymdata.finetune.port import CollectOrder, TrainerAdapter, TrainingJob, TrajectoryBuilder
+from gymdata.finetune.selection import Source, select
+from gymdata.finetune.state import State
+from gymdata.store import hash_file, write_run_json
+from gymdata.store.run_json import plain, replacing
+
+#: Stages of an epoch, in order; those that a plan has no use for are left out.
+STAGES = ("collect", "check", "judge", "select", "data", "train", "deploy", "kl", "validate", "log")
+#: Each epoch draws its own samples.
+_SEEDS_AN_EPOCH = 1000
+
+
+class EpochLoop:
+    """Implements ports.Trainer."""
+
+    def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> dict[str, Any]:
+        """Run or go on; returns what result.json holds."""
+        adapter.data(plan.loop.algorithm)  # an algorithm that the trainer has not is told before anything is sampled
+        state = State.open(plan.output, plan.identity, plan.loop.run_id, overwrite=plan.overwrite)
+        try:
+            return _Run(plan, builder, adapter, watch, state).run()
+        except KeyboardInterrupt:
+            state.end("interrupted", "interrupted")
+            raise
+        except GymdataError as error:
+            state.end("failed", str(error))
+            raise
+        finally:
+            state.close()
+
+
+class _Run:
+    """One call of the loop over one folder."""
+
+    def __init__(
+        self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch, state: State
+    ) -> None:
+        self.plan, self.builder, self.adapter, self.watch, self.state = plan, builder, adapter, watch, state
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> dict[str, Any]:
+        plan = self.plan
+        self._describe("running")
+        if plan.validated(0):
+            self._stage(0, "validate", lambda: self._validate(0, plan.start, 0))
+        policy, version = plan.start, 0
+        for epoch in range(1, plan.loop.num_epochs + 1):
+            fresh = self.state.done(epoch, "log") is None
+            policy, version = self._epoch(epoch, policy, version)
+            self._publish()
+            if fresh:
+                self.watch.epoch(self.rows[-1])
+        result = self._result(policy, version)
+        _write(plan.output / "result.json", result)
+        self.state.end("completed")
+        self._describe("completed", policy)
+        return result
+
+    def _stage(self, epoch: int, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """What the stage gave, from the state when it is done, else by doing it."""
+        known = self.state.done(epoch, name)
+        if known is not None:
+            return known
+        self.state.begin(epoch, name)
+        self.watch.stage(epoch, name)
+        result = dict(work())
+        self.state.finish(epoch, name, result)
+        return result
+
+    def _epoch(self, epoch: int, policy: Path, version: int) -> tuple[Path, int]:
+        """The policy that the epoch leaves, and its version."""
+        plan, folder = self.plan, self.plan.folder(epoch)
+        fresh = (epoch - 1) % plan.loop.collect_every == 0
+        if fresh:
+            # An endpoint that nobody tells goes on serving the first policy.
+            sampled = version if not plan.served or plan.deploy is not None else 0
+            self._stage(epoch, "collect", lambda: self._collect(epoch, policy, sampled))
+            self._stage(epoch, "check", lambda: self._check(epoch))
+            if plan.judging is not None:
+                judging = plan.judging
+                self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
+        chosen = self._stage(epoch, "select", lambda: self._select(epoch, version))
+        data = self._stage(epoch, "data", lambda: make_data(
+            plan, folder, self.adapter.data(plan.loop.algorithm), chosen, self.watch))  # fmt: skip
+        trained = self._stage(epoch, "train", lambda: self._train(epoch, policy, version, data))
+        after = self._policy_of(int(trained["policy_of_epoch"]))
+        next_version = int(trained["next_policy_version"])
+        if plan.deploy is not None and next_version != version:
+            self._stage(epoch, "deploy", lambda: self._deploy(epoch, after, next_version))
+        kl: dict[str, Any] = {}
+        if fresh and plan.measure_kl is not None and plan.trainer.measure_kl:
+            kl = self._stage(epoch, "kl", lambda: self._kl(epoch, version))
+        validation: dict[str, Any] | None = None
+        if plan.validated(epoch):
+            validation = self._stage(epoch, "validate", lambda: self._validate(epoch, after, next_version))
+        elif (known := self.state.done(epoch, "validate")) is not None:
+            validation = known  # it was the last epoch once
+        self.rows.append(self._stage(epoch, "log", lambda: {
+            "epoch": epoch, "algorithm": plan.loop.algorithm, "policy_version": version, **chosen,
+            **{k: v for k, v in data.items() if k != "path"},
+            **{k: v for k, v in trained.items() if k not in ("policy_of_epoch", "next_policy_version")},
+            "kl_to_start": kl.get("k3"), "validation": validation,
+        }))  # fmt: skip
+        if self.rows[-1]["validation"] is None and validation is not None:
+            self.rows[-1]["validation"] = validation
+        return after, next_version
+
+    def _collect(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
+        plan, run = self.plan, self.plan.folder(epoch) / "rollouts"
+        settings = {} if plan.loop.limit is None else {"limit": plan.loop.limit}
+        self.builder.collect(
+            CollectOrder(
+                tasks=plan.tasks, output=run, model=None if plan.served else str(policy), policy_version=version,
+                run_id=f"{self.state.run_id}-epoch-{epoch:03d}", seed=plan.loop.seed * _SEEDS_AN_EPOCH + epoch,
+                reward=plan.reward, settings=settings,
+            ),
+            self.watch,
+        )  # fmt: skip
+        return {"path": str(run), "missing": figures.missing(run)}
+
+    def _check(self, epoch: int) -> dict[str, Any]:
+        """Rollouts with faults are not trained on. One without a score is no fault: the selection counts it."""
+        run = self.plan.folder(epoch) / "rollouts"
+        log = self.plan.folder(epoch) / "logs" / "check.log"
+        told = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
+        if told["exit_code"]:
+            raise RefusedError(
+                f"epoch {epoch}: the rollouts have {told.get('errors', 'some'):,} error(s)",
+                hint=f"gymdata validate {run}",
+            )
+        return {"warnings": told.get("warnings")}
+
+    def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
+        file = _write(run.parent / f"{run.name}.judge.yaml", {**judging.settings, "name": judging.name})
+        told = self.plan.commands.run(["judge", str(run), "--config", str(file)],
+                                      run.parent / "logs" / f"{run.name}.judge.log", self.watch)  # fmt: skip
+        return {"comparisons": told.get("comparisons"), "unscored": told.get("unscored")}
+
+    def _select(self, epoch: int, version: int) -> dict[str, Any]:
+        loop = self.plan.loop
+        last = epoch - (epoch - 1) % loop.collect_every
+        oldest = max(1, min(last, epoch - loop.reuse_epochs))
+        epochs = [e for e in range(last, oldest - 1, -1) if (e - 1) % loop.collect_every == 0]
+        sources = [_source(self.plan.folder(e) / "rollouts", self.plan.judging) for e in epochs]
+        counts = select(
+            sources, self.plan.folder(epoch), epoch, version, loop.max_policy_lag, self.plan.curriculum
+        )  # fmt: skip
+        lost = (self.state.done(last, "collect") or {}).get("missing")
+        # What the epoch learns from may be more than it collected; its reward is that of its own rollouts.
+        return {**counts, **figures.rewards(sources[0].scores()), "missing": lost, "collected_in_epoch": last}
+
+    def _train(self, epoch: int, policy: Path, version: int, data: Mapping[str, Any]) -> dict[str, Any]:
+        loop = self.plan.loop
+        if data.get("skipped"):
+            kept = int(policy.parent.name.removeprefix("epoch-")) if version else 0
+            return {"policy_of_epoch": kept, "next_policy_version": version, "skipped": data["skipped"]}
+        output = self.plan.folder(epoch) / "policy"
+        job = TrainingJob(
+            job_id=f"{self.state.run_id}-epoch-{epoch:03d}", epoch=epoch, algorithm=loop.algorithm,
+            data=Path(data["path"]), model=policy, output=output, seed=loop.seed,
+        )  # fmt: skip
+        ref = self.state.noted(epoch, "train", "ref")
+        if ref is None or self.adapter.status(ref).state in ("failed", "canceled"):
+            ref = self.adapter.submit(job)
+            self.state.note(epoch, "train", ref=ref)
+        status = self.adapter.wait(ref, self.watch)
+        if status.state != "completed":
+            raise OutsideError(
+                "trainer", f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'it said nothing'}",
+                hint="the epochs before it are kept; the same command tries this one again",
+            )  # fmt: skip
+        return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}
+
+    def _policy_of(self, epoch: int) -> Path:
+        """The policy that an epoch trained; of epoch 0 the first."""
+        return self.plan.folder(epoch) / "policy" if epoch else self.plan.start
+
+    def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
+        assert self.plan.deploy is not None
+        self.plan.deploy(policy, version, self.plan.folder(epoch) / "logs" / "deploy.log", self.watch)
+        return {"policy_version": version}
+
+    def _kl(self, epoch: int, version: int) -> dict[str, Any]:
+        """KL a token of the epoch's policy to the first one; 0 when it is the first."""
+        if version == 0:
+            return {"k1": 0.0, "k3": 0.0, "tokens": 0, "rollouts": 0}
+        assert self.plan.measure_kl is not None
+        folder = self.plan.folder(epoch)
+        return dict(
+            self.plan.measure_kl(
+                folder / "rollouts", self.plan.start, folder / "kl.json", self.plan.trainer.measure_kl,
+                folder / "logs" / "kl.log", self.watch,
+            )
+        )  # fmt: skip
+
+    def _validate(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
+        plan = self.plan
+        assert plan.validation is not None
+        served_first = plan.served and plan.deploy is None
+        run = plan.folder(epoch) / "validation"
+        plan.validation.builder.collect(
+            CollectOrder(
+                tasks=plan.validation.tasks, output=run, model=None if plan.served else str(policy),
+                policy_version=0 if served_first else version, run_id=f"{self.state.run_id}-validation-{epoch:03d}",
+                seed=plan.loop.seed, reward=plan.validation.reward, settings=plan.validation.settings,
+            ),
+            self.watch,
+        )  # fmt: skip
+        judging = plan.validation.judging
+        if judging is not None:
+            self._judge(run, judging)
+        scores = _source(run, judging).scores()
+        return {**figures.held_out(run, plan.validation.threshold, scores), "policy_version": version}
+
+    def _publish(self) -> None:
+        """metrics.jsonl, the curve and the report, made anew from the epochs' rows."""
+        lines = b"".join(orjson.dumps(plain(row)) + b"\n" for row in self.rows)
+        with replacing(self.plan.output / "metrics.jsonl") as temporary:
+            temporary.write_bytes(lines)
+        if self.plan.draw is not None:
+            start = self.state.done(0, "validate")
+            self.plan.draw(self.plan.output, self.rows, {"run_id": self.state.run_id, "validation_before": start})
+
+    def _result(self, policy: Path, version: int) -> dict[str, Any]:
+        plan = self.plan
+        validations = {e: found for e in range(plan.loop.num_epochs + 1) if (found := self.state.done(e, "validate"))}
+        result: dict[str, Any] = {
+            "status": "completed",
+            "run_id": self.state.run_id,
+            "algorithm": plan.loop.algorithm,
+            "epochs": plan.loop.num_epochs,
+            "policy": str(policy),
+            "policy_version": version,
+            "metrics": str(plan.output / "metrics.jsonl"),
+            "report": str(plan.output / "report.html"),
+            "reward_first": self.rows[0]["reward_mean"],
+            "reward_last": self.rows[-1]["reward_mean"],
+            "trained_tokens": sum(row.get("trained_tokens") or 0 for row in self.rows),
+        }
+        if validations:
+            first, last = min(validations), max(validations)
+            result["validation"] = {
+                "first": {"epoch": first, **validations[first]},
+                "last": {"epoch": last, **validations[last]},
+            }
+            if first != last and plan.validation is not None and plan.validation.judging is None:
+                before, after = (plan.folder(e) / "validation" for e in (first, last))
+                result["validation"]["difference"] = figures.rise(before, after, plan.validation.threshold)
+        return result
+
+    def _describe(self, status: str, policy: Path | None = None) -> None:
+        parents = []
+        if policy is not None:
+            found = policy / "run.json"
+            parents = [{"path": str(policy.resolve()), "run_json_xxh3": hash_file(found) if found.is_file() else None}]
+        write_run_json(
+            self.plan.output,
+            {
+                **self.plan.facts,
+                "stage": "finetune",
+                "version": gymdata.__version__,
+                "run_id": self.state.run_id,
+                "status": status,
+                "identity": self.plan.identity,
+                "parents": parents,
+            },
+        )
+
+
+def _source(run: Path, judging: Judging | None) -> Source:
+    return Source(run, None if judging is None else run / f"judge-{judging.name}")
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(orjson.dumps(plain(facts), option=orjson.OPT_INDENT_2) + b"\n")
+    return path

@@ -1,0 +1,381 @@
+"""The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
+
+What always holds: a job is a child process and a file beside its output that says how it stands; a job whose process is
+gone without having said so has failed; ``completed`` is said only of a process that ended with 0 and left a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideError, RewardError, UsageError
+from gymdata.finetune.port import CollectOrder, Commands, JobStatus, TrainingJob
+from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
+from gymdata.progress import Progress
+from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
+from gymdata.store.reading import child_environment
+from gymdata.store.run_json import plain, replacing
+from gymdata.urls import for_child, placeholder_values
+
+#: Becomes the command after asking Linux to end it with its parent; a parent that is gone already is noticed.
+_LAUNCH = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None, use_errno=True).prctl(1, 9)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_POLL_S = 0.5
+_TAIL_LINES = 14
+_TAIL_BYTES = 16_384
+
+
+def gymdata_words(words: Sequence[str]) -> list[str]:
+    """The command line of one of gymdata's own commands."""
+    return [sys.executable, "-m", "gymdata.cli", *words]
+
+
+def start(
+    words: Sequence[str],
+    log: Path,
+    *,
+    stdout: int | IO[Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``words`` so that they end with this process. Their stderr, and stdout unless it is given, are added to ``log``.
+
+    To be called from the main thread: Linux ends a child with the thread that started it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as noise:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _LAUNCH, str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=noise if stdout is None else stdout,
+            stderr=noise,
+            env={**os.environ, **child_environment(), **placeholder_values(), **(environment or {})},
+            **OWN_GROUP,
+        )
+
+
+def wait(process: subprocess.Popen[bytes], log: Path, progress: Progress, timeout_s: float | None = None) -> int:
+    """The exit code, once it has ended; ``progress`` hears the log's last line meanwhile. Ctrl-C is passed on
+    to the child. Raises subprocess.TimeoutExpired."""
+    left = timeout_s
+    with interruptions_passed_to(process):
+        while True:
+            try:
+                return process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                hear(log, progress)
+                if left is not None and (left := left - _POLL_S) <= 0:
+                    raise
+
+
+def hear(log: Path, progress: Progress) -> None:
+    """Pass on how far the log's last line says that the work is, as in ``training 12/40``."""
+    lines = last_lines(log, 1)
+    if lines and (found := re.search(r"(\d[\d,]*)/(\d[\d,]*)", lines[-1])):
+        done, total = (int(number.replace(",", "")) for number in found.groups())
+        progress.update(done=done, total=total)
+
+
+class CommandRunner:
+    """Runs gymdata's commands (implements ports.Commands)."""
+
+    def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
+        """``gymdata WORDS --json``; what it printed, with ``exit_code`` (0, or 1: faults found).
+
+        Raises KeyboardInterrupt after a Ctrl-C, and a GymdataError with the command's exit code when it said nothing.
+        """
+        answer = log.with_suffix(".out")
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        with answer.open("wb") as out:
+            process = start(gymdata_words([*words, "--json"]), log, stdout=out)
+        code = wait(process, log, progress)
+        text = answer.read_text(errors="replace").strip()
+        answer.unlink()
+        if code in (EXIT_INTERRUPTED, -signal.SIGINT):
+            raise KeyboardInterrupt
+        if code not in (0, 1) or not text:
+            raise failed(f"`gymdata {words[0]}`", code, log)
+        printed = json.loads(text.splitlines()[-1])
+        return {**printed, "exit_code": code} if isinstance(printed, dict) else {"exit_code": code, "value": printed}
+
+
+def failed(what: str, code: int, log: Path) -> GymdataError:
+    """The error of a child that ended with ``code``; its exit code is the child's (3 when a signal ended it)."""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    said = "\n".join(f"    {line}" for line in last_lines(log))
+    error = GymdataError(f"{what} {how}" + (f":\n{said}" if said else ""), hint=f"the whole log is {log}")
+    error.exit_code = code if code > 0 else 3
+    return error
+
+
+def last_lines(log: Path, n: int = _TAIL_LINES) -> list[str]:
+    """The last ``n`` lines of a log that are not empty."""
+    if not log.is_file():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()][-n:]
+
+
+class CollectingBuilder:
+    """``base``: what the llms and eval sections say, under the builder's own settings."""
+
+    def __init__(self, config: CollectBuilder, commands: Commands, base: Mapping[str, Any]) -> None:
+        self._config, self._commands, self._base = config, commands, dict(base)
+
+    def collect(self, order: CollectOrder, progress: Progress) -> None:
+        own = {"num_generations": self._config.num_generations, **self._base, **self._config.settings, **order.settings}
+        own["num_rollouts"] = own.pop("num_generations")
+        allow_missing = float(own.pop("allow_missing", self._config.allow_missing))
+        decided = {
+            "tasks": order.tasks, "output": str(order.output), "policy_version": order.policy_version,
+            "run_id": order.run_id, "seed": order.seed, "reward": list(order.reward),
+        }  # fmt: skip
+        model = {"model": order.model} if order.model is not None else {}
+        file = settings_file(order.output.parent / f"{order.output.name}.collect.yaml", {**own, **model, **decided})
+        log = order.output.parent / "logs" / f"{order.output.name}.log"
+        told = self._commands.run(["collect", "--config", str(file)], log, progress)
+        if told.get("reward_faults"):
+            first = next((part["first_error"] for part in told["parts"].values() if part["failed"]), None)
+            why = f"{told['reward_faults']:,} rollouts could not be scored" + (f"; first: {first}" if first else "")
+            raise RewardError(why, hint=f"the whole log is {log}; mend the reward and run the same command again")
+        wanted = int(told["tasks"]) * own["num_rollouts"]
+        missing = wanted - int(told["rollouts"])
+        if told["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:
+            error = GymdataError(
+                f"{missing:,} of {wanted:,} rollouts are missing, allow_missing is {allow_missing:g}",
+                hint=f"{order.output}/failures.jsonl says why; the same command tries again (see max_attempts)",
+            )
+            error.exit_code = EXIT_FAULTS
+            raise error
+
+
+def settings_file(path: Path, settings: Mapping[str, Any]) -> Path:
+    """Write a command's settings, as JSON, which YAML reads. Paths and other objects are text; for what is secret in URLs
+    there are placeholders, which ``start`` puts into the command's environment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(orjson.dumps(for_child(plain(settings)), option=orjson.OPT_INDENT_2) + b"\n")
+    return path
+
+
+#: Algorithm → (command, what it reads).
+TRAININGS = {
+    "sft": ("train-sft", "rollouts"),
+    "dpo": ("train-dpo", "pairs"),
+    "kto": ("train-kto", "rollouts"),
+    "rl": ("train-rl", "experiences"),
+}
+#: Formats of ``gymdata export`` aside, what a job can read.
+TABLES = ("rollouts", "pairs", "experiences")
+_MODEL_FILES = ("config.json", "adapter_config.json")
+
+
+class ProcessJobs:
+    """Jobs that are child processes. A reference is the path of the file that says how the job stands."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._timeout_s: float | None = None
+
+    def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
+        """The command line of a job, and what it adds to the environment."""
+        raise NotImplementedError
+
+    def model_of(self, job: TrainingJob) -> Path:
+        """The folder that holds a model when the job has completed."""
+        return job.output
+
+    def prepare(self, job: TrainingJob) -> None:
+        """Deal with what an earlier try left in ``job.output``."""
+        raise NotImplementedError
+
+    def submit(self, job: TrainingJob) -> str:
+        self.prepare(job)
+        ref = str(job.output.parent / "job.json")
+        words, environment = self.words(job)
+        log = job.output.parent / "logs" / "train.log"
+        process = start(words, log, environment=environment)
+        self._running[ref] = process
+        facts = {
+            "job_id": job.job_id, "state": "running", "pid": process.pid, "command": list(words), "log": str(log),
+            "output": str(job.output), "model": str(self.model_of(job)), "started": time.time(),
+        }  # fmt: skip
+        _write(Path(ref), facts)
+        return ref
+
+    def status(self, ref: str) -> JobStatus:
+        facts = _read(Path(ref))
+        if facts is None:
+            return JobStatus("pending")
+        if facts["state"] != "running":
+            return JobStatus(facts["state"], 1.0 if facts["state"] == "completed" else None, facts.get("message"))
+        process = self._running.get(ref)
+        if process is None:
+            # Its process ended with the one that started it.
+            return JobStatus("failed", None, "its process is gone")
+        code = process.poll()
+        if code is None:
+            counter = _Counter()
+            hear(Path(facts["log"]), counter)
+            return JobStatus("running", counter.share)
+        return self._settle(ref, facts, code)
+
+    def wait(self, ref: str, progress: Progress) -> JobStatus:
+        process, facts = self._running.get(ref), _read(Path(ref))
+        if process is None or facts is None:
+            return self.status(ref)
+        try:
+            code = wait(process, Path(facts["log"]), progress, self._timeout_s)
+        except subprocess.TimeoutExpired:
+            self.cancel(ref)
+            return JobStatus("failed", None, f"it took longer than timeout_s, {self._timeout_s:g} s")
+        status = self._settle(ref, facts, code)
+        if code in (EXIT_INTERRUPTED, -2):
+            raise KeyboardInterrupt
+        return status
+
+    def cancel(self, ref: str) -> None:
+        process, facts = self._running.get(ref), _read(Path(ref))
+        if process is not None and process.poll() is None:
+            send(process, signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                send(process, signal.SIGKILL)
+                process.wait()
+        if facts is not None and facts["state"] == "running":
+            _write(Path(ref), {**facts, "state": "canceled", "message": "canceled"})
+
+    def _settle(self, ref: str, facts: dict[str, Any], code: int) -> JobStatus:
+        if code in (EXIT_INTERRUPTED, -2):
+            status = JobStatus("canceled", None, "interrupted")
+        elif code != 0:
+            said = "\n".join(f"    {line}" for line in last_lines(Path(facts["log"])))
+            status = JobStatus("failed", None, f"ended with exit code {code}; its last words:\n{said}")
+        elif not any((Path(facts["model"]) / name).is_file() for name in _MODEL_FILES):
+            status = JobStatus("failed", None, f"ended with exit code 0, but {facts['model']} holds no model")
+        else:
+            status = JobStatus("completed", 1.0)
+        took = round(time.time() - facts["started"], 3)
+        _write(
+            Path(ref), {**facts, "state": status.state, "message": status.message, "exit_code": code, "seconds": took}
+        )
+        return status
+
+
+class TrlJobs(ProcessJobs):
+    """``gymdata train-sft``, ``-dpo``, ``-kto`` and ``-rl``; resumes from the last checkpoint."""
+
+    def __init__(self, config: TrlAdapter) -> None:
+        super().__init__()
+        self._config = config
+
+    def data(self, algorithm: str) -> str:
+        if algorithm not in TRAININGS:
+            raise UsageError.unknown_choice("finetuning.algorithm", algorithm, TRAININGS)
+        return TRAININGS[algorithm][1]
+
+    def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
+        file = settings_file(job.output.parent / "train.yaml", self._settings(job))
+        command = [TRAININGS[job.algorithm][0], str(job.data), "-m", str(job.model), "-o", str(job.output)]
+        return gymdata_words([*command, "--config", str(file)]), {}
+
+    def prepare(self, job: TrainingJob) -> None:
+        if not job.output.exists():
+            return
+        # Killed while its first file was written: nothing was trained, and nothing could be resumed.
+        begun = _read(job.output / "job" / "job.json") is not None
+        # Mended settings cannot go on from what the others trained.
+        same = _read(job.output.parent / "train.yaml") == plain(self._settings(job))
+        if not (begun and same):
+            shutil.rmtree(job.output)
+
+    def _settings(self, job: TrainingJob) -> dict[str, Any]:
+        return {"seed": job.seed, **self._config.settings, **getattr(self._config, job.algorithm)}
+
+
+class CommandJobs(ProcessJobs):
+    """Any trainer that a command starts. Each try begins with an empty {output}."""
+
+    def __init__(self, config: CommandAdapter) -> None:
+        super().__init__()
+        self._config, self._timeout_s = config, config.timeout_s
+        self._words = shlex.split(config.command) if isinstance(config.command, str) else list(config.command)
+        if not self._words:
+            raise UsageError.bad_value("trainer_adapters: command", config.command, "words of a command")
+
+    def data(self, algorithm: str) -> str:  # noqa: ARG002 - what a format holds is the configuration's choice
+        return self._config.format if self._config.format in TABLES else f"export:{self._config.format}"
+
+    def model_of(self, job: TrainingJob) -> Path:
+        return job.output / self._config.model_folder
+
+    def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
+        places = {"data": job.data, "model": job.model, "output": job.output, "epoch": job.epoch, "seed": job.seed,
+                  "algorithm": job.algorithm}  # fmt: skip
+        return [_filled(word, places) for word in self._words], self._config.env
+
+    def prepare(self, job: TrainingJob) -> None:
+        if job.output.exists():
+            shutil.rmtree(job.output)
+        job.output.mkdir(parents=True)
+
+    def submit(self, job: TrainingJob) -> str:
+        words, _ = self.words(job)
+        if shutil.which(words[0]) is None and not Path(words[0]).is_file():
+            raise OutsideError("trainer", f"{words[0]!r} is no command that can be found", hint="give its full path")
+        return super().submit(job)
+
+
+class _Counter:
+    share: float | None = None
+
+    def update(self, **counts: float) -> None:
+        self.share = counts["done"] / counts["total"] if counts.get("total") else None
+
+    def message(self, text: str) -> None: ...
+
+
+def _filled(word: str, places: Mapping[str, object]) -> str:
+    """``word`` with {name} replaced; other braces stay as they are, since commands use them too."""
+    for name, value in places.items():
+        word = word.replace("{" + name + "}", str(value))
+    return word
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None when there is none, or it was not written to its end."""
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+__all__ = ["CommandJobs", "ProcessJobs", "TrlJobs"]

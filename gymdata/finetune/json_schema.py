@@ -1,0 +1,100 @@
+"""The JSON Schema of ``gymdata finetune``'s file, for editors: ``python -m gymdata.finetune.json_schema --write schemas``.
+
+What always holds: it is made from the classes that check the file; ``--check`` exits with 1 when it is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gymdata.collect.settings import CollectConfig
+from gymdata.experience.settings import ExperienceConfig
+from gymdata.finetune.settings import JUDGE_KEYS, KINDS, CollectBuilder, FinetuneConfig
+from gymdata.judge.settings import JudgeConfig
+from gymdata.pairs.settings import PairsConfig
+
+NAME = "finetune.config.json"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema() -> dict[str, Any]:
+    """The schema of a whole file. Parts of shipped kinds have their keys; others may have any."""
+    made = FinetuneConfig.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = made["$defs"]
+    definitions.pop("Part", None)
+    for section, kinds in KINDS.items():
+        shipped = [_kind(name, _properties(kind, definitions)) for name, kind in kinds.items()]
+        own = {
+            "type": "object",
+            "description": "An entry point's name, or path.py:Class; the other keys go to it.",
+            "properties": {"_type": {"type": "string", "not": {"enum": list(kinds)}}},
+            "required": ["_type"],
+        }
+        made["properties"][section] = {"type": "object", "additionalProperties": {"anyOf": [*shipped, own]}}
+    judge = _of(JudgeConfig, definitions)
+    definitions["EvalSection"]["properties"]["evaluators"]["additionalProperties"] = {
+        "anyOf": [
+            _kind("reward", {"rewards": {"type": "array", "items": {"type": "string"}, "minItems": 1}}),
+            _kind("genrm", {key: judge[key] for key in sorted(JUDGE_KEYS)}),
+        ]
+    }
+    return {"$schema": DIALECT, **made, "title": "gymdata finetune"}
+
+
+def text() -> str:
+    """The file's content."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def _kind(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"_type": {"const": name}, **properties},
+        "required": ["_type"],
+        "additionalProperties": False,
+    }
+
+
+def _properties(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    own = _of(kind, definitions)
+    if kind is CollectBuilder:
+        own |= {key: value for key, value in _of(CollectConfig, definitions).items() if key in kind.known()}
+        own.pop("settings", None)
+    for key, config in (("pairs", PairsConfig), ("experience", ExperienceConfig)):
+        if key in own:
+            inside = _of(config, definitions)
+            own[key] = {"type": "object", "properties": inside, "additionalProperties": False}
+    return own
+
+
+def _of(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    made = model.model_json_schema(by_alias=True)
+    definitions.update(made.get("$defs", {}))
+    properties: dict[str, Any] = made["properties"]
+    return properties
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check; 1 when it is stale."""
+    parser = argparse.ArgumentParser(prog="python -m gymdata.finetune.json_schema", description=__doc__.splitlines()[0])
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--write", type=Path, metavar="FOLDER")
+    action.add_argument("--check", type=Path, metavar="FOLDER")
+    chosen = parser.parse_args(arguments)
+    if chosen.write:
+        chosen.write.mkdir(parents=True, exist_ok=True)
+        (chosen.write / NAME).write_text(text())
+        return 0
+    file = chosen.check / NAME
+    if file.is_file() and file.read_text() == text():
+        return 0
+    sys.stderr.write(f"{file}: stale; run: python -m gymdata.finetune.json_schema --write {chosen.check}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

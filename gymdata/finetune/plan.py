@@ -1,0 +1,164 @@
+"""A finetuning run with everything resolved: what the loop does, and where it writes.
+
+What always holds: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from gymdata.curriculum import CurriculumConfig
+from gymdata.finetune.port import Commands, TrajectoryBuilder
+from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
+from gymdata.progress import Progress
+from gymdata.store import hash_file
+from gymdata.store.run_json import plain, replacing
+
+#: Formats of ``gymdata export`` that are made from pairs.
+_OF_PAIRS = ("preference", "dpo")
+NO_VARIANCE = "no selected group has rewards that differ"
+
+
+def make_data(plan: Plan, folder: Path, kind: str, chosen: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """``path`` of the data and its counts, or ``skipped`` with the reason."""
+    rollouts = folder / "selected" / "rollouts.parquet"
+    if not chosen["groups_selected"]:
+        return {"skipped": "no group was selected"}
+    if kind == "rollouts":
+        return {
+            "path": str(rollouts),
+            "rollouts_for_training": chosen["rollouts_selected"],
+            "data_xxh3": hash_file(rollouts),
+        }
+    made_of_pairs = kind == "pairs" or (kind.startswith("export:") and any(word in kind for word in _OF_PAIRS))
+    if (made_of_pairs or kind == "experiences") and not chosen["groups_learnable"]:
+        return {"skipped": NO_VARIANCE}
+    source, counts = rollouts, dict[str, Any]()
+    if made_of_pairs:
+        source, counts = _pairs(plan, folder, rollouts, progress)
+        if not counts["pairs"]:
+            return {**counts, "skipped": "no pair came of the selected rollouts"}
+    if kind == "experiences":
+        source, counts = _experiences(plan, folder, rollouts, progress)
+    if kind.startswith("export:"):
+        source = _export(plan, folder, source, kind.removeprefix("export:"), progress)
+    return {"path": str(source), **counts, "data_xxh3": hash_file(source)}
+
+
+def _pairs(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
+    settings: dict[str, Any] = {"seed": plan.loop.seed}
+    if plan.judging is not None:
+        settings |= {"source": "comparisons", "judge": plan.judging.name}
+    told = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
+    return folder / "pairs" / "pairs.parquet", {"pairs": told["pairs"], "pair_candidates": told["candidates"],
+                              "pairs_dropped": {k: v for k, v in told["dropped"].items() if v}}  # fmt: skip
+
+
+def _experiences(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
+    told = _run(plan, folder, "experience", rollouts, folder / "experiences", plan.trainer.experience, progress)
+    return folder / "experiences" / "experiences.parquet", {
+        "sequences": told["counts"]["sequences"],
+        "rollouts_left_out": {why: n for why, n in told["left_out"].items() if n},
+        "groups_dropped": {why: n for why, n in told["dropped_groups"].items() if n},
+    }
+
+
+def _run(
+    plan: Plan, folder: Path, command: str, source: Path, output: Path, settings: Mapping[str, Any], progress: Progress
+) -> Mapping[str, Any]:
+    file = folder / f"{command}.yaml"
+    with replacing(file) as temporary:
+        temporary.write_bytes(orjson.dumps(plain(settings), option=orjson.OPT_INDENT_2) + b"\n")
+    words = [command, str(source), "-o", str(output), "--config", str(file), "--overwrite"]
+    return plan.commands.run(words, folder / "logs" / f"{command}.log", progress)
+
+
+def _export(plan: Plan, folder: Path, source: Path, format: str, progress: Progress) -> Path:
+    target = folder / "export" / ("data.parquet" if format == "verl" else "data.jsonl")
+    words = ["export", str(source), "--format", format, "-o", str(target), "--overwrite"]
+    plan.commands.run(words, folder / "logs" / "export.log", progress)
+    return target
+
+
+#: Keys of the finetuning section that may differ when the same folder is gone on with.
+FREE = ("num_epochs", "output_dir", "endpoint_timeout", "tensorboard", "deploy", "enabled", "run_id")
+#: Keys of a collection that may differ too: how often and how long to try, and how files are cut.
+FREE_OF_COLLECTING = {
+    "allow_missing", "max_attempts", "give_up", "tool_timeout", "reward_timeout", "request_timeout", "retries",
+    "rows_per_file",
+}  # fmt: skip
+
+
+class Watch(Progress, Protocol):
+    """Who watches the loop: a table on a terminal, or a line an epoch. Never raises."""
+
+    def stage(self, epoch: int, name: str) -> None:
+        """A stage begins."""
+        ...
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """An epoch is over; ``row`` is its line of metrics.jsonl."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A generative judge in the place of rewards: the name of its scores, and settings of ``gymdata judge``."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out tasks and how they are sampled and scored. ``builder``, ``reward`` and ``judging`` differ from the loop's
+    where validation has a configuration of its own."""
+
+    tasks: str
+    builder: TrajectoryBuilder
+    settings: Mapping[str, Any]
+    interval: int
+    threshold: float
+    reward: tuple[str, ...]
+    judging: Judging | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``start``: folder of the first policy, which training starts from. ``served``: rollouts come from an endpoint that
+    goes on serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content."""
+
+    output: Path
+    tasks: str
+    start: Path
+    served: bool
+    reward: tuple[str, ...]
+    judging: Judging | None
+    curriculum: CurriculumConfig
+    loop: FinetuningSection
+    trainer: EpochsTrainer
+    validation: Validation | None
+    commands: Commands
+    #: (rollouts, first policy, file to write, how many, log, progress): see gymdata.train.trainers.kl_to_reference.
+    measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Mapping[str, Any]] | None
+    #: Writes curve.png and report.html of the rows so far.
+    draw: Callable[[Path, list[dict[str, Any]], Mapping[str, Any]], None] | None
+    #: Makes the endpoint serve a model as a version: (model, version, log, progress).
+    deploy: Callable[[Path, int, Path, Progress], None] | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    overwrite: bool = False
+
+    def folder(self, epoch: int) -> Path:
+        return self.output / f"epoch-{epoch:03d}"
+
+    def validated(self, epoch: int) -> bool:
+        """Whether held-out tasks are sampled after this epoch (0: before the first)."""
+        if self.validation is None:
+            return False
+        return epoch in (0, self.loop.num_epochs) or epoch % self.validation.interval == 0

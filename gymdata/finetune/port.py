@@ -1,0 +1,107 @@
+"""What trains, and the loop around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gymdata.progress import Progress
+
+#: The life of a training job. ``completed`` is said only when the model is there to be read.
+JobState = Literal["pending", "running", "completed", "failed", "canceled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """One epoch's training. ``job_id`` is the same for every try of the epoch, so a remote trainer can refuse a second.
+
+    ``data``: the file or run folder that ``TrainerAdapter.data`` asked for. ``output``: the folder that must be a model for
+    the next epoch's collecting when the job has completed.
+    """
+
+    job_id: str
+    epoch: int
+    algorithm: str
+    data: Path
+    model: Path
+    output: Path
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """``progress``: 0 to 1, None when it is not known. ``message``: why it failed, or what it is doing."""
+
+    state: JobState
+    progress: float | None = None
+    message: str | None = None
+
+
+class TrainerAdapter(Protocol):
+    """Runs training jobs somewhere. A reference stays good after this process has ended, so that a later one can ask."""
+
+    def data(self, algorithm: str) -> str:
+        """What a job reads: ``rollouts``, ``pairs``, ``experiences``, or ``export:FORMAT`` of ``gymdata export``.
+
+        Raises UsageError for an algorithm that this trainer has not."""
+        ...
+
+    def submit(self, job: TrainingJob) -> str:
+        """Start it and return its reference at once; what an earlier try left in ``job.output`` is gone on with or
+        removed. Raises OutsideError("trainer", …)."""
+        ...
+
+    def status(self, ref: str) -> JobStatus: ...
+
+    def wait(self, ref: str, progress: Progress) -> JobStatus:
+        """Return when the job is completed, failed or canceled. KeyboardInterrupt after a Ctrl-C that it obeyed."""
+        ...
+
+    def cancel(self, ref: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOrder:
+    """Rollouts to collect into ``output``, a run folder that is gone on with when it is there.
+
+    ``model``: folder of the policy, or None where only an endpoint's is used. ``settings``: keys of CollectConfig that
+    beat the builder's own. ``reward``: reward specs as ``gymdata collect --reward`` takes them; none when a judge scores.
+    """
+
+    tasks: str
+    output: Path
+    model: str | None
+    policy_version: int
+    run_id: str
+    seed: int
+    reward: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TrajectoryBuilder(Protocol):
+    """Collects the rollouts of one epoch and groups them (``group_id``); its result is the run folder."""
+
+    def collect(self, order: CollectOrder, progress: Progress) -> None:
+        """Sample what is owed of ``order``. Called again after a crash: what is there is kept.
+
+        Raises GymdataError when the rollouts are not all there."""
+        ...
+
+
+class Trainer(Protocol):
+    """The loop over epochs. ``plan`` is a ``gymdata.finetune.plan.Plan``."""
+
+    def run(self, plan: Any, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Any) -> Mapping[str, Any]:
+        """Run or go on with the plan; returns the final result. Raises what ended it early."""
+        ...
+
+
+class Commands(Protocol):
+    """Runs commands of gymdata, each as a process of its own that ends when this one does."""
+
+    def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
+        """``gymdata WORDS --json``; what it printed. Its stderr goes to ``log``. Raises a GymdataError that carries its
+        exit code and last words."""
+        ...

@@ -1,0 +1,483 @@
+"""``gymdata finetune``: joins one YAML file to a trajectory builder, a trainer adapter and a loop over epochs.
+
+What always holds: everything that can be wrong with the configuration is found before a folder is made or a process is
+started; what a run must keep on a resume is named by content, not by path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from gymdata.curriculum import CurriculumConfig
+from gymdata.errors import DataError, OutsideError, UsageError, require
+from gymdata.finetune.config_file import Overrides, find, for_validation, load, part_of, shipped, target_of
+from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
+from gymdata.finetune.port import Commands, Trainer, TrainerAdapter, TrajectoryBuilder
+from gymdata.finetune.settings import (
+    KINDS,
+    CommandAdapter,
+    DatasetSection,
+    EpochsTrainer,
+    FinetuneConfig,
+    LlmSection,
+    Part,
+    output_dir,
+)
+from gymdata.progress import Progress
+from gymdata.settings import read_yaml
+from gymdata.store import hash_file
+from gymdata.store.paths import local_output
+from gymdata.store.run_json import replacing
+from gymdata.user_code import load_symbol, place_in, place_of
+
+#: What a part must be able to do, by section.
+_METHODS = {
+    "trajectory_builders": ("collect",),
+    "trainer_adapters": ("data", "submit", "status", "wait", "cancel"),
+    "trainers": ("run",),
+}
+
+
+def builder_of(
+    config: FinetuneConfig, where: str, beside: Path, commands: Commands, base: Mapping[str, Any]
+) -> TrajectoryBuilder:
+    """The trajectory builder that the configuration names. ``base``: collect settings under the builder's own."""
+    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    settings = shipped("trajectory_builders", name, part, where)
+    if settings is not None:
+        from gymdata.finetune.jobs import CollectingBuilder
+
+        found = in_place(settings.settings, beside)
+        return CollectingBuilder(settings.model_copy(update={"settings": found}), commands, base)
+    made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
+    return made
+
+
+def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
+    """Raise UsageError with the command that installs what the parts need, all of it, unless it is there. ``served``: the
+    policy is behind a URL, so no engine is needed here."""
+    needed: dict[str, list[str]] = {}
+    adapter = shipped(
+        "trainer_adapters", *part_of(config, "trainer_adapters", config.finetuning.trainer_adapter), where
+    )
+    if adapter is not None and not isinstance(adapter, CommandAdapter):
+        needed["train"] = ["transformers", "torch", "trl", "peft", "accelerate", "datasets"]
+    builder = shipped(
+        "trajectory_builders", *part_of(config, "trajectory_builders", config.finetuning.trajectory_builder), where
+    )
+    if builder is not None and not served and "workflow_url" not in builder.settings:
+        needed["engine"] = ["vllm"]
+    if config.finetuning.tensorboard:
+        needed["tensorboard"] = ["torch", "tensorboard"]
+    require(",".join(needed), *(module for modules in needed.values() for module in modules))
+
+
+def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapter:
+    """The trainer adapter that the configuration names."""
+    from gymdata.finetune.jobs import CommandJobs, TrlJobs
+
+    name, part = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
+    settings = shipped("trainer_adapters", name, part, where)
+    if settings is not None:
+        return CommandJobs(settings) if isinstance(settings, CommandAdapter) else TrlJobs(settings)
+    made: TrainerAdapter = custom("trainer_adapters", name, part, where, beside)
+    return made
+
+
+def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any:
+    """An instance of a class that is not shipped. Raises UsageError."""
+    flag = f"{where}: {section}.{name}._type"
+    if part.type_.rpartition(":")[0].endswith(".py"):
+        kind, _ = load_symbol(spec(part.type_, beside), flag)
+    else:
+        points = {point.name: point for point in entry_points(group=f"gymdata.{section}")}
+        if part.type_ not in points:
+            known = [*KINDS[section], *points, "path.py:Class"]
+            raise UsageError.unknown_choice(flag, part.type_, known)
+        kind = points[part.type_].load()
+    if not callable(kind) or inspect.iscoroutinefunction(kind):
+        got = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
+        raise UsageError(f"{flag}: got {got}, expected a class", hint="gymdata/ports says what it must be able to do")
+    keys = part.keys()
+    try:
+        parameters = inspect.signature(kind).parameters
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{flag}: {part.type_}: its parameters cannot be read: {error}") from error
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for key in keys:
+            if key not in parameters:
+                raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
+    try:
+        made = kind(**keys)
+    except TypeError as error:
+        raise UsageError(f"{where}: {section}.{name}: {error}") from error
+    except Exception as error:  # user code may raise anything
+        at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
+        raise UsageError(f"{flag}: {part.type_} raised {type(error).__name__}: {error} ({at})") from error
+    _check_methods(made, _METHODS[section], f"{flag}: {part.type_}")
+    return made
+
+
+def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
+    """Raises UsageError for a part that lacks a method, or whose method would return a coroutine that nobody awaits."""
+    missing = [name for name in names if not callable(getattr(made, name, None))]
+    if missing:
+        raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/ports says what they do")
+    for name in names:
+        method = getattr(made, name)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise UsageError(
+                f"{what}: {name} is async ({place_of(method)}), expected a plain method",
+                hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)",
+            )
+
+
+def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
+    """Collect settings with the files that they name found."""
+    found = dict(settings)
+    if found.get("env") is not None:
+        found["env"] = spec(found["env"], beside)
+    if found.get("chat_template") is not None:
+        found["chat_template"] = find(str(found["chat_template"]), beside)
+    return found
+
+
+def spec(value: str, beside: Path) -> str:
+    """``path.py:name``, with ``=weight`` or not, with its file found; everything else as it is."""
+    file, suffix, rest = str(value).partition(".py")
+    if not suffix or (rest and not rest.startswith(":")):
+        return str(value)
+    return find(file + suffix, beside) + rest
+
+
+__all__ = ["adapter_of", "builder_of", "custom", "in_place", "spec"]
+
+
+_HELD_OUT = {"temperature": 0.0, "num_generations": 1}
+
+
+def finetune(
+    config_file: str | Path,
+    overrides: Overrides = (),
+    *,
+    dataset: str | None = None,
+    validation_dataset: str | None = None,
+    validation_interval: int | None = None,
+    validation_config: str | None = None,
+    endpoint: str | None = None,
+    endpoint_timeout: float | None = None,
+    result_json_path: str | Path | None = None,
+    output: str | Path | None = None,
+    run_id: str | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Run, or go on with, the epochs of a configuration; returns what OUTPUT/result.json holds.
+
+    ``overrides``: (dotted key, text or value), applied in order; the keywords stand for keys of the file and beat them.
+    Raises UsageError and DataError before anything is started, StoreError when the folder is another run's, RefusedError
+    when rollouts must not be trained on, OutsideError("trainer") when a training job did not complete.
+    """
+    flags: list[tuple[str, Any]] = [
+        ("eval.general.dataset", dataset and _from_here(dataset)),
+        ("finetuning.validation.dataset", validation_dataset and _from_here(validation_dataset)),
+        ("finetuning.validation.interval", validation_interval),
+        ("finetuning.validation.config", validation_config and _from_here(validation_config)),
+        ("finetuning.endpoint_timeout", endpoint_timeout),
+        ("finetuning.output_dir", output and str(output)),
+        ("finetuning.run_id", run_id),
+    ]
+    given = [*overrides, *((key, value) for key, value in flags if value is not None)]
+    config = load(Path(config_file), given, over=_served_by(Path(config_file), given, endpoint))
+    if not config.finetuning.enabled:
+        raise UsageError(f"{config_file}: finetuning.enabled is false", hint="-o enabled true")
+    plan, builder = plan_of(config, Path(config_file), overrides=given, overwrite=overwrite, command=command)
+    adapter = adapter_of(config, str(config_file), Path(config_file).parent)
+    result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _Nobody()))
+    if result_json_path is not None:
+        with replacing(Path(result_json_path)) as temporary:
+            temporary.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def plan_of(
+    config: FinetuneConfig,
+    file: Path,
+    *,
+    overrides: Overrides = (),
+    overwrite: bool = False,
+    command: str | None = None,
+) -> tuple[Plan, TrajectoryBuilder]:
+    """The configuration with every path found, every part checked and every input hashed.
+
+    ``overrides``: those that are in ``config`` already; what they say of validation also beats its own file.
+    """
+    from gymdata.engines.weights import model_facts
+    from gymdata.finetune.jobs import CommandRunner
+
+    where, beside, loop, commands = str(file), file.parent, config.finetuning, CommandRunner()
+    llm = _llm(config)
+    start, served = _start(llm, beside, where), llm.base_url is not None
+    tasks = _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset")
+    reward, judging = _scoring(config, beside)
+    if served and loop.deploy is None and loop.num_epochs - 1 > loop.max_policy_lag:
+        raise UsageError(
+            f"{where}: {llm.base_url} goes on serving the first policy, {loop.num_epochs - 1} version(s) behind in the last "
+            f"epoch, and max_policy_lag is {loop.max_policy_lag}",
+            hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
+        )
+    require_extras(config, where, served=served)
+    builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
+    validation, own = _validation(config, file, builder, (reward, judging), overrides)
+    _, part = part_of(config, "trainers", loop.trainer)
+    trainer = shipped("trainers", "trainer", part, where)
+    identity = {
+        "sections": _identity(config),
+        "tasks": _hashes(tasks),
+        "start": model_facts(str(start))["policy_hash"],
+        "validation_tasks": _hashes(validation.tasks) if validation is not None else None,
+        "validation": _identity(own) if own is not None else None,
+        "config_version": 1,
+    }
+    resolved = config.model_dump(mode="json", by_alias=True)
+    plan = Plan(
+        output=local_output(output_dir(config)).absolute(), tasks=tasks, start=start, served=served, reward=reward,
+        judging=judging,
+        curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed), loop=loop,
+        trainer=trainer if isinstance(trainer, EpochsTrainer) else EpochsTrainer.model_validate({}), validation=validation,
+        commands=commands, measure_kl=None if served else _measure_kl, draw=_draw(loop.tensorboard),
+        deploy=_deploy(loop.deploy) if loop.deploy is not None else None, identity=identity,
+        facts={"config": resolved, "command": command, "config_file": str(file.absolute()),
+               "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None},
+        overwrite=overwrite,
+    )  # fmt: skip
+    return plan, builder
+
+
+def _llm(config: FinetuneConfig) -> LlmSection:
+    return config.llms[target_of(config)]
+
+
+def _start(llm: LlmSection, beside: Path, where: str) -> Path:
+    """The folder that training starts from."""
+    folder = Path(find(llm.model or llm.model_name, beside)).absolute()
+    if not folder.is_dir():
+        raise DataError.missing_path(folder, f"the model folder that {where} names under llms")
+    return folder
+
+
+def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> str:
+    from gymdata.collect.tasks import TaskFile
+
+    if dataset is None:
+        raise UsageError(f"{where} is missing", hint="a task file, or give --dataset")
+    path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
+    tasks = str(Path(path).absolute())
+    _ = TaskFile(tasks).files  # a missing file is told at once
+    return tasks
+
+
+def _scoring(config: FinetuneConfig, beside: Path) -> tuple[tuple[str, ...], Judging | None]:
+    """Reward specs for collecting, or the judge that scores afterwards."""
+    name = config.finetuning.reward_function.name
+    evaluator = config.eval.evaluators.get(name)
+    if evaluator is None:
+        from gymdata.rewards import load_rewards
+
+        found = (spec(name, beside),)
+        load_rewards(found)
+        return found, None
+    if evaluator.type_ == "reward":
+        return tuple(spec(one, beside) for one in evaluator.keys()["rewards"]), None
+    settings = evaluator.keys()
+    for key in ("genrm", "judge_prompt"):
+        if settings.get(key) not in (None, "default"):
+            settings[key] = str(Path(find(settings[key], beside)).absolute())
+    return (), Judging(name, settings)
+
+
+def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> dict[str, Any]:
+    """Collect settings that other sections hold."""
+    sampling = {k: v for k in ("temperature", "top_p", "max_tokens") if (v := getattr(llm, k)) is not None}
+    base: dict[str, Any] = dict(sampling)
+    if config.eval.general.max_concurrency is not None:
+        base["concurrency"] = config.eval.general.max_concurrency
+    if llm.base_url is not None:
+        timeout = config.finetuning.endpoint_timeout
+        base |= {"endpoint": llm.base_url, "model": llm.model_name, "request_timeout": timeout}
+        start = _start(llm, beside, where)
+        base["tokenizer"] = str(start)
+    if llm.tokenizer is not None:
+        base["tokenizer"] = find(llm.tokenizer, beside)
+    return base
+
+
+def _validation(
+    config: FinetuneConfig,
+    file: Path,
+    builder: TrajectoryBuilder,
+    scoring: tuple[tuple[str, ...], Judging | None],
+    overrides: Overrides,
+) -> tuple[Validation | None, FinetuneConfig | None]:
+    """How held-out tasks are sampled, and the configuration that says so where it is another than the loop's."""
+    section, beside, own, where = config.finetuning.validation, file.parent, None, str(file)
+    held_out = dict(_HELD_OUT)
+    if section.config is not None:
+        from gymdata.finetune.jobs import CommandRunner
+
+        path = Path(find(section.config, beside))
+        own, where = for_validation(config, path, overrides), str(path)
+        section, llm = own.finetuning.validation, _llm(own)
+        builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
+        scoring = _scoring(own, beside)
+        # What the file says of these is meant for validation; what the main one says is meant for training.
+        said = read_yaml(path)
+        name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
+        stated = {**((said.get("llms") or {}).get(target_of(own)) or {}),
+                  **((said.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
+        held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
+        if own.eval.general.dataset != config.eval.general.dataset:
+            section = section.model_copy(update={"dataset": own.eval.general.dataset})
+    if section.dataset is None:
+        if unused := sorted(section.model_fields_set - {"dataset"}):
+            raise UsageError(
+                f"{where}: finetuning.validation has {', '.join(unused)} but no dataset, so nothing is validated",
+                hint="name held-out tasks: finetuning.validation.dataset or --validation-dataset",
+            )
+        return None, None
+    tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
+    settings = {**held_out, **in_place(section.settings, beside)}
+    if section.limit is not None:
+        settings["limit"] = section.limit
+    reward, judging = scoring
+    return Validation(tasks, builder, settings, section.interval, section.threshold, reward, judging), own
+
+
+def _trainer(config: FinetuneConfig, file: Path) -> Trainer:
+    name, part = part_of(config, "trainers", config.finetuning.trainer)
+    if shipped("trainers", name, part, str(file)) is not None:
+        from gymdata.finetune.epochs import EpochLoop
+
+        return EpochLoop()
+    made: Trainer = custom("trainers", name, part, str(file), file.parent)
+    return made
+
+
+def _identity(config: FinetuneConfig) -> dict[str, Any]:
+    """The sections without what is free on a resume, and without where things lie: contents are hashed."""
+    sections = config.model_dump(mode="json", by_alias=True)
+    # A trainer that failed must be mendable; every epoch keeps the settings that it was trained with.
+    sections.pop("trainer_adapters")
+    sections["finetuning"] = {k: v for k, v in sections["finetuning"].items() if k not in FREE}
+    for key in ("dataset", "interval", "config"):
+        sections["finetuning"]["validation"].pop(key)
+    sections["eval"]["general"] = {}
+    for part in (*sections["trajectory_builders"].values(), sections["finetuning"]["validation"]["settings"]):
+        for key in FREE_OF_COLLECTING & part.keys():
+            part.pop(key)
+    for llm in sections["llms"].values():
+        for key in ("base_url", "model", "tokenizer", *(() if llm["base_url"] else ("model_name",))):
+            llm.pop(key)
+    return sections
+
+
+def _hashes(tasks: str) -> list[str]:
+    from gymdata.collect.tasks import TaskFile
+
+    return [hash_file(file) for file in TaskFile(tasks).files]
+
+
+def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[str, Any] | None:
+    """``--endpoint``: the trained policy's section, served by that vLLM under the name it has there."""
+    if endpoint is None:
+        return None
+    config = load(file, overrides)
+    name, llm = target_of(config), _llm(config)
+    served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name}
+    served["model_name"] = llm.model_name if llm.base_url is not None else _served_name(endpoint)
+    return {"llms": {name: served}}
+
+
+def _served_name(endpoint: str) -> str:
+    """What the server calls its model. Raises UsageError when it has several."""
+    from gymdata.engines.servers.vllm_server import served_names
+
+    names = served_names(endpoint)
+    if len(names) != 1:
+        raise UsageError(
+            f"--endpoint {endpoint}: serves {', '.join(names) or 'no model'}, and which one is the policy is not known",
+            hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}",
+        )
+    return names[0]
+
+
+def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Mapping[str, Any]:
+    from gymdata.finetune import jobs as processes
+
+    words = [
+        sys.executable,
+        "-m",
+        "gymdata.train.trainers.kl_to_reference",
+        str(rollouts),
+        str(start),
+        str(out),
+        str(limit),
+    ]
+    code = processes.wait(processes.start(words, log), log, progress)
+    if code != 0:
+        raise processes.failed("scoring with the first policy", code, log)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def _deploy(words: Sequence[str]) -> Any:
+    def run(model: Path, version: int, log: Path, progress: Progress) -> None:
+        from gymdata.finetune import jobs as processes
+
+        command = [word.replace("{model}", str(model)).replace("{version}", str(version)) for word in words]
+        try:
+            code = processes.wait(processes.start(command, log), log, progress)
+        except subprocess.SubprocessError as error:
+            raise OutsideError("engine", f"deploying failed: {error}") from error
+        if code != 0:
+            raise processes.failed("finetuning.deploy", code, log)
+
+    return run
+
+
+def _draw(tensorboard: bool) -> Any:
+    def draw(folder: Path, rows: list[dict[str, Any]], facts: Mapping[str, Any]) -> None:
+        from gymdata.finetune._matplotlib import draw_curve, write_tensorboard
+        from gymdata.finetune.report import write_page
+
+        draw_curve(folder / "curve.png", rows, facts)
+        write_page(folder / "report.html", rows, facts, folder / "curve.png")
+        if tensorboard:
+            write_tensorboard(folder / "tensorboard", rows)
+
+    return draw
+
+
+def _from_here(path: str) -> str:
+    """A path of the command line is relative to the working directory, not to the file."""
+    return str(Path(path).absolute())
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def update(self, **counts: float) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def stage(self, epoch: int, name: str) -> None: ...
+
+    def epoch(self, row: Mapping[str, Any]) -> None: ...

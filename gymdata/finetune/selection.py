@@ -1,0 +1,186 @@
+"""Which rollouts an epoch learns from: groups chosen by the curriculum, the chosen rows copied beside them.
+
+What always holds: a rollout whose policy is too old is left out and counted; a group is one task under one policy version;
+the copy's run.json leads to the runs that it was taken from; the same rollouts and epoch give the same choice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import gymdata
+from gymdata.curriculum import CurriculumConfig, GroupStats, group_statistics, select_groups
+from gymdata.errors import RefusedError
+from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
+from gymdata.store import StageOutput, find_run_json, hash_file, read_run_json, read_table, scan_batches
+from gymdata.store.paths import RUN_JSON
+from gymdata.store.run_json import plain, replacing
+
+SELECTION = "selection.json"
+_COLUMNS = ("rollout_id", "task_id", "group_id", "policy_version", "reward")
+_BATCH_ROWS = 4_096
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run of rollouts, and the folder of a judge's scores of it."""
+
+    run: Path
+    judge: Path | None = None
+
+    def scores(self) -> pa.Table:
+        """``_COLUMNS`` of the run, ``reward`` being the judge's where there is one."""
+        table = read_table(self.run, ROLLOUTS, _COLUMNS)
+        if self.judge is None:
+            return table
+        judged = read_table(self.judge, SCORES, ["rollout_id", "value"])
+        place = pc.index_in(table["rollout_id"], value_set=judged["rollout_id"].combine_chunks())
+        return table.set_column(table.column_names.index("reward"), "reward", judged["value"].take(place))
+
+
+def select(
+    sources: Sequence[Source], folder: Path, epoch: int, version: int, max_lag: int, curriculum: CurriculumConfig
+) -> dict[str, Any]:
+    """Choose, copy the chosen rollouts to ``folder``/selected and write ``folder``/selection.json; returns its counts.
+
+    ``version``: of the policy that will be trained. Raises RefusedError (R501) when no rollout has a score.
+    """
+    tables = [source.scores() for source in sources]
+    rows = pa.concat_tables(tables)
+    lag = pc.subtract(version, rows["policy_version"])
+    fresh_enough = pc.less_equal(lag, max_lag)
+    too_old = rows.num_rows - int(pc.sum(fresh_enough).as_py() or 0)
+    rows, lag = rows.filter(fresh_enough), lag.filter(fresh_enough)
+    groups = _groups(rows, version)
+    stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
+    if not any(one.n > one.n_unscored for one in stats):
+        raise RefusedError(
+            f"epoch {epoch}: none of {rows.num_rows:,} rollouts has a finite score", code="R501",
+            hint="name a reward that applies to these tasks in finetuning.reward_function",
+        )  # fmt: skip
+    chosen = select_groups(stats, epoch, curriculum)
+    included = set(chosen.included)
+    group_ids = {groups[label][0] for label in included}
+    reasons = Counter(chosen.left_out.values())
+    counts = {
+        "rollouts": rows.num_rows,
+        "groups": len(stats),
+        "groups_selected": len(included),
+        "groups_learnable": sum(one.spread > 0 for one in stats if one.task_id in included),
+        "groups_left_out": dict(sorted(reasons.items())),
+        "too_old_left_out": too_old,
+        "stale_rollouts": int(pc.sum(pc.greater(lag, 0)).as_py() or 0),
+        "policy_lag_max": int(pc.max(lag).as_py() or 0),
+    }
+    counts["rollouts_selected"] = _copy(sources, folder / "selected", group_ids, epoch)
+    _write(folder / SELECTION, {
+        "epoch": epoch, "policy_version": version, "curriculum": chosen.state, "counts": counts,
+        "left_out": dict(sorted(chosen.left_out.items())), "groups": _described(stats, included),
+    })  # fmt: skip
+    state = {k: v for k, v in chosen.state.items() if k not in ("included_groups", "config")}
+    return {**counts, "curriculum": {"enabled": curriculum.enabled, **state}}
+
+
+def _groups(rows: pa.Table, version: int) -> dict[str, tuple[str, list[float | None]]]:
+    """Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one."""
+    found: dict[str, tuple[str, list[float | None]]] = {}
+    columns = (rows[name].to_pylist() for name in ("task_id", "group_id", "policy_version", "reward"))
+    for task, group, of, score in zip(*columns, strict=True):
+        label = task if of == version else f"{task}@v{of}"
+        found.setdefault(label, (group, []))[1].append(score)
+    return found
+
+
+def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
+    """The rollouts of these groups to ``folder``/rollouts.parquet, and what a judge said of them beside it."""
+    wanted = pa.array(sorted(group_ids), pa.string())
+    schema = ROLLOUTS.schema
+
+    def chosen() -> Iterator[pa.RecordBatch]:
+        for source in sources:
+            scores = _rescored(source)
+            for batch in scan_batches(source.run, ROLLOUTS, None, _BATCH_ROWS):
+                part = batch.filter(pc.is_in(batch.column("group_id"), value_set=wanted))
+                if part.num_rows:
+                    yield from _in_shape(part, schema, scores).to_batches()
+
+    parents = [_parent(path) for source in sources for path in (source.run, source.judge) if path is not None]
+    file = folder / "rollouts.parquet"
+    # A stage that was stopped is begun again, so what is there may be replaced.
+    with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
+        rows = out.batches(file.name, chosen(), ROLLOUTS, schema).rows or 0
+        out.finish(
+            {
+                "version": gymdata.__version__,
+                "epoch": epoch,
+                "reward": "as collected" if sources[0].judge is None else sources[0].judge.name,
+                "parents": parents,
+            }
+        )
+    kept = (
+        read_table(file, ROLLOUTS, ["rollout_id"])["rollout_id"].combine_chunks() if rows else pa.array([], pa.string())
+    )
+    for source in sources:
+        if source.judge is not None:
+            _copy_judged(source.judge, folder / source.judge.name, kept)
+    return rows
+
+
+def _rescored(source: Source) -> dict[str, float | None] | None:
+    if source.judge is None:
+        return None
+    judged = read_table(source.judge, SCORES, ["rollout_id", "value"])
+    return dict(zip(judged["rollout_id"].to_pylist(), judged["value"].to_pylist(), strict=True))
+
+
+def _in_shape(batch: pa.RecordBatch, schema: pa.Schema, scores: Mapping[str, float | None] | None) -> pa.Table:
+    """Rows with every column of ``schema``, the reward replaced by the judge's, which is also named among the rewards."""
+    columns = {f.name: batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type)
+               for f in schema}  # fmt: skip
+    if scores is not None:
+        values = [scores.get(rollout) for rollout in batch.column("rollout_id").to_pylist()]
+        columns["reward"] = pa.array(values, pa.float64())
+    return pa.table({f.name: columns[f.name].cast(f.type) for f in schema}, schema=schema)
+
+
+def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:
+    with StageOutput(folder / RUN_JSON, "judge", ["scores.parquet"], overwrite=True) as out:
+        for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
+            file = judge / f"{table.name}.parquet"
+            if file.is_file():
+                rows = read_table(file, table)
+                out.table(file.name, rows.filter(pc.is_in(rows[key], value_set=kept)), table)
+        out.finish({**read_run_json(judge), "parents": [_parent(judge)], "note": "the rows of selected rollouts"})
+
+
+def _parent(path: Path) -> dict[str, Any]:
+    found = find_run_json(path)
+    facts = read_run_json(found) if found is not None else {}
+    return {
+        "path": str(path.resolve()),
+        "run_id": facts.get("run_id"),
+        "run_json_xxh3": hash_file(found) if found else None,
+    }
+
+
+def _described(stats: Sequence[GroupStats], included: set[str]) -> dict[str, Any]:
+    return {
+        one.task_id: {
+            "n": one.n, "unscored": one.n_unscored, "mean": one.mean, "min": one.minimum, "max": one.maximum,
+            "included": one.task_id in included,
+        }
+        for one in sorted(stats, key=lambda one: one.task_id)
+    }  # fmt: skip
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(orjson.dumps(plain(facts), option=orjson.OPT_INDENT_2) + b"\n")

@@ -1,0 +1,306 @@
+"""Settings of ``gymdata finetune``: the sections of one YAML file, with the names that the NeMo Agent Toolkit publishes.
+
+What always holds: every key is known or an error that names the nearest; what a part of the loop does not read is never
+accepted in silence. Parts (``_type``) that are not shipped are classes of the user's, and get their keys as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from gymdata.collect.settings import CollectConfig
+from gymdata.errors import UsageError
+from gymdata.experience.settings import ExperienceConfig
+from gymdata.judge.settings import JudgeConfig
+from gymdata.pairs.settings import PairsConfig
+from gymdata.settings import Config
+from gymdata.urls import ENGINE_KEYS, refuse_userinfo
+
+#: What the loop decides of a collection; a builder cannot.
+_DECIDED = {
+    "tasks", "model", "endpoint", "tokenizer", "output", "num_rollouts", "seed", "reward", "run_id", "policy_version",
+    "overwrite", "concurrency",
+}  # fmt: skip
+_PARTS = pydantic.ConfigDict(frozen=True, extra="allow", protected_namespaces=(), populate_by_name=True)
+
+
+def _type(default: str, description: str) -> Any:
+    return pydantic.Field(default, alias="_type", description=description)
+
+
+class Part(pydantic.BaseModel):
+    """A section entry that names its kind. ``_type``: a shipped kind, an entry point's name, or ``path.py:Class``; keys of
+    kinds that are not shipped go to the class as they are."""
+
+    model_config = _PARTS
+    type_: str = pydantic.Field(alias="_type")
+
+    def keys(self) -> dict[str, Any]:
+        """Everything but the kind."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class LlmSection(Config):
+    """A policy. ``vllm``: the folder ``model_name``, run in a process of gymdata. ``openai``: served by vLLM at ``base_url``
+    under ``model_name``; ``model`` is then the folder that training starts from. Sampling keys are the builder's defaults.
+    """
+
+    model_config = pydantic.ConfigDict(**Config.model_config, populate_by_name=True)
+    type_: Literal["vllm", "openai"] = _type("vllm", "vllm: in this machine; openai: a vLLM server at base_url")
+    model_name: str
+    model: str | None = None
+    base_url: str | None = None
+    tokenizer: str | None = None
+    temperature: float | None = pydantic.Field(None, ge=0.0)
+    top_p: float | None = pydantic.Field(None, gt=0.0, le=1.0)
+    max_tokens: int | None = pydantic.Field(None, ge=1)
+
+    @pydantic.field_validator("base_url")
+    @classmethod
+    def _no_userinfo(cls, url: str | None) -> str | None:
+        refuse_userinfo(url, "base_url", ENGINE_KEYS)
+        return url
+
+    @pydantic.model_validator(mode="after")
+    def _served(self) -> LlmSection:
+        if self.type_ == "openai" and self.base_url is None:
+            raise ValueError("base_url is needed with _type: openai")
+        if self.type_ == "vllm" and self.base_url is not None:
+            raise ValueError("base_url needs _type: openai")
+        return self
+
+
+class DatasetSection(Config):
+    """A task file as ``gymdata collect`` reads it; the kind is seen from its name, ``_type`` only repeats it."""
+
+    model_config = pydantic.ConfigDict(**Config.model_config, populate_by_name=True)
+    type_: Literal["jsonl", "parquet"] = _type("jsonl", "jsonl or parquet, also .gz and .zst")
+    file_path: str
+
+
+class EvalGeneral(Config):
+    """``max_concurrency``: rollouts in flight. ``dataset``: the tasks that are trained on."""
+
+    max_concurrency: int | None = pydantic.Field(None, ge=1)
+    dataset: DatasetSection | str | None = None
+
+
+class EvalSection(Config):
+    """``evaluators``: what ``finetuning.reward_function.name`` may name. ``_type: reward`` has ``rewards``, a list of specs
+    of ``gymdata collect --reward``; ``_type: genrm`` has the keys of ``gymdata judge``."""
+
+    general: EvalGeneral = EvalGeneral.model_validate({})
+    evaluators: dict[str, Part] = pydantic.Field(default_factory=dict)
+
+
+class CollectBuilder(Config):
+    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts a task) every
+    key of its configuration that the loop does not decide. ``allow_missing``: the share of rollouts that may be lost for
+    good (their attempts used up) before the epoch counts as failed; lost ones are counted, never scored."""
+
+    num_generations: int = pydantic.Field(8, ge=1)
+    allow_missing: float = pydantic.Field(0.05, ge=0.0, lt=1.0)
+    settings: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _sort_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        own = {k: v for k, v in values.items() if k in cls.model_fields}
+        own["settings"] = {**(own.get("settings") or {}), **{k: v for k, v in values.items() if k not in own}}
+        return own
+
+    @pydantic.model_validator(mode="after")
+    def _checked(self) -> CollectBuilder:
+        CollectConfig.load(None, {"tasks": "", **self.settings})
+        return self
+
+    @classmethod
+    def known(cls) -> set[str]:
+        """Keys that a builder of this kind takes."""
+        return (set(cls.model_fields) - {"settings"}) | (set(CollectConfig.model_fields) - _DECIDED)
+
+
+class TrlAdapter(Config):
+    """``_type: trl``: ``gymdata train-sft``, ``-dpo``, ``-kto`` or ``-rl`` in a process of its own, as ``algorithm`` says.
+    ``sft``, ``dpo``, ``kto``, ``rl``: keys of that command's --config; ``settings``: of all of them."""
+
+    settings: dict[str, Any] = pydantic.Field(default_factory=dict)
+    sft: dict[str, Any] = pydantic.Field(default_factory=dict)
+    dpo: dict[str, Any] = pydantic.Field(default_factory=dict)
+    kto: dict[str, Any] = pydantic.Field(default_factory=dict)
+    rl: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+    @classmethod
+    def known(cls) -> set[str]:
+        return set(cls.model_fields)
+
+
+class CommandAdapter(Config):
+    """``_type: command``: any trainer that is started by a command. ``command``: words (or one line, split as a shell
+    would) in which {data}, {model}, {output}, {epoch}, {seed} and {algorithm} are replaced. ``format``: what {data} is:
+    rollouts, pairs, experiences, or a format of ``gymdata export``. ``model_folder``: where below {output} the trained
+    model is. It ends with exit code 0 and a model there, or it has failed."""
+
+    command: list[str] | str
+    format: str = "pairs"
+    model_folder: str = "."
+    env: dict[str, str] = pydantic.Field(default_factory=dict)
+    timeout_s: float | None = pydantic.Field(None, gt=0.0)
+
+    @classmethod
+    def known(cls) -> set[str]:
+        return set(cls.model_fields)
+
+
+class EpochsTrainer(Config):
+    """``_type: epochs``, the shipped loop. ``pairs``, ``experience``: keys of the --config of these commands, used when the
+    algorithm needs such data. ``measure_kl``: score rollouts of later epochs with the first policy, at most so many."""
+
+    pairs: dict[str, Any] = pydantic.Field(default_factory=dict)
+    experience: dict[str, Any] = pydantic.Field(default_factory=dict)
+    measure_kl: int = pydantic.Field(512, ge=0)
+
+    @classmethod
+    def known(cls) -> set[str]:
+        return set(cls.model_fields)
+
+    @pydantic.model_validator(mode="after")
+    def _checked(self) -> EpochsTrainer:
+        faults: list[UsageError] = []
+        kinds: tuple[tuple[str, type[Config]], ...] = (("pairs", PairsConfig), ("experience", ExperienceConfig))
+        for name, config in kinds:
+            try:
+                config.of({k: v for k, v in getattr(self, name).items() if v is not None}, name)
+            except UsageError as error:
+                faults.append(error)
+        if self.pairs.get("split") is not None:
+            faults.append(UsageError("pairs.split cannot be honoured: all tasks of the dataset are trained on"))
+        if faults:
+            raise UsageError.several(faults)
+        return self
+
+
+class CurriculumSection(Config):
+    """Which groups an epoch learns from; see ``gymdata.curriculum``."""
+
+    enabled: bool = False
+    initial_percentile: float = pydantic.Field(0.3, gt=0.0, le=1.0)
+    increment_percentile: float = pydantic.Field(0.2, ge=0.0, le=1.0)
+    expansion_interval: int = pydantic.Field(5, ge=1)
+    min_reward_diff: float = pydantic.Field(0.1, ge=0.0)
+    sort_ascending: bool = False
+    random_subsample: float | None = pydantic.Field(None, gt=0.0, le=1.0)
+
+
+class RewardFunction(Config):
+    """``name``: an entry of ``eval.evaluators``, or a reward spec itself (``numeric``, ``path.py:function``)."""
+
+    name: str
+
+
+class ValidationSection(Config):
+    """Held-out tasks, sampled before the first epoch, after every ``interval`` epochs and after the last. ``settings``: keys
+    of ``gymdata collect`` (greedy and one rollout a task unless they say otherwise). A reward above ``threshold`` is a
+    success. ``config``: a YAML file of the same sections, merged over this one for validation alone: the policy's sampling,
+    tasks, evaluators, builder, reward function and this section; what it says of training is refused."""
+
+    dataset: DatasetSection | str | None = None
+    interval: int = pydantic.Field(5, ge=1)
+    limit: int | None = pydantic.Field(None, ge=1)
+    threshold: float = 0.5
+    settings: dict[str, Any] = pydantic.Field(default_factory=dict)
+    config: str | None = None
+
+
+class FinetuningSection(Config):
+    """The loop. ``trainer``, ``trajectory_builder``, ``trainer_adapter``: names of entries of their sections; may be left
+    out where there is one. ``target_model``: the entry of ``llms`` that is trained. ``output_dir`` may hold {algorithm}.
+
+    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first so many tasks. ``collect_every``: fresh
+    rollouts only every so many epochs; ``reuse_epochs``: train on the rollouts of so many earlier epochs too. Both make
+    rollouts of older policies; those more than ``max_policy_lag`` versions behind are left out and counted.
+    ``deploy``: words of a command that makes the endpoint serve {model} as {version}; without it an endpoint goes on
+    serving the first policy."""
+
+    enabled: bool = True
+    trainer: str | None = None
+    trajectory_builder: str | None = None
+    trainer_adapter: str | None = None
+    reward_function: RewardFunction
+    target_functions: list[str] = pydantic.Field(default_factory=lambda: ["<workflow>"])
+    target_model: str | None = None
+    num_epochs: int = pydantic.Field(1, ge=1)
+    output_dir: str = "runs/finetune"
+    curriculum_learning: CurriculumSection = CurriculumSection.model_validate({})
+
+    algorithm: str = "rl"
+    limit: int | None = pydantic.Field(None, ge=1)
+    seed: int = pydantic.Field(0, ge=0, lt=2**31)
+    run_id: str | None = pydantic.Field(None, min_length=1, max_length=150)
+    validation: ValidationSection = ValidationSection.model_validate({})
+    collect_every: int = pydantic.Field(1, ge=1)
+    reuse_epochs: int = pydantic.Field(0, ge=0)
+    max_policy_lag: int = pydantic.Field(0, ge=0)
+    endpoint_timeout: float = pydantic.Field(300.0, gt=0.0)
+    deploy: list[str] | None = None
+    tensorboard: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _honoured(self) -> FinetuningSection:
+        if self.target_functions != ["<workflow>"]:
+            raise ValueError("target_functions cannot be honoured: every turn of a rollout is trained ([<workflow>])")
+        lag = max(self.collect_every - 1, 0)
+        if lag > self.max_policy_lag:
+            raise ValueError(
+                f"collect_every {self.collect_every} trains on rollouts {lag} version(s) old, max_policy_lag is "
+                f"{self.max_policy_lag}: raise it, or collect more often"
+            )
+        return self
+
+
+class FinetuneConfig(Config):
+    """``gymdata finetune CONFIG.yaml``. Relative paths are looked up beside the file, then in the working directory;
+    ``output_dir`` is taken from the working directory."""
+
+    llms: dict[str, LlmSection] = pydantic.Field(min_length=1)
+    eval: EvalSection = EvalSection.model_validate({})
+    trajectory_builders: dict[str, Part] = pydantic.Field(min_length=1)
+    trainer_adapters: dict[str, Part] = pydantic.Field(min_length=1)
+    trainers: dict[str, Part] = pydantic.Field(default_factory=lambda: {"epochs": Part(_type="epochs")})
+    finetuning: FinetuningSection
+
+
+#: Shipped kinds of each section.
+KINDS: dict[str, dict[str, type[Any]]] = {
+    "trajectory_builders": {"collect": CollectBuilder},
+    "trainer_adapters": {"trl": TrlAdapter, "command": CommandAdapter},
+    "trainers": {"epochs": EpochsTrainer},
+}
+EVALUATORS = ("reward", "genrm")
+#: Keys of ``gymdata judge`` that an evaluator may have; the loop decides the others.
+JUDGE_KEYS = set(JudgeConfig.model_fields) - {"path", "output", "name", "limit", "aggregate_only", "retry_unparsed",
+                                              "overwrite"}  # fmt: skip
+#: Sections of the NeMo Agent Toolkit that nothing here reads, and what does their work.
+UNHONOURED = {
+    "workflow": "a rollout is the policy with the tools of trajectory_builders.NAME.env",
+    "functions": "tools come from trajectory_builders.NAME.env",
+    "function_groups": "tools come from trajectory_builders.NAME.env",
+    "general": None, "embedders": None, "retrievers": None, "memory": None, "object_stores": None,
+    "authentication": None, "middleware": None, "ttc_strategies": None, "optimizer": None, "logging": None,
+    "telemetry": None,
+}  # fmt: skip
+UNHONOURED_KEYS = {
+    "eval.general.output_dir": "everything is written under finetuning.output_dir",
+    "eval.general.output": "everything is written under finetuning.output_dir",
+    "eval.general.profiler": None,
+}
+
+
+def output_dir(config: FinetuneConfig) -> Path:
+    """``finetuning.output_dir``, with {algorithm} filled in."""
+    return Path(config.finetuning.output_dir.replace("{algorithm}", config.finetuning.algorithm))

@@ -1,0 +1,78 @@
+"""How far a judge can be trusted: figures about the judge, each with a 95 % Wilson interval."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gymdata.genrm.matches import Floats, Ints, Matches, order_flips, winners
+from gymdata.stats import wilson
+
+
+def bias_report(matches: Matches, answer_lengths: Ints | None = None) -> dict[str, dict[str, Any]]:
+    """Rates of the judge, each ``{"rate", "count", "n", "ci95"}``; rate and bounds are None where n is 0.
+
+    - ``first_seat_wins``: of decided comparisons, those that the first seat won (half of them without bias, when both
+      seats are used alike).
+    - ``order_flips``: of pairs judged in both seats, those whose winner changed with the seats.
+    - ``longer_wins``: of decided comparisons between answers of different length, those that the longer one won.
+    - ``ties``: of judged comparisons. ``failures``: of all comparisons.
+    - ``judge_agreement``: of two judgements of one comparison (same seats, different judge_idx), those that agree.
+    """
+    won = winners(matches)
+    judged, decided = np.isfinite(won), np.isfinite(won) & (won != 0)
+    _, _, flipped = order_flips(matches)
+    agree, together = _agreement(matches, won)
+    report = {
+        "first_seat_wins": _rate((won[decided] > 0).sum(), decided.sum()),
+        "order_flips": _rate(flipped.sum(), len(flipped)),
+        "ties": _rate((judged & ~decided).sum(), judged.sum()),
+        "failures": _rate((~judged).sum(), len(won)),
+        "judge_agreement": _rate(agree, together),
+    }
+    if answer_lengths is not None:
+        longer = np.sign(answer_lengths[matches.first] - answer_lengths[matches.second])
+        uneven = decided & (longer != 0)
+        report["longer_wins"] = _rate((won[uneven] == longer[uneven]).sum(), uneven.sum())
+    return report
+
+
+def against_rewards(matches: Matches, rewards: Floats) -> dict[str, dict[str, Any]]:
+    """How often the judge sides with known rewards (one a response, NaN where there is none), by the better one's seat.
+
+    - ``first_seat``, ``second_seat``: of judged comparisons in which the response in that seat has the higher reward,
+      those that it won. A tie is not a win. ``both_seats``: of all of these together.
+    - ``called_equal``: of judged comparisons of equal rewards, those that the judge called a tie.
+    """
+    won = winners(matches)
+    better = np.sign(rewards[matches.first] - rewards[matches.second])
+    known = np.isfinite(won) & np.isfinite(better)
+    seats = {"first_seat": known & (better > 0), "second_seat": known & (better < 0)}
+    cases = {**seats, "both_seats": known & (better != 0), "called_equal": known & (better == 0)}
+    return {name: _rate((won[case] == better[case]).sum(), case.sum()) for name, case in cases.items()}
+
+
+def _rate(count: Any, n: Any) -> dict[str, Any]:
+    count, n = int(count), int(n)
+    low, high = wilson(count, n)
+    interval = [None, None] if math.isnan(low) else [low, high]
+    return {"rate": count / n if n else None, "count": count, "n": n, "ci95": interval}
+
+
+def _agreement(matches: Matches, won: np.ndarray) -> tuple[int, int]:
+    """Agreeing and all pairs of judgements of one ordered comparison, over what was judged."""
+    known = np.flatnonzero(np.isfinite(won))
+    first, second = matches.first[known], matches.second[known]
+    order = np.lexsort((second, first))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (first[order][1:] != first[order][:-1]) | (second[order][1:] != second[order][:-1])
+    case = np.cumsum(new) - 1
+    sizes = np.bincount(case) if len(case) else np.zeros(0, np.int64)
+    together = int((sizes * (sizes - 1) // 2).sum())
+    agree = 0
+    for outcome in (-1.0, 0.0, 1.0):
+        same = np.bincount(case, won[known][order] == outcome).astype(np.int64) if len(case) else sizes
+        agree += int((same * (same - 1) // 2).sum())
+    return agree, together

@@ -1,0 +1,122 @@
+"""Comparisons of many groups as columns, and who won each.
+
+Responses of all groups are numbered together from 0; ``first`` and ``second`` are such numbers. A missing number is NaN;
+a comparison without scores and ranking is missing as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.genrm.schedule import Match
+from gymdata.genrm.verdict import Verdict
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: A ranking below it prefers the first response, above it the second.
+MIDPOINT = 3.5
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """One entry a comparison in every array."""
+
+    first: Ints
+    second: Ints
+    judge_idx: Ints
+    score_1: Floats
+    score_2: Floats
+    ranking: Floats
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Match, Verdict | None]]) -> Matches:
+        """From matches with their verdicts; None is a comparison that failed."""
+        rows = list(rows)
+        seats = np.array([m for m, _ in rows], np.int64).reshape(-1, 3)
+        none = Verdict(None, None, None)
+        numbers = [(v.score_1, v.score_2, v.ranking) for v in (verdict or none for _, verdict in rows)]
+        # float64 turns None into NaN.
+        values = np.array(numbers, np.float64).reshape(-1, 3)
+        return cls(seats[:, 0], seats[:, 1], seats[:, 2], values[:, 0], values[:, 1], values[:, 2])
+
+    @property
+    def scored(self) -> Bools:
+        """Has both scores, so it counts in means."""
+        both: np.ndarray = np.isfinite(self.score_1) & np.isfinite(self.score_2)
+        return both
+
+    @property
+    def judged(self) -> Bools:
+        """Has scores or a ranking, so somebody won or it was a tie."""
+        either: np.ndarray = self.scored | np.isfinite(self.ranking)
+        return either
+
+    def broken(self) -> tuple[Floats, Floats]:
+        """The scores with ties broken by the ranking: a = 3.5 − ranking moves from the second to the first."""
+        tie = (self.score_1 == self.score_2) & np.isfinite(self.ranking)
+        move = np.where(tie, MIDPOINT - self.ranking, 0.0)
+        return self.score_1 + move, self.score_2 - move
+
+    def swap(self) -> Matches:
+        """The same judgements with the seats of every comparison exchanged."""
+        return Matches(self.second, self.first, self.judge_idx, self.score_2, self.score_1, 7.0 - self.ranking)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def winners(matches: Matches) -> Floats:
+    """1 where the first seat won, −1 where the second did, 0 for a tie, NaN where nothing was judged.
+
+    By the tie-broken scores; by the ranking where there are no scores.
+    """
+    one, two = matches.broken()
+    by_score = np.sign(one - two)
+    by_ranking = np.sign(MIDPOINT - matches.ranking)
+    return np.where(matches.scored, by_score, by_ranking)
+
+
+def seat_pairs(matches: Matches) -> tuple[Ints, Ints]:
+    """Places (a, b) of comparisons of the same two responses by the same judge in opposite seats.
+
+    Of several such comparisons in one seat, the first two in the rows' order are matched up, and so on.
+    """
+    low, high = np.minimum(matches.first, matches.second), np.maximum(matches.first, matches.second)
+    up = matches.first < matches.second
+    nth = _occurrence([low, high, matches.judge_idx, up.astype(np.int64)])
+    order = np.lexsort((up, nth, matches.judge_idx, high, low))
+    keys = np.stack([low, high, matches.judge_idx, nth])[:, order]
+    together = np.flatnonzero((keys[:, 1:] == keys[:, :-1]).all(axis=0) & (up[order][1:] != up[order][:-1]))
+    return order[together], order[together + 1]
+
+
+def order_flips(matches: Matches) -> tuple[Ints, Ints, Bools]:
+    """Pairs of comparisons in opposite seats that were both judged, and which of them had opposite winners.
+
+    Places (a, b) into the rows; a flip is a win for one response in one seat and for the other in the other.
+    """
+    a, b = seat_pairs(matches)
+    won = winners(matches)
+    both = np.isfinite(won[a]) & np.isfinite(won[b])
+    a, b = a[both], b[both]
+    # The seats are exchanged, so the same sign means that the same *seat* won.
+    return a, b, (won[a] == won[b]) & (won[a] != 0)
+
+
+def _occurrence(keys: list[Ints]) -> Ints:
+    """For each row, how many earlier rows have the same keys."""
+    n = len(keys[0])
+    order = np.lexsort(keys[::-1])
+    new = np.ones(n, dtype=bool)
+    stacked = np.stack(keys)[:, order]
+    new[1:] = (stacked[:, 1:] != stacked[:, :-1]).any(axis=0)
+    starts = np.flatnonzero(new)
+    nth = np.empty(n, np.int64)
+    nth[order] = np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
+    return nth

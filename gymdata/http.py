@@ -1,0 +1,305 @@
+"""JSON over HTTP to the outside systems: engines, judges, environments. One place for time limits, retries and wording.
+
+What always holds: every request ends within its time limit; a passing fault (429, 408, 5xx, a broken connection, an
+answer that cannot be read) is tried again a bounded number of times with growing pauses, no earlier than ``Retry-After``
+asks, and is then raised as the fault of the named system; no fault ever comes back as an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import orjson
+
+from gymdata.errors import OutsideError, needs
+from gymdata.redaction import HIDDEN
+from gymdata.urls import Address
+
+T = TypeVar("T")
+_MAX_PAUSE_S = 30.0
+#: A request that hangs is tried this often only: each try costs the whole time limit.
+_MAX_HANGS = 2
+#: Shorter values of a query (``v=1``) are parts of too many words to be taken out of an answer that quotes them.
+_SHORTEST_SECRET = 6
+#: More than an answer has whose length nobody asked for: lists of models, tool results, verdicts.
+ORDINARY_BYTES = 16 << 20
+#: Of an answer that is a refusal, only the beginning is read.
+_REFUSAL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do next, by fault. A status with advice is one that every other request would meet too (fatal)."""
+
+    unreachable: str = "is it up?"
+    slow: str | None = None
+    statuses: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: only statuses that the caller takes as answers."""
+
+    status: int
+    raw: bytes
+
+    @property
+    def text(self) -> str:
+        return self.raw.decode("utf-8", "replace")
+
+
+class HttpClient:
+    """Requests to one base URL (its query goes along with each) on behalf of ``system`` (engine, judge, environment).
+
+    ``timeout_s`` is for one try. ``key_names``: environment variables that may hold the API key, the first one set wins.
+    ``requests`` and ``retries`` count tries.
+    """
+
+    def __init__(
+        self,
+        base: Address,
+        system: str,
+        *,
+        timeout_s: float,
+        max_retries: int,
+        pause_s: float = 0.5,
+        key_names: tuple[str, ...] = (),
+        advice: Advice | None = None,
+    ) -> None:
+        self.address = base
+        #: Fit to be shown: without the values of a query.
+        self.base = str(base)
+        self.system = system
+        self.timeout_s = timeout_s
+        self.max_retries = max_retries
+        self.pause_s = pause_s
+        self.advice = advice or Advice()
+        self.requests = self.retries = 0
+        self._key_names = key_names
+        self._session: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._session is not None
+
+    async def open(self, *, own_cookies: bool = False) -> None:
+        """``own_cookies``: each request brings its own (see ``exchange``) and none are kept here."""
+        if self._session is not None:
+            return
+        with needs("collect"):
+            import aiohttp
+        key = next((value for name in self._key_names if (value := os.environ.get(name))), None)
+        self._session = aiohttp.ClientSession(
+            # Shorter than the usual keep-alive of servers (5 s), so that they rarely hang up on a connection in use.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            cookie_jar=aiohttp.DummyCookieJar() if own_cookies else None,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        read: Callable[[dict[str, Any]], T],
+        *,
+        retries: int | None = None,
+        timeout_s: float | None = None,
+        cookies: dict[str, str] | None = None,
+        most_bytes: int = ORDINARY_BYTES,
+    ) -> T:
+        """What ``read`` makes of the JSON object that is answered. ``read`` may raise a retryable OutsideError."""
+
+        def take(reply: Reply) -> T:
+            answer = _loads(reply.raw)
+            if not isinstance(answer, dict):
+                raise self.garbage("a JSON object", reply.text)
+            return read(answer)
+
+        return await self.exchange(
+            method, path, body, take, retries=retries, timeout_s=timeout_s, cookies=cookies, most_bytes=most_bytes
+        )
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        take: Callable[[Reply], T],
+        *,
+        is_answer: Callable[[int], bool] = lambda status: status == 200,
+        repeatable: bool = True,
+        retries: int | None = None,
+        timeout_s: float | None = None,
+        cookies: dict[str, str] | None = None,
+        most_bytes: int = ORDINARY_BYTES,
+    ) -> T:
+        """What ``take`` makes of a reply whose status ``is_answer``, after at most ``retries`` more tries.
+
+        Not ``repeatable``: a request that the server may have carried out (no answer in time, a connection that broke) is
+        not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: what the answer to
+        this request can sensibly have; a longer one is not read to its end and is a fault.
+        """
+        retries = self.max_retries if retries is None else retries
+        timeout_s = timeout_s or self.timeout_s
+        hangs = 0
+        for attempt in range(retries + 1):
+            try:
+                sent = self._once(method, path, body, is_answer, repeatable, timeout_s, cookies, most_bytes)
+                return take(await sent)
+            except OutsideError as error:
+                hangs += isinstance(error.__cause__, TimeoutError)
+                if not error.retryable or attempt == retries or hangs >= _MAX_HANGS:
+                    raise
+                self.retries += 1
+                pause = min(_MAX_PAUSE_S, self.pause_s * 2**attempt) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, timeout_s)))
+        raise AssertionError("unreachable")
+
+    def garbage(self, expected: str, got: object) -> OutsideError:
+        """An answer that is not what it must be; another try may give a better one."""
+        said = self._without_secrets(str(got))[:200]
+        return OutsideError(self.system, f"the server's answer is not {expected}: got {said!r}", retryable=True)
+
+    def _without_secrets(self, text: str) -> str:
+        """A server may quote the address that it was asked at."""
+        for secret in self.address.secrets:
+            text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST_SECRET else text
+        return text
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        is_answer: Callable[[int], bool],
+        repeatable: bool,
+        timeout_s: float,
+        cookies: dict[str, str] | None,
+        most_bytes: int,
+    ) -> Reply:
+        import aiohttp
+
+        if self._session is None:
+            raise OutsideError(self.system, "the connection is closed", fatal=True)
+        url = self.address.url(path)
+        data = _dumps(body) if body is not None else None
+        headers = {"Content-Type": "application/json"} if data is not None else {}
+        if cookies:
+            headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(30.0, timeout_s))
+        self.requests += 1
+        try:
+            async with self._session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
+                if cookies is not None:
+                    cookies.update({name: morsel.coded_value for name, morsel in response.cookies.items()})
+                answers = is_answer(response.status)
+                raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
+                if not whole:
+                    response.close()  # the rest is not read, so the connection is of no more use
+                if answers and not whole:
+                    raise OutsideError(
+                        self.system,
+                        f"{url} answers with more than {most_bytes:,} bytes, which is more than was asked for",
+                        hint="is this the right server? What it goes on to say is not read",
+                    )
+                if not answers:
+                    raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)
+                return Reply(response.status, raw)
+        except aiohttp.ClientConnectorError as error:
+            raise OutsideError(
+                self.system,
+                f"{self.base} cannot be reached: {error}",
+                hint=self.advice.unreachable,
+                retryable=True,
+                fatal=True,
+            ) from error
+        except TimeoutError as error:
+            text = f"{url} did not answer within {timeout_s:g} s"
+            raise OutsideError(self.system, text, hint=self.advice.slow, retryable=repeatable) from error
+        except aiohttp.InvalidURL as error:
+            raise OutsideError(self.system, f"{url!r} is no URL", fatal=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise OutsideError(self.system, f"{url}: {type(error).__name__}: {error}", retryable=repeatable) from error
+
+    def _refusal(self, url: str, status: int, retry_after: str | None, raw: bytes) -> OutsideError:
+        said = self._without_secrets(_message(raw))
+        if status in (408, 429) or status >= 500:
+            return OutsideError(
+                self.system,
+                f"{url} answered {status}: {said}",
+                retryable=True,
+                retry_after_s=_seconds(retry_after),
+            )
+        hint = self.advice.statuses.get(status)
+        return OutsideError(
+            self.system, f"the request was refused ({status}): {said}", hint=hint, fatal=hint is not None
+        )
+
+
+async def _read(response: Any, most: int) -> tuple[bytes, bool]:
+    """(what was answered, whether that is all of it): at most about ``most`` bytes are held."""
+    if (response.content_length or 0) > most:
+        return b"", False
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            return b"".join(parts)[:most], False
+    return b"".join(parts), True
+
+
+def _dumps(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS, default=str)
+    except TypeError:  # lone surrogates, integers above 64 bits
+        return json.dumps(body, default=str).encode()
+
+
+def _loads(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        pass
+    # Python servers write NaN and Infinity, which strict readers refuse.
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(raw)
+    return None
+
+
+def _message(raw: bytes) -> str:
+    answer = _loads(raw)
+    if answer is None:
+        return raw[:200].decode(errors="replace") or "nothing"
+    said = answer
+    if isinstance(answer, dict):
+        said = answer.get("error", answer.get("detail", answer))
+    return str(said.get("message", said) if isinstance(said, dict) else said)[:400]
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After is a number of seconds or an HTTP date."""
+    if not retry_after:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(retry_after))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    return None

@@ -1,0 +1,186 @@
+"""Which foreign format a file is in, how it is read, and how rows are written in it.
+
+What always holds: a file is looked at before anything is written; several files are of one format; a format's module is
+loaded when it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError, UsageError
+from gymdata.store import find_run_json, read_run_json
+
+if TYPE_CHECKING:
+    from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
+    from gymdata.store.paths import Source
+
+#: Formats that are read, and what they give.
+SOURCES = {
+    "nemo-gym": "rollouts",
+    "nat-trajectories": "rollouts",
+    "atif": "rollouts",
+    "nat-dpo": "pairs",
+    "nat-dpo-items": "pairs",
+}
+#: Formats that are written.
+FORMATS = (
+    "nemo-gym", "nat-trajectories", "nat-dpo", "nat-dpo-items", "atif", "trl-messages", "trl-prompt-completion",
+    "trl-preference", "openai", "verl",
+)  # fmt: skip
+OF_PAIRS = frozenset({"trl-preference", "nat-dpo", "nat-dpo-items"})
+SUFFIXES = {
+    "verl": (".parquet",),
+    "nat-trajectories": (".json", ".jsonl"),
+    "nat-dpo-items": (".json", ".jsonl"),
+    "atif": (".jsonl", ".json"),
+}
+_EXPECTED = "NeMo Gym rows, trajectories or DPO rows of the NeMo Agent Toolkit, or ATIF trajectories"
+Row = Mapping[str, Any]
+
+
+def detect(sources: Sequence[Source]) -> str:
+    """The format that all of ``sources`` are in. Raises UsageError or DataError when there is none, or several."""
+    if not sources:
+        raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
+    found: dict[str, Path] = {}
+    for source in sources:
+        if source.path.stat().st_size == 0:
+            raise DataError.empty(source.path, _EXPECTED)
+        found.setdefault(_format(source), source.path)
+    if len(found) > 1:
+        told = ", ".join(f"{path.name} is {name}" for name, path in found.items())
+        raise UsageError(f"files of several formats: {told}", hint="import them one format at a time")
+    return next(iter(found))
+
+
+def _format(source: Source) -> str:
+    from gymdata.store.foreign import foreign_format
+
+    known = foreign_format(source)
+    if known is not None and known.name in SOURCES:
+        return known.name
+    from gymdata.interop.trajectories import atif_read, documents, nat_pairs, nat_read
+
+    value = documents.first_value(source) if source.kind == "jsonl" else None
+    if atif_read.is_atif(value):
+        return "atif"
+    if nat_pairs.is_dpo_line(value[0] if isinstance(value, list) and value else value):
+        return "nat-dpo"
+    if nat_read.is_nat(value):
+        return "nat-dpo-items" if nat_read.is_dpo(value) else "nat-trajectories"
+    raise DataError(
+        f"{source.path}: got no row of a known format among its first lines, expected {_EXPECTED}",
+        hint="files of gymdata need no import; --from names a format",
+    )
+
+
+def read(
+    name: str,
+    sources: list[Source],
+    *,
+    run_id: str,
+    reject: Callable[[Any], None],
+    shapes: list[dict[str, Any]],
+    rebuild: PromptRebuilder | None = None,
+    check: Callable[[Row], None] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rollouts rows of files in the format ``name``, as the store turns them into columns. ``check`` raises DataError
+    for a row that is to be rejected."""
+    if name == "nemo-gym":
+        from gymdata.interop.nemo_gym import read as nemo_import
+
+        return nemo_import.table_rows(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check)
+    if name == "atif":
+        from gymdata.interop.trajectories import atif_read
+
+        return atif_read.table_rows(sources, run_id=run_id, reject=reject, check=check)
+    from gymdata.interop.trajectories import nat_read
+
+    return nat_read.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes, check=check)
+
+
+def write(
+    name: str, rows: Iterable[Row], path: Path, target: Path, lost: Counter[str], came_from: Sequence[Any]
+) -> int:
+    """Write ``rows`` to ``path``, which becomes ``target``; returns how many found a place. ``lost``: what did not."""
+    if name == "verl":
+        return _parquet((made for row in rows if (made := _text(name)(row, lost)) is not None), path)
+    if name in ("nat-trajectories", "nat-dpo-items"):
+        from gymdata.interop.trajectories import nat_files
+
+        lines = target.suffix == ".jsonl"
+        return nat_files.write(_trajectories(name, rows, lost), path, lines=lines, shapes=came_from)
+    writer = _atif() if name == "atif" else _text(name)
+    as_list = target.suffix == ".json"
+    count = 0
+    with path.open("wb") as file:
+        for row in rows:
+            made = writer(row, lost)
+            if made is None:
+                continue
+            if as_list:
+                # One trajectory is the document itself, as its users have it; several are a list.
+                file.write(b"" if not count else b",\n")
+            file.write(json.dumps(made, ensure_ascii=False).encode() if name == "atif" else _line(made))
+            file.write(b"" if as_list else b"\n")
+            count += 1
+    if as_list and count > 1:
+        path.write_bytes(b"[" + path.read_bytes() + b"]\n")
+    return count
+
+
+def _line(made: Row) -> bytes:
+    from gymdata.store.lines import encode_any
+
+    return encode_any(made)
+
+
+def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
+    from gymdata.interop.trajectories import atif_write
+
+    return atif_write.trajectory_of
+
+
+def _text(name: str) -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
+    if name == "nat-dpo":
+        from gymdata.interop.trajectories import nat_pairs
+
+        return nat_pairs.dpo_line
+    from gymdata.interop.text_export import WRITERS
+
+    return WRITERS[name][0]
+
+
+def _trajectories(name: str, rows: Iterable[Row], lost: Counter[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    from gymdata.interop.trajectories import nat_pairs, nat_write
+
+    make, group = (
+        (nat_write.trajectory_of, "group_id") if name == "nat-trajectories" else (nat_pairs.dpo_trajectory, "task_id")
+    )
+    for row in rows:
+        made = make(row, lost)
+        if made is not None:
+            yield row[group], row["run_id"], made
+
+
+def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(list(rows))
+    pq.write_table(table, path, compression="zstd")
+    return int(table.num_rows)
+
+
+def shapes_of(path: str | Path, name: str) -> list[Any]:
+    """The documents that an import was read from, when it is exported in its own format again."""
+    found = find_run_json(path)
+    facts = read_run_json(found) if found is not None else {}
+    if facts.get("stage") != "import" or facts.get("format") != name:
+        return []
+    return list(facts.get("documents") or [])

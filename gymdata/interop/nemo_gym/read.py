@@ -1,0 +1,365 @@
+"""NeMo Gym rows as rows of the rollouts table, with their token evidence.
+
+What always holds: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn (one that
+lacks only its prompt gets it from a ``PromptRebuilder`` where one is given, and ``extra`` names that turn); what has
+no column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them;
+a row that cannot be imported is named, and never hides another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gymdata.errors import DataError
+from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.interop.nemo_gym.rebuild import MARK, Outcome, PromptRebuilder
+from gymdata.interop.numbering import Numbering
+from gymdata.rollouts.responses import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
+from gymdata.rollouts.turns import Call, TurnEncoder
+from gymdata.store.lines import iter_lines
+from gymdata.store.paths import Source, resolve
+
+#: Beside the letters of lists that a turn holds: its log-probabilities had more digits than float32.
+ROUNDED = "~"
+#: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
+AS_TEXT = "nemo_gym_text"
+#: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
+ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
+#: simdjson's refusals come as any of these; the slow way then names what is wrong.
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot be a rollout: its file and 1-based line, why, and how it begins."""
+
+    file: Path
+    line: int
+    code: str
+    reason: str
+    text: str
+
+
+Reject = Callable[[Rejected], None]
+#: Raises DataError for a row that cannot be stored.
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def reason_of(error: Exception) -> str:
+    """Why one of ``ODD`` makes a row unusable, in words."""
+    return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+
+
+def read_nemo_gym(
+    path: str | Path, *, run_id: str | None = None, reject: Reject | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rollouts rows of NeMo Gym files: dicts as ``Run.append`` takes them, turns with numpy arrays.
+
+    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
+    that the source lacks is NaN. With ``reject`` bad rows are told to it and passed over; without it they raise DataError.
+    """
+    sources: list[Source] = resolve(str(path))
+    yield from read_sources(sources, run_id=run_id, reject=reject)
+
+
+def read_sources(
+    sources: list[Source],
+    *,
+    run_id: str | None = None,
+    reject: Reject | None = None,
+    rebuild: PromptRebuilder | None = None,
+    check: Check | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same for files that were found already. ``rebuild`` makes the prompts that calls with generations lack; what
+    ``check`` refuses is a bad row."""
+    names = "\n".join(str(s.path) for s in sources)
+    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    numbering = Numbering()
+    read = _Reader(rebuild)
+    for source in sources:
+        for number, line in iter_lines(source):
+            try:
+                parsed = read(line)
+                # Numbered before the check, so that rollouts are numbered alike with and without it.
+                made = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
+                if check is not None:
+                    check({**made, "started_at": made["started_at"].isoformat()})
+            except (nemo_rows.BadRow, *ODD) as error:
+                bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
+                if reject is None:
+                    why = f"a row that cannot be imported ({bad.code}: {_reason(bad)})"
+                    raise DataError.bad_row(source.path, number, None, why, "a NeMo Gym rollout") from error
+                reject(Rejected(source.path, number, bad.code, _reason(bad), line[:1000].decode("utf-8", "replace")))
+                continue
+            if rebuild is not None:
+                rebuild.note(source.path, number, made["rollout_id"], parsed.outcome)
+            yield made
+
+
+def table_rows(
+    sources: list[Source],
+    *,
+    run_id: str | None = None,
+    reject: Reject | None = None,
+    rebuild: PromptRebuilder | None = None,
+    check: Check | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rows of ``read_sources`` as the store turns them into columns: times are text."""
+    for row in read_sources(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check):
+        row["started_at"] = row["started_at"].isoformat()
+        yield row
+
+
+def _reason(bad: nemo_rows.BadRow) -> str:
+    places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
+    wanted = f"expected {bad.more['expected']}" if bad.more.get("expected") else ""
+    got = f"got {bad.more['got']}" if bad.more.get("got") else ""
+    return "; ".join(part for part in (bad.detail, ", ".join(places), wanted, got) if part)
+
+
+@dataclass(slots=True)
+class _Parsed:
+    """A row: what checks need of it, and its Python value without the token lists that become turns."""
+
+    row: nemo_rows.Row
+    value: dict[str, Any]
+    #: The items of the output, without their lists, and their calls.
+    walked: list[tuple[int, dict[str, Any]]]
+    encoder: TurnEncoder
+    #: Model call → turn.
+    turn_of: dict[int, int]
+    #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
+    places: list[list[Any]]
+    #: Turns whose prompt was rebuilt, now or before.
+    rebuilt: list[int]
+    outcome: Outcome
+
+
+class _Reader:
+    """Parses lines: by simdjson straight into buffers, and by Python's json what that refuses."""
+
+    def __init__(self, rebuild: PromptRebuilder | None = None) -> None:
+        self._rebuild = rebuild
+        try:
+            import simdjson
+        except ImportError:
+            self._parser: Any = None
+        else:
+            self._parser = simdjson.Parser()
+
+    def __call__(self, line: bytes) -> _Parsed:
+        """Raises BadRow."""
+        if self._parser is not None:
+            try:
+                return self._fast(line)
+            except (*_REFUSALS, nemo_rows.BadRow):
+                pass
+        row = nemo_rows.slow(line)
+        try:
+            return _parsed(row, nemo_rows.load(line), _same, self._fill(row, line))
+        except RecursionError as error:
+            raise nemo_rows.BadRow("S101", "nested too deeply") from error
+
+    def _fast(self, line: bytes) -> _Parsed:
+        found = nemo_rows.fast_document(self._parser, line)
+        if found is None:
+            raise ValueError
+        return _parsed(*found, _plain, self._fill(found[0], line))
+
+    def _fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
+        return self._rebuild.fill(row, line) if self._rebuild is not None else Outcome()
+
+
+def _plain(value: Any) -> Any:
+    """A simdjson value as Python's."""
+    if hasattr(value, "as_list"):
+        return value.as_list()
+    return value.as_dict() if hasattr(value, "as_dict") else value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outcome: Outcome) -> _Parsed:
+    encoder, turn_of, moved = _turns(row, document["response"])
+    value = {key: plain(document[key]) for key in document if key != "response"}
+    given = document["response"]
+    response = {key: plain(given[key]) for key in given if key != "output"}
+    strip = _Strip(plain, moved)
+    response["output"] = strip.items(given["output"], [])
+    value["response"] = response
+    # Keys in the order of the source.
+    value = {key: value[key] for key in document}
+    value["response"] = {key: response[key] for key in given}
+    rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
+    # What the lists were taken from still ends its call.
+    walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
+    return _Parsed(row, value, walked, encoder, turn_of, strip.places, rebuilt, outcome)
+
+
+class _Strip:
+    """Takes out of items the token lists that a turn holds, and notes where they were."""
+
+    def __init__(self, plain: Callable[[Any], Any], moved: list[str]) -> None:
+        self._plain, self._moved = plain, moved
+        self._call = 0
+        self.places: list[list[Any]] = []
+        #: Turns that say of themselves that their prompt was rebuilt.
+        self.marked: list[int] = []
+        #: The items, by ``id``, that had ids.
+        self.held: set[int] = set()
+
+    def items(self, items: Any, path: list[int]) -> list[Any]:
+        made: list[Any] = []
+        for index, item in enumerate(items):
+            if not hasattr(item, "get"):
+                made.append(self.items(item, [*path, index]))
+            elif not (written_by_model(item) and holds_ids(item)):
+                made.append(self._plain(item))
+            else:
+                taken = self._moved[self._call]
+                self._call += 1
+                if taken:
+                    if item.get(MARK) is True:
+                        self.marked.append(len(self.places))
+                    self.places.append([*path, index, taken])
+                keys = {name for name, letter in zip(TOKEN_KEYS, "pgl", strict=True) if letter in taken}
+                made.append({key: self._plain(item[key]) for key in item if key not in keys})
+                self.held.add(id(made[-1]))
+        return made
+
+
+def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, int], list[str]]:
+    """The encoded turns; for each model call with ids the turn that it became; and for each item with token lists, in
+    order, which of them (``p``, ``g``, ``l``) its turn holds, and whether log-probabilities lost digits (``ROUNDED``).
+    Raises BadRow for ids beyond 32 bits."""
+    encoder = TurnEncoder()
+    turn_of: dict[int, int] = {}
+    moved: list[str] = []
+    cut = _status(response)[0] == "truncated"
+    for number, call in enumerate(row.calls):
+        if call is None:
+            continue
+        if not (call[0] and call[1]):
+            moved.append("")
+            continue
+        prompt, generation = (_int32(part, number) for part in call[:2])
+        given = np.frombuffer(call[2] or b"", np.float64)
+        log_probs = np.full(len(generation), np.nan, np.float32)
+        # Too few or too many: which belongs to which token is not known, so none is.
+        fits = len(given) == len(generation)
+        if fits:
+            with np.errstate(over="ignore"):
+                log_probs = given.astype(np.float32)
+            fits = bool((np.isfinite(log_probs) == np.isfinite(given)).all())
+        turn_of[number] = len(encoder.turns)
+        moved.append(("pgl" + ROUNDED * more_than_float32(given, log_probs)) if fits else "pg")
+        last = number == len(row.calls) - 1
+        encoder.add(Call(prompt, generation, log_probs, "length" if last and cut else "stop"))
+    return encoder, turn_of, moved
+
+
+def more_than_float32(given: Any, kept: Any) -> bool:
+    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, gives back: float32 tells
+    decimals of up to nine digits apart, and a number that is a float32 already loses nothing, however it is written."""
+    wide = kept.astype(np.float64)
+    numbers = given[(given != wide) & np.isfinite(given)]
+    if not len(numbers):
+        return False
+    with np.errstate(all="ignore"):
+        nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
+        apart = np.abs(np.round(numbers * nine) / nine - numbers)
+    # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
+    return not bool((apart <= 1e-13 * np.abs(numbers)).all())
+
+
+def _int32(data: bytes, call: int) -> Any:
+    wide = np.frombuffer(data, np.int64)
+    ids = wide.astype(np.int32)
+    if not (ids == wide).all():
+        at = int(np.flatnonzero(ids != wide)[0])
+        raise nemo_rows.BadRow(
+            "S102", "token ids", turn=call, position=at, expected="a 32-bit integer", got=str(int(wide[at]))
+        )
+    return ids
+
+
+def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
+    row, value, encoder = parsed.row, parsed.value, parsed.encoder
+    response = value["response"]
+    params = value.get("responses_create_params")
+    params = params if isinstance(params, dict) else {}
+    model = str(response.get("model") or params.get("model") or "unknown")
+    status, why = _status(response)
+    temperature: Any = params.get("temperature")
+    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
+    kept: dict[str, Any] = {"keys": list(value), "response": response, "turns": parsed.places}
+    if "reward" in value and type(value["reward"]) is not float:
+        # 1 and 1.0 are one number and two texts.
+        kept["reward"] = value["reward"]
+    return {
+        "rollout_id": row.rollout_id or hashlib.blake2b(identity, digest_size=16).hexdigest(),
+        "run_id": run,
+        "task_id": group,
+        "group_id": group,
+        "rollout_index": index,
+        "policy": model,
+        "policy_hash": f"served:{model}",
+        "policy_version": 0,
+        "status": status,
+        "stop_reason": why,
+        "finish_reason": encoder.turns[-1]["finish_reason"] if encoder.turns else None,
+        "reward": row.reward,
+        "rewards": [],
+        "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
+        "n_turns": len(encoder.turns),
+        "n_breaks": encoder.n_breaks,
+        "n_context_tokens": encoder.n_context_tokens,
+        "n_generated_tokens": encoder.n_generated_tokens,
+        "messages": list(messages_of(params.get("input"), parsed.walked, parsed.turn_of)),
+        "tools": chat_tools(params.get("tools")),
+        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None),
+        "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}),
+        "turns": encoder.turns,
+        "started_at": _time(response.get("created_at")),
+        "duration_s": 0.0,
+    }
+
+
+def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}) -> str:
+    try:
+        return STRICT.encode({name: value, **beside} if name else value)
+    except ValueError:
+        return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False), **beside}, ensure_ascii=False)
+
+
+def _status(response: Any) -> tuple[str, str | None]:
+    details = response.get("incomplete_details")
+    if response.get("status") == "incomplete" or details:
+        reason = details.get("reason") if hasattr(details, "get") else None
+        return "truncated", str(reason) if reason else "incomplete"
+    return "completed", None
+
+
+def _time(seconds: Any) -> datetime:
+    known = type(seconds) in (int, float) and 0 <= seconds < 2**34
+    return datetime.fromtimestamp(seconds if known else 0, UTC)
+
+
+def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What ``task`` and ``extra`` of an imported row keep of its source; None for a row that came from elsewhere."""
+    extra = json.loads(row["extra"] or "{}")
+    kept = json.loads(extra[AS_TEXT]) if AS_TEXT in extra else extra.get("nemo_gym")
+    if not isinstance(kept, dict) or "fixed" in extra or len(kept.get("turns", ())) != len(row["turns"]):
+        return None
+    task = json.loads(row["task"] or "{}")
+    return kept, json.loads(task[AS_TEXT]) if AS_TEXT in task else task

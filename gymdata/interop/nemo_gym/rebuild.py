@@ -1,0 +1,284 @@
+"""Prompts that a NeMo Gym row lacks, rebuilt from the ids that it has.
+
+A call whose generation was captured and whose prompt was not gets the prompt that the conversation's template writes: the
+first call the rendering of what comes before it, a later call the ids held so far and, by ``splice``, what is new in the
+rendering. What always holds: captured prompts, generations and log-probabilities are never changed; a prompt that cannot be
+proved is not made but refused by name, and one that a later captured prompt speaks against is taken back. What nothing in
+the row can show (a first message that was edited, a tokenizer that is not the model's but has its ids) is not noticed, so
+rebuilt prompts stay marked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gymdata.errors import DataError
+from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.rollouts.messages import Message
+from gymdata.rollouts.responses import chat_tools, loads, messages_of, walk
+from gymdata.rollouts.turns import SpliceRefusedError, splice
+
+#: On an item: its prompt was not captured but rebuilt.
+MARK = "prompt_token_ids_rebuilt"
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", None})
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+class Renders(Protocol):
+    """A tokenizer with its chat template."""
+
+    end_of_turn_ids: tuple[int, ...]
+    vocab_size: int
+
+    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+        """Raises DataError when the template refuses the messages."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A prompt that was not rebuilt. ``turn``: the model call's number in the row; ``position``: the first id that speaks
+    against it; ``expected`` and ``got``: the decoded ids around it on both sides."""
+
+    turn: int
+    reason: str
+    position: int | None = None
+    expected: str | None = None
+    got: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotRebuilt:
+    """The same with its row: file, 1-based line and rollout."""
+
+    file: Path
+    line: int
+    rollout_id: str
+    refused: Refused
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one row's missing prompts: model call → prompt, and the refusals in the order of the calls."""
+
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+
+
+class PromptRebuilder:
+    """Rebuilds prompts with one tokenizer, and counts over all rows: ``rebuilt`` prompts, and those ``refused``."""
+
+    def __init__(self, chat: Renders) -> None:
+        self._chat = chat
+        self.rebuilt = 0
+        self.refused: list[NotRebuilt] = []
+
+    def fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
+        """Put the prompts that can be proved into ``row.calls``."""
+        if not any(call is not None and call[1] and not call[0] for call in row.calls):
+            return Outcome()
+        outcome = _Row(self._chat, row.calls, json.loads(line)).outcome()
+        for number, prompt in outcome.prompts.items():
+            _, generation, log_probs = row.calls[number] or (b"", b"", None)
+            row.calls[number] = (np.asarray(prompt, np.int64).tobytes(), generation, log_probs)
+        return outcome
+
+    def note(self, file: Path, line: int, rollout_id: str, outcome: Outcome) -> None:
+        """Count a row that was taken."""
+        self.rebuilt += len(outcome.prompts)
+        self.refused += [NotRebuilt(file, line, rollout_id, one) for one in outcome.refused]
+
+
+class _Refusal(Exception):  # noqa: N818 - caught nearby, never shown as an error
+    def __init__(self, reason: str, position: int | None = None, expected: Any = (), got: Any = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.position, self.expected, self.got = reason, position, expected, got
+
+
+class _Row:
+    """One row's calls in order."""
+
+    def __init__(self, chat: Renders, calls: Sequence[nemo_rows.CallBytes | None], value: Mapping[str, Any]) -> None:
+        self._chat, self._calls = chat, calls
+        params = value.get("responses_create_params")
+        params = params if isinstance(params, dict) else {}
+        output = value["response"]["output"]
+        given = params.get("input")
+        numbers = {number: number for number in range(len(calls))}
+        self._messages: list[dict[str, Any]] = [dict(m) for m in messages_of(given, walk(output), numbers)]
+        self._ends = {m["turn"]: i for i, m in enumerate(self._messages) if m.get("turn") is not None}
+        self._spoken = [_spoken(m) for m in self._messages]
+        self._tools: list[Any] = loads(chat_tools(params.get("tools"))) or []
+        items = [*(given if isinstance(given, list) else []), *output]
+        self._unclear = _unclear(params, self._tools, items) or _odd_call(self._spoken)
+
+    def outcome(self) -> Outcome:
+        """Walk the calls. ``held``: prompt ++ generation of the call before, None when that is not known."""
+        made = Outcome()
+        refused: dict[int, Refused] = {}
+        held: list[int] | None = []
+        why = ""
+        for number, call in enumerate(self._calls):
+            if call is None or not call[1]:
+                held, why = None, f"turn {number} before it has no generation ids"
+                continue
+            generation = _ids(call[1])
+            if call[0]:
+                prompt = _ids(call[0])
+                if held:
+                    self._against(number, prompt, held, made, refused)
+            else:
+                try:
+                    if held is None:
+                        raise _Refusal(why)
+                    prompt = self._prompt(number, held, generation)
+                except _Refusal as no:
+                    refused[number] = self._named(number, no)
+                    held, why = None, f"the prompt of turn {number} before it was not rebuilt"
+                    continue
+                made.prompts[number] = prompt
+            held = [*prompt, *generation]
+        made.refused = [refused[number] for number in sorted(refused)]
+        return made
+
+    def _prompt(self, number: int, held: list[int], generation: list[int]) -> list[int]:
+        """What the call read, or _Refusal."""
+        if self._unclear:
+            raise _Refusal(self._unclear)
+        for ids in (held, generation):
+            odd = next((i for i, token in enumerate(ids) if not 0 <= token < self._chat.vocab_size), None)
+            if odd is not None:
+                raise _Refusal(f"id {ids[odd]} is none of this tokenizer's {self._chat.vocab_size}", odd)
+        before = self._spoken[: self._ends[number]]
+        try:
+            rendered = self._chat.encode(self._chat.text(before, self._tools or None, generate=True))
+            if number == 0:
+                return rendered
+            end = self._ends[number - 1] + 1
+            if end == len(before):
+                raise _Refusal(f"nothing was said between turn {number - 1} and it")
+            history = self._chat.encode(self._chat.text(before[:end], self._tools or None, generate=False))
+            self._told(number - 1, before[end - 1], held, history)
+            return splice(held, history, rendered, self._chat.end_of_turn_ids)
+        except SpliceRefusedError as no:
+            raise _Refusal(no.message, no.position, no.expected, no.got) from no
+        except DataError as no:
+            raise _Refusal(no.message) from no
+
+    def _told(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
+        """The message before the cut says nothing that its ids do not."""
+        call = self._calls[number]
+        said = _squeezed(self._chat.decode(_ids(call[1]))) if call is not None else ""
+        odd = next((ways[0] for ways in _statements(message) if not any(_squeezed(way) in said for way in ways)), None)
+        if odd is not None:
+            at = _first_difference(held, history)
+            raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", at, held, history)
+
+    def _against(
+        self, number: int, prompt: list[int], held: list[int], made: Outcome, refused: dict[int, Refused]
+    ) -> None:
+        """Take back what was rebuilt since the last captured prompt and is not in this one."""
+        at = _first_difference(prompt, held)
+        since = number - 1
+        while since in made.prompts:
+            if len(made.prompts[since]) > at:
+                del made.prompts[since]
+                window = [ids[max(0, at - 8) : at + 8] for ids in (prompt, held)]
+                reason = f"the captured prompt of turn {number} speaks against it"
+                refused[since] = self._named(since, _Refusal(reason, at, *window))
+            since -= 1
+
+    def _named(self, number: int, no: _Refusal) -> Refused:
+        sides = [self._window(ids) if no.position is not None else None for ids in (no.expected, no.got)]
+        return Refused(number, no.reason, no.position, *sides)
+
+    def _window(self, ids: Sequence[int]) -> str:
+        return self._chat.decode([i for i in ids if 0 <= i < self._chat.vocab_size])
+
+
+def _spoken(message: Mapping[str, Any]) -> Message:
+    """A message of the table as templates take it."""
+    out = {k: v for k, v in message.items() if v is not None and k not in ("turn", "tool_calls")}
+    if message.get("tool_calls"):
+        out["tool_calls"] = loads(message["tool_calls"])
+    return out
+
+
+def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | None:
+    """Why a rendering of the messages need not be what the server wrote."""
+    metadata = params.get("metadata")
+    for place in (params, metadata if isinstance(metadata, dict) else {}):
+        for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):
+            if place.get(name):
+                return f"the request has {name!r}, which changes the prompt in a way that the row does not tell"
+    if not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
+        return "a tool that is no function has no place in the template"
+    for _, item in walk(items):
+        if item.get("type") in (None, "message") and not isinstance(item.get("role"), str):
+            return "a message has no role"
+        content = item.get("content") if "content" in item else item.get("output")
+        for part in content if isinstance(content, list) else []:
+            if not isinstance(part, str) and not (isinstance(part, dict) and part.get("type") in _TEXT_PARTS):
+                return "a message holds more than text"
+    return None
+
+
+def _odd_call(messages: Sequence[Message]) -> str | None:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function = call.get("function")
+            if (
+                not isinstance(function, dict)
+                or not isinstance(function.get("name"), str)
+                or "arguments" not in function
+            ):
+                return "a call of a tool has no name or no arguments"
+    return None
+
+
+def _statements(message: Message) -> Iterator[tuple[str, ...]]:
+    """What a message says, piece by piece, each with the ways that a model may have written it."""
+    for name in ("content", "reasoning"):
+        if message.get(name):
+            yield (str(message[name]),)
+    for call in message.get("tool_calls") or ():
+        yield (call["function"]["name"],)
+        yield from _leaves(call["function"]["arguments"])
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(key)
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, str):
+        yield value, json.dumps(value, ensure_ascii=False)[1:-1], json.dumps(value)[1:-1]
+    elif value is not None:
+        yield json.dumps(value), str(value)
+
+
+def _squeezed(text: str) -> str:
+    """Without white space, which servers take off the ends and JSON writers put in."""
+    return "".join(text.split())
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _ids(data: bytes) -> list[int]:
+    ids: list[int] = np.frombuffer(data, np.int64).tolist()
+    return ids

@@ -1,0 +1,390 @@
+"""One NeMo Gym row, parsed by simdjson or by Python's json, brought into one shape.
+
+What always holds: both ways give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
+never Python lists; a value of the wrong type is named with its turn and position.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from gymdata.rollouts.responses import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
+
+#: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
+CallBytes = tuple[bytes, bytes, bytes | None]
+_NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
+_SETTINGS = ("temperature", "top_p", "top_k", "min_p")
+
+
+class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
+    """Why a row cannot be used: the code and what the violation says."""
+
+    def __init__(self, code: str, detail: str, **more: Any) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.more = code, detail, more
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of a row's shape or messages."""
+
+    code: str
+    detail: str | None = None
+    turn: int | None = None
+    expected: str | None = None
+    got: str | None = None
+
+
+@dataclass(slots=True)
+class Row:
+    """What checks need of a row. ``calls`` has None for a model call without ids."""
+
+    calls: list[CallBytes | None]
+    rollout_id: str | None
+    group: str
+    reward: float | None
+    faults: list[Fault] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
+    """The fast way cannot decide; the slow way must."""
+
+
+def fast(parser: Any, line: bytes) -> Row | None:
+    """The row by simdjson, or None when the slow way has to look at it."""
+    found = fast_document(parser, line)
+    return found[0] if found is not None else None
+
+
+def fast_document(parser: Any, line: bytes) -> tuple[Row, Any] | None:
+    """The same with simdjson's document, which lives until the parser's next line."""
+    lists = _CarefulLists if _nested_lists(line) else _FastLists
+    try:
+        document = parser.parse(line)
+        get = getattr(document, "get", None)
+        if get is None:
+            return None
+        return _row(document, lists), document
+    except (_Retry, BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+        # simdjson's refusals come as any of these, UnicodeDecodeError included; the slow way names what is wrong.
+        return None
+
+
+def _nested_lists(line: bytes) -> bool:
+    """Whether some list may lie directly in a list (simdjson's buffers would flatten it), or a text looks so."""
+    at = line.find(b"[")
+    while at >= 0:
+        before = line[at - 1]
+        if before == 32:
+            before = line[at - 2]
+        if before in b",[" or before in b"\t\r\n ":
+            return True
+        at = line.find(b"[", at + 1)
+    return False
+
+
+def load(line: bytes) -> dict[str, Any]:
+    """A row as Python objects. Raises BadRow S101 for what is no JSON object, S102 for duplicate keys."""
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRow("S101", f"not UTF-8: {error.reason} at byte {error.start}") from error
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise BadRow("S101", f"got {type(value).__name__}, expected an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [k for k, _ in pairs]
+        twice = next(k for k in names if names.count(k) > 1)
+        raise BadRow("S102", f"the key {twice!r} is given twice")
+    return found
+
+
+def slow(line: bytes) -> Row:
+    """The row by Python's json. Raises BadRow."""
+    value = load(line)
+    if "\\ud" in (lowered := line.decode("utf-8").lower()) and _has_surrogate(value):
+        del lowered
+        raise BadRow("S101", "text with a lone surrogate, which is not Unicode")
+    return _row(value, _SlowLists)
+
+
+def _has_surrogate(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+class _FastLists:
+    """Lists out of simdjson's memory."""
+
+    @staticmethod
+    def check_keys(item: Any) -> None:
+        if len(item) != len(set(item)):
+            raise _Retry
+
+    @staticmethod
+    def ids(values: Any, name: str, turn: int) -> bytes:
+        del name, turn
+        return b"" if values is None else bytes(values.as_buffer(of_type="i"))
+
+    @staticmethod
+    def floats(values: Any, name: str, turn: int) -> bytes | None:
+        del name, turn
+        return None if values is None else bytes(values.as_buffer(of_type="d"))
+
+    @staticmethod
+    def text(value: Any) -> bytes:
+        mini = getattr(value, "mini", None)
+        return mini if mini is not None else str(value).encode()
+
+    @staticmethod
+    def is_object(value: Any) -> bool:
+        return hasattr(value, "get")
+
+    @staticmethod
+    def is_list(value: Any) -> bool:
+        return hasattr(value, "as_list")
+
+
+class _CarefulLists(_FastLists):
+    """The same for a row in which a list may lie in a list, be it only in a text."""
+
+    @staticmethod
+    def ids(values: Any, name: str, turn: int) -> bytes:
+        _flat(values)
+        return _FastLists.ids(values, name, turn)
+
+    @staticmethod
+    def floats(values: Any, name: str, turn: int) -> bytes | None:
+        _flat(values)
+        return _FastLists.floats(values, name, turn)
+
+
+def _flat(values: Any) -> None:
+    if values is not None and values.mini.count(b"[") != 1:
+        raise _Retry
+
+
+class _SlowLists:
+    """The same out of Python objects."""
+
+    @staticmethod
+    def check_keys(item: Any) -> None:
+        """Parsing saw to it."""
+
+    @staticmethod
+    def ids(values: Any, name: str, turn: int) -> bytes:
+        if values is None:
+            return b""
+        _expect_list(values, name, turn)
+        for position, value in enumerate(values):
+            if type(value) is not int or not -(2**63) <= value < 2**63:
+                raise BadRow(
+                    "S102", name, turn=turn, position=position, expected="a 64-bit integer", got=kind_of(value)
+                )
+        return array("q", values).tobytes()
+
+    @staticmethod
+    def floats(values: Any, name: str, turn: int) -> bytes | None:
+        if values is None:
+            return None
+        _expect_list(values, name, turn)
+        numbers = []
+        for position, value in enumerate(values):
+            number: Any = _NON_FINITE.get(value) if isinstance(value, str) else value
+            if type(number) not in (int, float):
+                raise BadRow("S102", name, turn=turn, position=position, expected="a number", got=kind_of(value))
+            numbers.append(_float(number))
+        return array("d", numbers).tobytes()
+
+    @staticmethod
+    def text(value: Any) -> bytes:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+    @staticmethod
+    def is_object(value: Any) -> bool:
+        return isinstance(value, dict)
+
+    @staticmethod
+    def is_list(value: Any) -> bool:
+        return isinstance(value, list)
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf") if number > 0 else float("-inf")
+
+
+def _expect_list(values: Any, name: str, turn: int) -> None:
+    if not isinstance(values, list):
+        raise BadRow("S102", name, turn=turn, expected="a list", got=kind_of(values))
+
+
+def kind_of(value: Any) -> str:
+    """A value as an error names it: its type, and the value when it is short."""
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return f"{type(value).__name__} {str(value)[:60]}"
+    return type(value).__name__
+
+
+def _row(value: Any, lists: Any) -> Row:
+    lists.check_keys(value)
+    response = value.get("response")
+    if response is None:
+        raise BadRow("S103", "the row has no response", expected="response")
+    if not lists.is_object(response):
+        raise BadRow("S102", "response", expected="an object", got=kind_of(response))
+    output = response.get("output")
+    if output is None:
+        raise BadRow("S103", "the response has no output", expected="response.output")
+    if not lists.is_list(output):
+        raise BadRow("S102", "response.output", expected="a list", got=kind_of(output))
+    reward = value.get("reward")
+    if isinstance(reward, str):
+        reward = _NON_FINITE.get(reward, reward)
+    if reward is not None and type(reward) not in (int, float):
+        raise BadRow("S102", "reward", expected="a number", got=kind_of(reward))
+    params = value.get("responses_create_params")
+    given: Any = params.get("input") if lists.is_object(params) else None
+    talk = _Talk()
+    if lists.is_list(given):
+        for item in given:
+            talk.item(item, lists)
+        talk.begin()
+    elif isinstance(given, str):
+        talk.other("user")
+    for item in output:
+        talk.item(item, lists)
+    name = value.get("rollout_id")
+    return Row(
+        calls=talk.calls,
+        rollout_id=name if isinstance(name, str) else None,
+        group=_group(value, given, lists),
+        reward=None if reward is None else _float(reward),
+        faults=talk.faults if talk.spoke else [*talk.faults, Fault("M404")],
+        settings=_settings(params) if lists.is_object(params) else {},
+    )
+
+
+def _group(value: Any, given: Any, lists: Any) -> str:
+    for key in _GROUP_KEYS:
+        name = value.get(key)
+        if isinstance(name, (str, int)):
+            return str(name)
+    return xxhash.xxh3_64_hexdigest(lists.text(given)) if given is not None else ""
+
+
+def _settings(params: Any) -> dict[str, Any]:
+    found = {name: params.get(name) for name in _SETTINGS}
+    return {name: v for name, v in found.items() if isinstance(v, (int, float))}
+
+
+def _key(value: Any, lists: Any) -> Any:
+    """A call's id to look up. One that is no single value is its text, for lists cannot be looked up."""
+    return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
+
+
+class _Talk:
+    """Walks items in order: cuts them into model calls and watches the order of roles."""
+
+    def __init__(self) -> None:
+        self.calls: list[CallBytes | None] = []
+        self.faults: list[Fault] = []
+        self.spoke = False
+        self._borders = CallBorders()
+        self._before: str | None = None
+        self._count = 0
+        self._call_ids: set[Any] = set()
+
+    def begin(self) -> None:
+        """The output begins: what the model wrote before is given, and no call of this rollout."""
+        self.calls.clear()
+        self._borders = CallBorders()
+
+    def item(self, item: Any, lists: Any) -> None:
+        """One item of input or output."""
+        if not lists.is_object(item):
+            if lists.is_list(item):
+                # Some writers nest the items of one step in a list.
+                for inner in item:
+                    self.item(inner, lists)
+                return
+            raise BadRow("S102", "an item", expected="an object", got=kind_of(item))
+        kind = item.get("type")
+        if kind == "function_call":
+            self._call_ids.add(_key(item.get("call_id"), lists))
+            self._model(item, kind, lists)
+        elif kind == "reasoning":
+            self._model(item, kind, lists)
+        elif kind == "function_call_output":
+            self.other("tool")
+            if _key(item.get("call_id"), lists) not in self._call_ids:
+                got = kind_of(item.get("call_id"))
+                self.faults.append(
+                    Fault("M403", f"item {self._count - 1}", expected="the call_id of an earlier call", got=got)
+                )
+        else:
+            role = item.get("role")
+            if role == "assistant":
+                self._chat_calls(item, lists)
+                self._model(item, kind, lists)
+            else:
+                if (meant := meant_role(role)) is not None:
+                    raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=kind_of(role))
+                self.other(role if isinstance(role, str) else "other")
+
+    def _chat_calls(self, item: Any, lists: Any) -> None:
+        """Call ids of an assistant message in the chat shape."""
+        calls = item.get("tool_calls")
+        if lists.is_list(calls):
+            for call in calls:
+                if lists.is_object(call):
+                    self._call_ids.add(_key(call.get("id"), lists))
+
+    def _model(self, item: Any, kind: Any, lists: Any) -> None:
+        self.spoke = True
+        call: CallBytes | None = None
+        prompt, generation = item.get(PROMPT), item.get(GENERATION)
+        if prompt is not None or generation is not None:
+            lists.check_keys(item)
+            turn = self._borders.count - self._borders.open
+            read = lists.ids(prompt, PROMPT, turn), lists.ids(generation, GENERATION, turn)
+            log_probs = lists.floats(item.get(LOG_PROBS), LOG_PROBS, turn)
+            if read[0] or read[1]:
+                call = (*read, log_probs)
+        begins = self._borders.model(kind, call is not None)
+        if begins:
+            if self._before == "assistant":
+                self.faults.append(Fault("M402", f"item {self._count + 1 - begins}", len(self.calls)))
+            self.calls.append(call)
+        elif call is not None:
+            self.calls[-1] = call
+        self._before = "assistant"
+        self._count += 1
+
+    def other(self, role: str) -> None:
+        """A message that the model did not write."""
+        self._borders.other()
+        if role in ("system", "developer") and self._before not in (None, "system", "developer"):
+            self.faults.append(Fault("M401", f"item {self._count}"))
+        self._before = role
+        self._count += 1

@@ -1,0 +1,319 @@
+"""NeMo Gym rollouts (JSONL): recognised, and scanned for faults at the speed of the JSON parser.
+
+A row has ``responses_create_params`` and ``response.output``; items of the output that end a model call carry
+``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs``. A turn is a model call: a run of items that the
+model wrote (reasoning, function_call, assistant message), ended by the item with the ids or by what others wrote.
+
+What always holds: a row that the fast parser refuses goes alone through the slow one, which names what is wrong; both
+give the same findings; no Python loop over tokens; importing this loads neither pyarrow nor polars, and numpy is loaded only
+for what is odd, for on a small file its start-up would cost as much as the scan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.interop.nemo_gym.rows import Row
+from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.continuity import breaks
+from gymdata.rollouts.continuity.breaks import Reader
+from gymdata.rollouts.violations import Violation
+
+if TYPE_CHECKING:
+    from gymdata.rollouts.continuity.breaks import Reader
+
+#: (row, rollout id, turn, offset of the part in its list, prompt or generation)
+IdOwner = tuple[int, str | None, int, int, str]
+#: (row, rollout id, turn)
+LogProbOwner = tuple[int, str | None, int]
+
+
+def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> list[Violation]:
+    """T206 for every id that is negative or not below ``limit``. ``parts``: int64 bytes, one an owner."""
+    ids = np.frombuffer(b"".join(parts), np.int64)
+    places = np.flatnonzero((ids < 0) | (ids >= limit))
+    found = []
+    ends = np.cumsum([len(part) // 8 for part in parts])
+    for place in places:
+        k = int(np.searchsorted(ends, place, side="right"))
+        row, name, turn, offset, what = owners[k]
+        position = offset + int(place - (ends[k - 1] if k else 0))
+        found.append(
+            Violation("T206", row, name, turn, position, f"0 to {limit - 1}", str(ids[place]), f"in the {what}")
+        )
+    return found
+
+
+def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> list[Violation]:
+    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: float64 bytes, one an owner."""
+    values = np.frombuffer(b"".join(parts), np.float64)
+    places = np.flatnonzero(~np.isfinite(values) | (values > POSITIVE_TOLERANCE))
+    found = []
+    ends = np.cumsum([len(part) // 8 for part in parts])
+    for place in places:
+        k = int(np.searchsorted(ends, place, side="right"))
+        position = int(place - (ends[k - 1] if k else 0))
+        code, expected = ("L303", "at most 0") if np.isfinite(values[place]) else ("L302", "a finite number")
+        found.append(Violation(code, *owners[k], position, expected, str(values[place])))
+    return found
+
+
+def relations(number: int, row: Row, reader: Reader | None = None) -> list[Violation]:
+    """Breaks, branches and turns out of order of one row, in which some prompt does not extend the one before."""
+    turns, calls = [], []
+    for turn, call in enumerate(row.calls):
+        if call is not None and call[0]:
+            turns.append(turn)
+            calls.append(tokens.Call(_int32(call[0]), _int32(call[1]), np.empty(0, np.float32), "stop"))
+    return [
+        Violation(found.code, number, row.rollout_id, **{**found.place(), "turn": turns[found.turn]})
+        for found in breaks.relations(tokens.encode_turns(calls), reader)
+    ]
+
+
+def _int32(data: bytes) -> tokens.Ids:
+    return np.frombuffer(data, np.int64).astype(np.int32)
+
+
+_CHECK_EVERY = 2_000_000
+#: (row, group, hash of the generations or None, reward or None, rollout_id or None, hash of the line)
+Across = tuple[int, str, int | None, float | None, str | None, int]
+
+
+def recognise(line: bytes) -> bool:
+    """Whether a row is one of NeMo Gym's, by its keys: a quote right after a key is never inside a JSON text."""
+    if b'"responses_create_params"' in line:
+        return True
+    return b'"response"' in line and b'"output"' in line and b'"turns"' not in line and b'"chosen"' not in line
+
+
+@dataclass(slots=True)
+class Part:
+    """What was found in one file, or one stretch of it. Rows count from the stretch's first."""
+
+    rows: int = 0
+    rollouts: int = 0
+    turns: int = 0
+    tokens: int = 0
+    turns_with_ids: int = 0
+    turns_with_log_probs: int = 0
+    #: Rows that have a turn with ids of its prompt and its generation.
+    rows_with_ids: list[int] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    across: list[Across] = field(default_factory=list)
+    settings: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def append(self, other: Part) -> None:
+        """Join the stretch that follows this one."""
+        base = self.rows
+        self.rows += other.rows
+        self.rollouts += other.rollouts
+        self.turns += other.turns
+        self.tokens += other.tokens
+        self.turns_with_ids += other.turns_with_ids
+        self.turns_with_log_probs += other.turns_with_log_probs
+        self.rows_with_ids += [row + base for row in other.rows_with_ids]
+        self.violations += [v._replace(row=v.row + base) for v in other.violations]
+        self.across += [(a[0] + base, *a[1:]) for a in other.across]
+        self.settings += [(row + base, s) for row, s in other.settings]
+
+
+class Scanner:
+    """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` tells the cause of breaks."""
+
+    def __init__(self, vocab_size: int | None = None, reader: Reader | None = None) -> None:
+        self.part = Part()
+        self._reader = reader
+        self._limit = vocab_size if vocab_size is not None else 2**31
+        self._parse = _fast_parser()
+        # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
+        self._ids: list[bytes] = []
+        self._id_owner: list[tuple[int, str | None, int, int, str]] = []
+        self._lps: list[bytes] = []
+        self._lp_owner: list[tuple[int, str | None, int]] = []
+        self._waiting = 0
+        self._known_settings: set[str] = set()
+
+    def line(self, line: bytes) -> None:
+        """One row."""
+        number = self.part.rows
+        self.part.rows += 1
+        try:
+            row = None
+            if self._parse is not None:
+                row = nemo_rows.fast(self._parse, line)
+            if row is None:
+                row = nemo_rows.slow(line)
+        except nemo_rows.BadRow as bad:
+            self.part.violations.append(Violation(bad.code, number, detail=bad.detail, **bad.more))
+            return
+        self._row(number, line, row)
+
+    def finish(self) -> Part:
+        """The findings, after the last line."""
+        self._check()
+        self.part.violations.sort(key=lambda v: (v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0))
+        return self.part
+
+    def _row(self, number: int, line: bytes, row: nemo_rows.Row) -> None:
+        part = self.part
+        part.rollouts += 1
+        part.turns += len(row.calls)
+        say = part.violations.append
+        name = row.rollout_id
+        # `held` is H of the call before, as bytes; a prompt that begins with it continues.
+        held_prompt = held_generation = b""
+        first, odd = True, False
+        generations: list[bytes] = []
+        before = part.turns_with_ids
+        for turn, call in enumerate(row.calls):
+            if call is None:
+                say(Violation("T205", number, name, turn, detail="the model call has no ids"))
+                continue
+            prompt, generation, log_probs = call
+            if prompt and generation:
+                part.turns_with_ids += 1
+            else:
+                lost = (
+                    "prompt and generation"
+                    if not prompt and not generation
+                    else "prompt"
+                    if generation
+                    else "generation"
+                )
+                say(Violation("T205", number, name, turn, detail=f"{lost} ids missing, null or empty"))
+            if generation:
+                generations.append(generation)
+                if log_probs is None or len(log_probs) != len(generation):
+                    got = "none" if log_probs is None else str(len(log_probs) // 8)
+                    say(Violation("L301", number, name, turn, expected=str(len(generation) // 8), got=got))
+                self._ids.append(generation)
+                self._id_owner.append((number, name, turn, 0, "generation"))
+            if log_probs:
+                part.turns_with_log_probs += 1
+                self._lps.append(log_probs)
+                self._lp_owner.append((number, name, turn))
+            if not prompt:
+                continue
+            cut = len(held_prompt)
+            if first or (prompt.startswith(held_prompt) and prompt.startswith(held_generation, cut)):
+                fresh = cut + len(held_generation)
+            else:
+                odd, fresh = True, 0
+            self._ids.append(prompt[fresh:])
+            self._id_owner.append((number, name, turn, fresh // 8, "prompt"))
+            part.tokens += (len(prompt) - fresh) // 8 + len(generation) // 8
+            self._waiting += len(prompt) - fresh + 2 * len(generation)
+            held_prompt, held_generation, first = prompt, generation, False
+        if part.turns_with_ids > before:
+            part.rows_with_ids.append(number)
+        if odd:
+            part.violations += relations(number, row, self._reader)
+        for fault in row.faults:
+            say(
+                Violation(
+                    fault.code, number, name, fault.turn, expected=fault.expected, got=fault.got, detail=fault.detail
+                )
+            )
+        self._reward(number, row)
+        self._remember(number, line, row, generations)
+        if self._waiting > _CHECK_EVERY * 8:
+            self._check()
+
+    def _reward(self, number: int, row: nemo_rows.Row) -> None:
+        if row.reward is None:
+            self.part.violations.append(Violation("R501", number, row.rollout_id))
+        elif not math.isfinite(row.reward):
+            self.part.violations.append(
+                Violation("R502", number, row.rollout_id, expected="a finite number", got=str(row.reward))
+            )
+
+    def _remember(self, number: int, line: bytes, row: nemo_rows.Row, generations: list[bytes]) -> None:
+        same = xxhash.xxh3_64_intdigest(b"".join(generations)) if generations else None
+        whole = xxhash.xxh3_64_intdigest(line.strip())
+        self.part.across.append((number, row.group, same, row.reward, row.rollout_id, whole))
+        key = repr(row.settings)
+        if row.settings and key not in self._known_settings:
+            self._known_settings.add(key)
+            self.part.settings.append((number, row.settings))
+
+    def _check(self) -> None:
+        """Ranges of all ids and log-probabilities since the last time; places are looked for only when one is odd."""
+        ids, lps = b"".join(self._ids), b"".join(self._lps)
+        if self._limit != 2**31 or not all_int31(ids):
+            self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)
+        if not all_negative(lps):
+            self.part.violations += odd_log_probs(self._lps, self._lp_owner)
+        self._ids, self._id_owner, self._lps, self._lp_owner, self._waiting = [], [], [], [], 0
+
+
+#: All bytes below 128, and the first bytes of negative numbers that are surely finite (big end first).
+_LOW = bytes(range(128))
+_FINITE_NEGATIVE = bytes(range(128, 255))
+
+
+def all_int31(data: bytes) -> bool:
+    """Whether all of these int64 (little end first) are 0 to 2³¹−1."""
+    high = data[4::8].count(0) + data[5::8].count(0) + data[6::8].count(0) + data[7::8].count(0)
+    return high * 2 == len(data) and not data[3::8].translate(None, _LOW)
+
+
+def all_negative(data: bytes) -> bool:
+    """Whether all of these float64 are surely negative and finite; False for some that are fine, such as 0.0."""
+    return not data[7::8].translate(None, _FINITE_NEGATIVE)
+
+
+def _fast_parser() -> Any:
+    try:
+        import simdjson
+    except ImportError:
+        return None
+    return simdjson.Parser()
+
+
+def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
+    """D701, D702 and R503 over all rows of all files."""
+    seen: dict[str | int, str] = {}
+    generations: dict[tuple[str, int], str] = {}
+    groups: dict[str, list[Any]] = {}
+    for file, part in parts:
+        for row, group, same, reward, name, whole in part.across:
+            here = f"{file} row {row}"
+            before = seen.setdefault(name if name is not None else whole, here)
+            if before != here:
+                yield Violation("D701", row, name, detail=f"first seen at {before}", file=file)
+                continue
+            if same is not None:
+                twin = generations.setdefault((group, same), here)
+                if twin != here:
+                    yield Violation("D702", row, name, detail=f"same tokens as {twin}", file=file)
+            if reward is not None:
+                known = groups.setdefault(group, [row, name, file, reward, 0, False])
+                known[4] += 1
+                known[5] = known[5] or reward != known[3]
+    for row, name, file, reward, n, varies in groups.values():
+        if n > 1 and not varies and math.isfinite(reward):
+            yield Violation("R503", row, name, got=f"{reward:g} for all {n}", file=file)
+
+
+def scan(
+    path: Path,
+    compression: str | None = None,
+    vocab_size: int | None = None,
+    processes: int = 1,
+    reader: Reader | None = None,
+) -> Part:
+    """All rows of one file. ``processes`` > 1 cuts a plain file by bytes, where forking is safe."""
+    from gymdata.interop.nemo_gym import scan_parts as nemo_parts
+
+    whole: Part = nemo_parts.scan(path, compression, lambda: Scanner(vocab_size, reader), processes)
+    return whole

@@ -1,0 +1,433 @@
+"""``gymdata.import_rollouts`` and ``gymdata.export``: other projects' files to runs and back.
+
+What always holds: every row that goes in comes out as a rollout (or a pair) or is named in rejected.jsonl with its line and
+reason; what a format cannot hold is counted and told; an output appears whole.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.interop import formats
+from gymdata.interop.formats import FORMATS as FORMATS
+from gymdata.interop.formats import SOURCES as SOURCES
+from gymdata.interop.nemo_gym.read import ODD, reason_of
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.soundness import refuse_unsound_rows
+from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
+from gymdata.store.columns import build, spread
+from gymdata.store.lineage import vocabulary
+from gymdata.store.lines import encode_any
+from gymdata.store.paths import RUN_JSON, beside, local_output
+from gymdata.store.run_json import differences, replacing
+
+if TYPE_CHECKING:
+    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.interop.nemo_gym.read import Rejected
+    from gymdata.interop.nemo_gym.rebuild import NotRebuilt, PromptRebuilder
+    from gymdata.store.paths import Source
+
+REJECTED = "rejected.jsonl"
+DIGITS = "digits of log-probabilities beyond float32"
+NOT_REBUILT = "not_rebuilt.jsonl"
+_BATCH_ROWS = 256
+
+
+@dataclass(slots=True)
+class ImportSummary:
+    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code,
+    ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
+
+    ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
+    """
+
+    run: str
+    format: str
+    rows: int = 0
+    rollouts: int = 0
+    pairs: int = 0
+    rejected: int = 0
+    turns: int = 0
+    breaks: int = 0
+    without_token_data: int = 0
+    without_reward: int = 0
+    duplicates: int = 0
+    prompts_rebuilt: int = 0
+    prompts_refused: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def count_rejected(self, rejected: Sequence[Rejected]) -> None:
+        """Add up after the last row."""
+        self.rejected = len(rejected)
+        self.rows = self.rollouts + self.pairs + self.rejected
+        self.reasons = dict(sorted(Counter(r.code for r in rejected).items()))
+
+
+@dataclass(slots=True)
+class ExportSummary:
+    """What went out. ``lost``: what the format cannot hold → in how many rows; ``skipped``: rows without a place in it."""
+
+    output: str
+    format: str
+    rows: int = 0
+    skipped: int = 0
+    turns: int = 0
+    turns_lost: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def import_rollouts(
+    files: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    source: str | None = None,
+    run_id: str | None = None,
+    overwrite: bool = False,
+    format: str = "parquet",
+    tokenizer: str | None = None,
+    command: Sequence[str] = (),
+) -> ImportSummary:
+    """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
+
+    ``source``: one of ``SOURCES``, told from the files when not given. Files of pairs become ``output/pairs.parquet``.
+    Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
+    others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
+    nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
+    the run is of other files and not ``overwrite``.
+
+    ``tokenizer``: the policy's folder. Prompts that calls of NeMo Gym rows lack beside captured generations are then
+    rebuilt with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them.
+    What cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
+    windows of both sides. Without it nothing is rebuilt.
+    """
+    if source is not None and source not in SOURCES:
+        raise UsageError.unknown_choice("--from", source, SOURCES)
+    given = [files] if isinstance(files, (str, Path)) else list(files)
+    sources = [one for path in given for one in resolve(path, ROLLOUTS)]
+    name = source or formats.detect(sources)
+    if tokenizer is not None and name != "nemo-gym":
+        raise UsageError(
+            f"--tokenizer {tokenizer}: prompts are rebuilt in NeMo Gym rows only, and these files are {name}",
+            hint="leave --tokenizer out",
+        )
+    summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
+    read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
+    identity = {"imported": [f["xxh3"] for f in read], "format": name}
+    parents = [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read]
+    facts: dict[str, Any] = {
+        "stage": "import",
+        "format": name,
+        "command": list(command),
+        "parents": parents,
+        "sources": read,
+    }
+    if SOURCES[name] == "pairs":
+        run_id = run_id or Path(output).name
+        with StageOutput(
+            Path(output) / RUN_JSON, "import", ["pairs.parquet"], overwrite=overwrite, kind="import-pairs"
+        ) as out:
+            if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
+                raise StoreError.other_identity(out.folder, other)
+            return _import_pairs(sources, out, summary, identity, facts, run_id)
+    rejected: list[Rejected] = []
+    shapes: list[dict[str, Any]] = []
+    rebuild: PromptRebuilder | None = None
+    if tokenizer is not None:
+        chat = _chat(tokenizer)
+        rebuild = _rebuilder(chat)
+        facts["tokenizer"] = {"path": tokenizer, **chat.facts()}
+        identity |= {key: facts["tokenizer"][key] for key in ("tokenizer_hash", "chat_template_hash")}
+    with Run.open(
+        output,
+        identity=identity,
+        extent={},
+        operation={"files": summary.files},
+        facts=facts,
+        run_id=run_id,
+        overwrite=overwrite,
+        format="jsonl" if format == "jsonl" else "parquet",
+    ) as run:
+        # An import that was stopped after it had met an unfit row goes on with the rows that it had found fit.
+        careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
+        try:
+            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)
+        except ODD:
+            if careful:
+                raise
+            # Rows are turned into columns many at a time. This time each is tried alone, so that only unfit ones are lost.
+            run.note(rows_tried_alone=True)
+            rejected.clear()
+            shapes.clear()
+            summary = ImportSummary(str(output), name, files=summary.files)
+            rebuild = _rebuilder(chat) if rebuild is not None else None
+            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check)
+        summary.count_rejected(rejected)
+        _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
+        if rebuild is not None:
+            summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
+            told = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
+            _write_lines(Path(output) / NOT_REBUILT, told)
+        run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
+        if shapes:
+            run.note(documents=shapes)
+    return summary
+
+
+def _write_rollouts(
+    run: Run,
+    name: str,
+    sources: list[Source],
+    summary: ImportSummary,
+    rejected: list[Rejected],
+    shapes: list[dict[str, Any]],
+    rebuild: PromptRebuilder | None,
+    check: Callable[[Mapping[str, Any]], None] | None,
+) -> None:
+    # The order of rows is that of the files, so what an import that was stopped has written is their beginning.
+    done = run.sealed_rows
+    rows = formats.read(
+        name, sources, run_id=run.run_id, reject=rejected.append, shapes=shapes, rebuild=rebuild, check=check
+    )
+    counted = _counted(rows, summary)
+    collecting = gc.isenabled()
+    # Rows make many short-lived objects and no cycles; looking for cycles costs a tenth of the time.
+    gc.disable()
+    try:
+        for _ in islice(counted, done):
+            pass
+        run.write(counted)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
+    """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
+    columns = [name for name in table.schema.names if name in row]
+    try:
+        spread(build([row], table, columns, "", [0]))
+    except DataError as error:
+        # The place is told beside the reason.
+        raise DataError(error.message.removeprefix(", line 0").lstrip(",: ")) from error
+
+
+def _import_pairs(
+    sources: list[Source],
+    out: StageOutput,
+    summary: ImportSummary,
+    identity: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    run_id: str,
+) -> ImportSummary:
+    import pyarrow as pa
+
+    from gymdata.interop.trajectories import nat_pairs
+
+    rejected: list[Rejected] = []
+    shapes: list[dict[str, Any]] = []
+    required = [column for column in PAIRS.schema.names if column not in PAIRS.optional]
+
+    def write(check: Callable[[Mapping[str, Any]], None] | None) -> None:
+        rows = nat_pairs.table_rows(sources, run_id=run_id, reject=rejected.append, shapes=shapes, check=check)
+        # References to a reference model's log-probabilities are there when our own pairs were exported with them.
+        first = next(rows, None)
+        optional = [c for c in PAIRS.schema.names if c in PAIRS.optional and first is not None and c in first[0]]
+        columns = [*required, *optional]
+        every = chain([] if first is None else [first], rows)
+
+        def batches() -> Iterator[Any]:
+            while chunk := list(islice(every, 4096)):
+                summary.pairs += len(chunk)
+                yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
+
+        schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
+        out.batches("pairs.parquet", batches(), PAIRS, schema)
+
+    try:
+        write(None)
+    except ODD:
+        # As with rollouts: each row alone, so that only unfit ones are lost.
+        rejected.clear()
+        shapes.clear()
+        summary.pairs = 0
+        write(partial(_check, table=PAIRS))
+    summary.count_rejected(rejected)
+    if rejected:
+        part = out.part(REJECTED)
+        with part.path.open("wb") as file:
+            file.writelines(_rejected_lines(rejected))
+        part.rows = len(rejected)
+    counts = {k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")}
+    out.finish({**facts, "identity": identity, "run_id": run_id, "counts": counts, "documents": shapes})
+    return summary
+
+
+def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator[tuple[dict[str, Any], int]]:
+    seen: set[str] = set()
+    for row in rows:
+        summary.rollouts += 1
+        summary.duplicates += row["rollout_id"] in seen
+        seen.add(row["rollout_id"])
+        summary.turns += row["n_turns"]
+        summary.breaks += row["n_breaks"]
+        summary.without_token_data += not row["n_turns"]
+        summary.without_reward += row["reward"] is None
+        yield row, row["n_context_tokens"] + row["n_generated_tokens"]
+
+
+def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
+    told = (
+        {"file": str(b.file), "line": b.line, "code": b.code, "reason": _unicode(b.reason), "text": b.text}
+        for b in rejected
+    )
+    return [encode_any(one) + b"\n" for one in told]
+
+
+def _unicode(text: str) -> str:
+    """A reason may quote a lone surrogate, which no file of ours can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
+    if not lines:
+        path.unlink(missing_ok=True)
+        return
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(lines)
+
+
+def _chat(tokenizer: str) -> TransformersChat:
+    from gymdata.engines.chat.template import TransformersChat
+
+    return TransformersChat.load(tokenizer, tool_parser="none")
+
+
+def _rebuilder(chat: TransformersChat) -> PromptRebuilder:
+    from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
+
+    return PromptRebuilder(chat)
+
+
+def _not_rebuilt(one: NotRebuilt) -> dict[str, Any]:
+    return {"file": str(one.file), "line": one.line, "rollout_id": one.rollout_id, **asdict(one.refused)}
+
+
+def export_rollouts(
+    path: str | Path,
+    output: str | Path,
+    format: str,
+    *,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+) -> ExportSummary:
+    """Write the rollouts under ``path`` in another project's format, one of ``FORMATS``.
+
+    ``nemo-gym``, ``nat-trajectories`` and ``atif`` keep ids and log-probabilities, with whole prompts; the others are text.
+    ``trl-preference``, ``nat-dpo`` and ``nat-dpo-items`` are made from pairs: ``path`` is a pairs file or folder, or a run
+    that holds one. ``verl`` writes Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
+    trajectory a line to ``.jsonl``; ``atif`` a trajectory a line, or one to ``.json``; the others JSON lines. Raises
+    UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
+    ids or log-probabilities that no consumer may take (T206, L301 to L303).
+    """
+    target = local_output(output)
+    if format not in FORMATS:
+        raise UsageError.unknown_choice("--format", format, FORMATS)
+    suffixes = formats.SUFFIXES.get(format, (".jsonl",))
+    if target.suffix not in suffixes:
+        raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(suffixes)}, for {format}")
+    table = PAIRS if format in formats.OF_PAIRS else ROLLOUTS
+    sources = resolve(path, table)
+    if any(target.exists() and target.samefile(s.path) for s in sources):
+        raise UsageError(f"-o {target}: is one of the files that are exported", hint="give another name")
+    settings = {"format": format, "path": str(Path(path).resolve())}
+    with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
+        out.refuse_other("config", settings, "an export that was made")
+        return _export(path, table, target, format, out, {"command": list(command), "config": settings})
+
+
+def _export(
+    path: str | Path, table: Table, target: Path, format: str, out: StageOutput, facts: Mapping[str, Any]
+) -> ExportSummary:
+    output = target
+    summary = ExportSummary(str(output), format)
+    seen, known = 0, vocabulary(path)
+    #: The row that is being written.
+    current: str | None = None
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal seen, current
+        for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
+            seen += batch.num_rows
+            refuse_unsound_rows(batch, str(path), known)
+            for row in spread(batch):
+                current = row["pair_id"] if table is PAIRS else row["rollout_id"]
+                yield row
+
+    lost: Counter[str] = Counter()
+    part = out.part(target.name)
+    try:
+        if format == "nemo-gym":
+            _write_nemo_gym(rows(), part.path, summary, lost)
+            lost["turns that no message names"] = summary.turns_lost
+        else:
+            summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
+            summary.skipped = seen - summary.rows
+    except DataError:
+        raise
+    except ODD as error:
+        # What odd JSON in messages, tools and extra does to a writer is the fault of its row.
+        what = f"{path}: {'pair' if table is PAIRS else 'rollout'} {current}"
+        raise DataError.unwritable_row(what, format, reason_of(error)) from error
+    part.rows = summary.rows
+    if not seen:
+        raise _nothing_there(path, table)
+    summary.lost = {what: n for what, n in lost.items() if n}
+    from gymdata.store.lineage import parent_of
+
+    out.finish({**facts, "parents": [parent_of(path)], "counts": summary.to_dict()})
+    return summary
+
+
+def _nothing_there(path: str | Path, table: Table) -> DataError:
+    """Why there is not one row to export, and what would give some."""
+    found = find_run_json(path)
+    facts = read_run_json(found) if found is not None else {}
+    counts = facts.get("counts") or {}
+    if facts.get("stage") == "import" and counts.get("rejected"):
+        where = found.parent / REJECTED if found is not None else REJECTED
+        hint = f"all {counts['rejected']:,} rows of the import were rejected: {where} has their lines and reasons"
+    elif table is PAIRS:
+        hint = "`gymdata pairs` makes pairs of scored rollouts, and prints what became of every group"
+    else:
+        hint = "`gymdata validate` shows what the files hold"
+    return DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
+
+
+def _write_nemo_gym(
+    rows: Iterable[Mapping[str, Any]], path: Path, summary: ExportSummary, digits: Counter[str]
+) -> None:
+    from gymdata.interop.nemo_gym.write import line_of, lost_digits, nemo_gym_row
+
+    with path.open("wb") as file:
+        for row in rows:
+            made, lost = nemo_gym_row(row)
+            summary.rows += 1
+            summary.turns += row["n_turns"]
+            summary.turns_lost += lost
+            digits[DIGITS] += lost_digits(row)
+            file.write(line_of(made))

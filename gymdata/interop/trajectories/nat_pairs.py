@@ -1,0 +1,275 @@
+"""Preference pairs of the NeMo Agent Toolkit: DPO JSON lines (``prompt``, ``chosen_response``, ``rejected_response``), and
+trajectories whose episodes are ``DPOItem``s.
+
+What always holds: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
+else a row says is kept with its messages, so that exporting gives it back. The format holds one text a response: a pair
+that has more is left out and counted. Pairs of these files have no token ids, and DPO lines no margin (it is NaN).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gymdata.errors import DataError
+from gymdata.interop.text_export import TOOLS, has_tools
+from gymdata.interop.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
+from gymdata.interop.trajectories.nat_read import Shapes, is_nat, places, shape_of, take_out
+from gymdata.interop.trajectories.own import (
+    OWN,
+    equal,
+    list_of,
+    message_of,
+    number_or_none,
+    refuse_other_name,
+    refuse_surrogates,
+    shortest,
+)
+from gymdata.rollouts.responses import STRICT
+from gymdata.rollouts.schema import PAIRS
+from gymdata.store.paths import Source
+
+#: In a message's ``extra``: what its source said beyond role and content.
+_KEPT = "nat_dpo"
+_RESPONSES = ("chosen_response", "rejected_response")
+SEVERAL = "pairs with a response of several messages (left out: the format has one text)"
+CALLS = "pairs with a response that is a tool call (left out: the format has one text)"
+IDS, MARGINS = "token ids and log-probabilities", "margins and weights"
+PROMPT_CALLS = "tool calls, reasoning and names in prompts"
+REASONING = "reasoning of responses"
+_LISTS = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
+_FLOATS = ("chosen_logprobs", "rejected_logprobs")
+_OWN_COLUMNS = [name for name in PAIRS.schema.names if name not in ("prompt", "chosen", "rejected")]
+
+
+def is_dpo_line(value: Any) -> bool:
+    """Whether a JSON value is a row of DPO JSON lines."""
+    return isinstance(value, dict) and "prompt" in value and "chosen_response" in value and "episode" not in value
+
+
+def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    """The row of DPO JSON lines of a pair (as the store spreads it); None when it has no place in the format."""
+    made = _item(pair, lost)
+    if made is not None:
+        lost[IDS] += any(len(pair[name]) for name in _LISTS)
+        lost[TOOLS] += has_tools(pair)
+        lost[MARGINS] += pair["margin"] == pair["margin"] or pair["weight"] != 1
+    return made
+
+
+def dpo_trajectory(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    """The ``Trajectory`` with one ``DPOItem`` of a pair; its reward is the margin. None when it has no place."""
+    kept = _kept(pair["chosen"][0]) if len(pair["chosen"]) else {}
+    item = _item(pair, lost)
+    if item is None:
+        return None
+    if "trajectory" in kept:
+        return {key: [item] if key == "episode" else value for key, value in kept["trajectory"].items()}
+    if not math.isfinite(pair["margin"]):
+        lost["margins that are not known (their reward is 0)"] += 1
+    about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
+    return {
+        "episode": [item],
+        "reward": pair["margin"] if math.isfinite(pair["margin"]) else 0.0,
+        "shaped_rewards": None,
+        "metadata": about | {OWN: _own(pair)},
+    }
+
+
+def _item(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    sides = [pair["chosen"], pair["rejected"]]
+    if any(len(side) != 1 for side in sides):
+        lost[SEVERAL] += 1
+        return None
+    if any(side[0]["content"] is None or side[0].get("tool_calls") for side in sides):
+        lost[CALLS] += 1
+        return None
+    kept = _kept(pair["chosen"][0])
+    lost[REASONING] += any(side[0].get("reasoning") is not None for side in sides)
+    more = ("tool_calls", "reasoning", "name", "tool_call_id")
+    lost[PROMPT_CALLS] += any(m.get(key) is not None for m in pair["prompt"] for key in more)
+    prompt: Any = [_message(m) for m in pair["prompt"]]
+    if kept.get("prompt") == "text":
+        prompt = pair["prompt"][0]["content"]
+    made = {"prompt": prompt} | dict(zip(_RESPONSES, (side[0]["content"] for side in sides), strict=True))
+    # Its other fields, and the order of all.
+    return {key: made.get(key, kept["row"].get(key)) for key in kept["row"]} if "row" in kept else made
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = _kept(message).get("message")
+    said = {"role": message["role"], "content": message["content"] or ""}
+    return said if kept is None else {key: kept["values"].get(key, said.get(key)) for key in kept["keys"]}
+
+
+def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
+    extra = json.loads(message["extra"]) if message.get("extra") else {}
+    kept = extra.get(_KEPT) if isinstance(extra, dict) else None
+    return kept if isinstance(kept, dict) else {}
+
+
+def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    for name in _OWN_COLUMNS:
+        value = pair.get(name)
+        if name in _LISTS:
+            value = [int(v) for v in list_of(value)]
+        elif name in _FLOATS:
+            value = [shortest(v) for v in list_of(value)]
+        elif name == "temperature":
+            value = shortest(value)
+        if name in pair:
+            own[name] = value
+    sides = {side: [dict(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
+    return own | {"messages": sides}
+
+
+def table_rows(
+    sources: list[Source],
+    *,
+    run_id: str,
+    reject: Reject | None = None,
+    shapes: Shapes | None = None,
+    check: Check | None = None,
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """(row of the pairs table as JSON spells it, line) of files of either shape. ``shapes`` gets those of documents with
+    trajectories; what ``check`` refuses is a bad row."""
+    for source in sources:
+        for line, value, text in documents(source):
+            if shapes is not None and is_nat(value):
+                shapes.append(shape_of(value))
+            for place, one in _values(value):
+                try:
+                    row = _row(one, run_id)
+                    row["pair_id"] = row["pair_id"] or _id(source.path.name, line, *place)
+                    if check is not None:
+                        check(row)
+                except (BadItem, *ODD) as error:
+                    bad = BadItem.of(error)
+                    if shapes is not None and is_nat(value):
+                        take_out(shapes[-1], place[0])
+                    if reject is None:
+                        why = f"a pair that cannot be imported ({bad.code}: {bad.reason})"
+                        raise DataError.bad_row(source.path, line, None, why, "a pair") from error
+                    reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                else:
+                    yield row, line
+
+
+def _values(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
+    """(place, pair) of a document."""
+    if isinstance(value, BadItem) or is_dpo_line(value):
+        yield (0, 0), value
+    elif isinstance(value, list) and any(map(is_dpo_line, value[:20])):
+        yield from (((0, k), one) for k, one in enumerate(value))
+    else:
+        yield from places(value)
+
+
+def _row(value: Any, run: str) -> dict[str, Any]:
+    if isinstance(value, BadItem):
+        raise value
+    refuse_surrogates(value)
+    if is_dpo_line(value):
+        return _pair(value, run, value)
+    episode = value.get("episode") if isinstance(value, dict) else None
+    if not isinstance(episode, list) or not episode:
+        raise BadItem("S103", "neither a DPO row nor a trajectory with DPO items")
+    if len(episode) > 1:
+        raise BadItem("S102", f"got {len(episode)} DPO items in one trajectory, expected one")
+    about = value.get("metadata")
+    metadata = about if isinstance(about, dict) else {}
+    own = _from_own(metadata.get(OWN), value)
+    if own is not None:
+        return own
+    rest = {key: None if key == "episode" else given for key, given in value.items()}
+    row = _pair(episode[0], run, episode[0], trajectory=rest)
+    margins = (number_or_none(metadata.get("score_diff")), number_or_none(value.get("reward")))
+    row["margin"] = next((m for m in margins if m is not None), math.nan)
+    example = metadata.get("example_id")
+    if isinstance(example, str) and example:
+        row["task_id"] = example
+    return row
+
+
+def _pair(item: Any, run: str, source: Any, **more: Any) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise BadItem("S102", f"got a {type(item).__name__}, expected an object")
+    for name in _RESPONSES:
+        if not isinstance(item.get(name), str):
+            raise BadItem("S102", f"{name}: got {item.get(name)!r:.60}, expected text")
+    prompt = item.get("prompt")
+    kept: dict[str, Any] = dict(more)
+    if isinstance(prompt, str):
+        messages = [message_of("user", prompt)]
+        kept["prompt"] = "text"
+    elif isinstance(prompt, list):
+        messages = [_read_message(one, k) for k, one in enumerate(prompt)]
+    else:
+        raise BadItem("S102", f"prompt: got {prompt!r:.60}, expected text or messages")
+    if list(item) != ["prompt", *_RESPONSES]:
+        kept["row"] = {key: None if key in ("prompt", *_RESPONSES) else source[key] for key in item}
+    sides = [message_of("assistant", item[name]) for name in _RESPONSES]
+    if kept:
+        sides[0]["extra"] = _extra(kept)
+    task = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=8).hexdigest()
+    empty: dict[str, Any] = {name: [] for name in (*_LISTS, *_FLOATS)}
+    return {
+        "pair_id": "",
+        "run_id": run,
+        "task_id": f"prompt-{task}",
+        "prompt": messages,
+        "chosen": [sides[0]],
+        "rejected": [sides[1]],
+        "chosen_rollout_id": "",
+        "rejected_rollout_id": "",
+        "margin": math.nan,
+        "weight": 1.0,
+        "source": "import",
+        "policy_hash": "",
+        "policy_version": 0,
+        "temperature": 1.0,
+    } | empty
+
+
+def _read_message(message: Any, number: int) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise BadItem("S102", f"prompt[{number}]: expected a message with a role")
+    refuse_other_name(message["role"], f"prompt[{number}]")
+    content = message.get("content")
+    made = message_of(message["role"], content if isinstance(content, str) else STRICT.encode(content))
+    if list(message) != ["role", "content"] or made["role"] != message["role"] or not isinstance(content, str):
+        values = {k: v for k, v in message.items() if k not in ("role", "content") or made[k] is not v}
+        made["extra"] = _extra({"message": {"keys": list(message), "values": values}})
+    return made
+
+
+def _extra(kept: Mapping[str, Any]) -> str:
+    try:
+        return STRICT.encode({_KEPT: kept})
+    except ValueError:
+        raise BadItem("S101", "a number that is not finite, in a field that is none of the format's") from None
+
+
+def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Our own pair, when the trajectory still says what we wrote."""
+    if not isinstance(own, dict):
+        return None
+    sides = own.get("messages")
+    required = {name for name in _OWN_COLUMNS if name not in PAIRS.optional}
+    if not required <= own.keys() or not isinstance(sides, dict) or set(sides) != {"prompt", "chosen", "rejected"}:
+        return None
+    row = {name: own[name] for name in _OWN_COLUMNS if name in own} | sides
+    try:
+        return row if equal(dpo_trajectory(row, Counter()), trajectory) else None
+    except ODD:
+        # Not what we write, so it is a trajectory like any other.
+        return None
+
+
+def _id(*parts: Any) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,277 @@
+"""What a rollout of ours says beyond a foreign format's fields, and a foreign trajectory beyond our columns.
+
+What always holds: ``from_own(own_columns(row))`` gives the columns back; facts of a message are exactly what reading its
+foreign form would get wrong; a kept source comes back as it was, except for numbers that were given since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from gymdata.errors import DataError
+from gymdata.interop.trajectories.documents import BadItem
+from gymdata.rollouts.responses import STRICT, meant_role
+from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
+from gymdata.rollouts.turns import TurnEncoder
+from gymdata.store.columns import check_rollout
+
+#: Under this name our facts lie in a foreign object.
+OWN = "gymdata"
+_ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens")
+_COLUMNS = [name for name in ROLLOUTS.schema.names if name not in _ELSEWHERE]
+_MESSAGE_FIELDS = [f.name for f in MESSAGE]
+_INT32 = 2**31
+_INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COLUMNS and str(f.type).startswith("int")}
+
+
+def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row (as the store spreads it) that messages and turns do not tell, as JSON values."""
+    kept = {name: row[name] for name in _COLUMNS}
+    when = row["started_at"]
+    kept["started_at"] = when if isinstance(when, str) else when.isoformat()
+    kept["temperature"] = shortest(row["temperature"])
+    return kept
+
+
+def from_own(own: Any) -> dict[str, Any] | None:
+    """The columns of ``own_columns``; None when it does not have them all."""
+    return {name: own[name] for name in _COLUMNS} if isinstance(own, dict) and set(_COLUMNS) <= own.keys() else None
+
+
+def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder) -> dict[str, Any]:
+    """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
+    row = columns | {
+        "messages": messages,
+        "n_turns": len(encoder.turns),
+        "n_breaks": encoder.n_breaks,
+        "n_context_tokens": encoder.n_context_tokens,
+        "n_generated_tokens": encoder.n_generated_tokens,
+        "turns": encoder.turns,
+    }
+    _check_columns(columns)
+    try:
+        parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
+        check_rollout(row | {"rewards": parts, "started_at": datetime.fromisoformat(row["started_at"])})
+    except (DataError, AttributeError, TypeError, ValueError) as error:
+        raise BadItem("S102", str(error)) from error
+    return row
+
+
+def _check_columns(columns: Mapping[str, Any]) -> None:
+    """Raises BadItem for what ``check_rollout`` takes by its type and no column can hold."""
+    for name, bits in _INTEGERS.items():
+        value = columns[name]
+        if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise BadItem("S102", f"{name}: got {value}, expected a {bits}-bit integer")
+    rewards = columns["rewards"]
+    if not isinstance(rewards, dict):
+        raise BadItem("S102", f"rewards: got {rewards!r:.60}, expected an object of numbers")
+    for part, value in rewards.items():
+        if value is not None and type(value) not in (int, float) and value not in ("NaN", "Infinity", "-Infinity"):
+            raise BadItem("S102", f"rewards.{part}: got {value!r:.60}, expected a number or null")
+    when = columns["started_at"]
+    try:
+        datetime.fromisoformat(when).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise BadItem("S102", f"started_at: got {when!r:.60}, expected an ISO 8601 time with offset") from None
+    try:
+        kept = json.loads(columns["extra"])
+    except (TypeError, ValueError, RecursionError):
+        kept = None
+    if not isinstance(kept, dict):
+        raise BadItem("S102", f"extra: got {columns['extra']!r:.60}, expected the JSON text of an object")
+
+
+def foreign_columns(
+    *,
+    run: str,
+    group: str,
+    index: int,
+    policy: str,
+    reward: float | None,
+    status: tuple[str, str | None] = ("completed", None),
+    task: Mapping[str, Any],
+    started_at: str | None = None,
+    duration_s: float = 0.0,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """The columns of a trajectory that another project wrote. What it does not say has the value that says the least."""
+    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
+    return {
+        "rollout_id": hashlib.blake2b(identity, digest_size=16).hexdigest(),
+        "run_id": run,
+        "task_id": group,
+        "group_id": group,
+        "rollout_index": index,
+        "policy": policy,
+        "policy_hash": f"served:{policy}",
+        "policy_version": 0,
+        "status": status[0],
+        "stop_reason": status[1],
+        "finish_reason": finish_reason,
+        "reward": reward,
+        "rewards": {},
+        "temperature": 1.0,
+        "tools": "[]",
+        "task": STRICT.encode(task),
+        "extra": "{}",
+        "started_at": started_at or datetime.fromtimestamp(0, UTC).isoformat(),
+        "duration_s": duration_s,
+    }
+
+
+def message_of(role: Any, content: Any, **more: Any) -> dict[str, Any]:
+    """A message with every field of the table. An unknown role is ``other``."""
+    made = dict.fromkeys(_MESSAGE_FIELDS)
+    return made | {"role": role if role in ROLES else "other", "content": content} | more
+
+
+def refuse_other_name(role: Any, where: str) -> None:
+    """Raises BadItem for another name of a role, which would be read as nobody's."""
+    if (meant := meant_role(role)) is not None:
+        raise BadItem("S102", f"{where}.role: got {role!r}, expected {meant!r}")
+
+
+def facts_beyond(message: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``message`` that reading its foreign form, which gave ``read``, would get wrong."""
+    return {name: message.get(name) for name in _MESSAGE_FIELDS if message.get(name) != read.get(name)}
+
+
+def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
+    """``read`` as ``facts_beyond`` corrects it. Raises BadItem for facts that are none."""
+    if not isinstance(facts, dict):
+        return read
+    made = read | {name: facts[name] for name in _MESSAGE_FIELDS if name in facts}
+    for name, value in made.items():
+        wanted: Any = int if name == "turn" else str
+        if type(value) is not wanted and not (value is None and name != "role"):
+            raise BadItem("S102", f"gymdata.{name} of a message: got {value!r:.60}, expected {wanted.__name__}")
+    if made["turn"] is not None and not -_INT32 <= made["turn"] < _INT32:
+        raise BadItem("S102", f"gymdata.turn of a message: got {made['turn']}, expected a 32-bit integer")
+    return made
+
+
+def turn_facts(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """What a turn says beside its ids and log-probabilities."""
+    facts: dict[str, Any] = {"finish_reason": turn["finish_reason"]}
+    facts |= {name: turn[name] for name in ("agent", "reward") if turn.get(name) is not None}
+    if turn.get("top_log_probs") is not None:
+        facts["top_log_probs"] = [
+            [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token]
+            for token in turn["top_log_probs"]
+        ]
+    return facts
+
+
+def ids_of(values: Any, what: str) -> np.ndarray | None:
+    """A list of token ids as int32; None when it is no list or empty. Raises BadItem for what is no id."""
+    if not isinstance(values, list) or not values:
+        return None
+    for position, value in enumerate(values):
+        if type(value) is not int or not -_INT32 <= value < _INT32:
+            raise BadItem("S102", f"{what}: position {position}: got {value!r:.60}, expected a 32-bit integer")
+    return np.array(values, np.int32)
+
+
+def id_of(value: Any) -> int:
+    """One token id. Raises ValueError for what is none."""
+    if type(value) is not int or not -_INT32 <= value < _INT32:
+        raise ValueError(value)
+    return value
+
+
+def log_probs_of(values: Any, length: int) -> np.ndarray:
+    """Log-probabilities as float32; NaN for all when they are not one a token."""
+    words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    if isinstance(values, list) and len(values) == length:
+        numbers: list[Any] = [words.get(v, v) if isinstance(v, str) else v for v in values]
+        if all(type(v) in (int, float) for v in numbers):
+            with np.errstate(over="ignore"):
+                return np.array([_as_float(v) for v in numbers], np.float32)
+    return np.full(length, np.nan, np.float32)
+
+
+def shortest(value: Any) -> float:
+    """A float32 as the shortest number that reads back as the same float32."""
+    if isinstance(value, str):
+        value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
+    return float(str(np.float32(value)))
+
+
+def exact(value: Any) -> float:
+    """A float32 as the number that it is, with all its digits: how others write a float32 that became a Python float."""
+    return float(np.float32(value))
+
+
+#: How a float32 is written: letter → spelling. A source whose numbers are neither keeps them.
+SPELLINGS = {"l": shortest, "x": exact}
+
+
+def list_of(values: Any) -> list[Any]:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def number_or_none(value: Any) -> float | None:
+    """A JSON number; a whole one that no float can hold is infinite."""
+    return _as_float(value) if type(value) in (int, float) else None
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def prompt_group(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Trajectories of one prompt are a group: a hash of all messages before the first answer."""
+    before = list(messages)
+    for k, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = before[:k]
+            break
+    text = json.dumps([[m["role"], m["content"]] for m in before], ensure_ascii=False)
+    return "prompt-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
+    """``extra`` with what must come back when the row is exported as ``name`` again."""
+    value = json.loads(extra)
+    try:
+        return STRICT.encode(value | {name: kept})
+    except ValueError:
+        # Python's NaN literals, which strict readers refuse.
+        return json.dumps(value | {name: {"text": json.dumps(kept, ensure_ascii=False)}}, ensure_ascii=False)
+
+
+def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What ``keep`` put aside; None for a row of another origin, or one that was repaired since."""
+    extra = json.loads(row["extra"] or "{}")
+    kept = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None
+    if isinstance(kept, dict) and list(kept) == ["text"]:
+        kept = json.loads(kept["text"])
+    return kept if isinstance(kept, dict) and len(kept.get("turns", ())) == len(row["turns"]) else None
+
+
+def refuse_surrogates(value: Any) -> bytes:
+    """``value`` as JSON. Raises BadItem for text that no file of ours can hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadItem("S101", "text with a lone surrogate, which is not Unicode") from None
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Equality of JSON values in which 1, 1.0 and true are three things, and NaN is itself."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))

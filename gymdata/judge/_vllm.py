@@ -1,0 +1,128 @@
+"""A judge in this process: its own chat template renders the roles, vLLM samples, its words are the answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymdata.engines import weights
+from gymdata.engines._vllm import VllmSampler
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.port import SampleRequest
+from gymdata.errors import DataError, OutsideError, UsageError, require
+from gymdata.judge.port import JudgeAnswer
+from gymdata.judge.prompt import Form, Roles
+from gymdata.rollouts.messages import Message
+
+DEFAULT_MAX_TOKENS = 4096
+_PROBE = "zq7x"
+#: What the verdict's schema allows, written in one way: the schema itself would let a judge write blanks until its tokens
+#: are used up.
+_VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": ([1-6]|3\.5)\}'
+
+
+class _HeldToVerdicts(VllmSampler):
+    """Samples nothing but verdicts: the engine leaves out every token that would break its form."""
+
+    def _params(self, request: SampleRequest) -> Any:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        params = super()._params(request)
+        params.structured_outputs = StructuredOutputsParams(regex=_VERDICT)
+        return params
+
+
+class EngineJudge:
+    """A ``Judge`` on the model in a folder.
+
+    ``form``: the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; a judge that
+    reasons first needs its freedom, so otherwise it has it. Raises UsageError for a template that leaves out what it
+    should show.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        form: Form | None = None,
+        temperature: float = 0.6,
+        top_p: float = 0.95,
+        max_tokens: int | None = None,
+        constrain: str = "auto",
+        engine_args: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        require("engine", "vllm")
+        self.model, self.form = model, form or Roles()
+        self.max_tokens = max_tokens or DEFAULT_MAX_TOKENS
+        self.chat = TransformersChat.load(weights.tokenizer_folder(model), tool_parser="none", keep_reasoning=False)
+        self._check_roles()
+        sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
+        held = constrain == "on"
+        self.sampler = (_HeldToVerdicts if held else VllmSampler)(
+            model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
+        )
+        facts = weights.model_facts(model)
+        self.identity: Mapping[str, Any] = {
+            "model": facts["policy"],
+            "weights": facts["policy_hash"],
+            "chat_template": self.chat.facts().get("chat_template_hash"),
+            **self.form.identity,
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_tokens": self.max_tokens,
+            "constrain": held,
+        }
+        self._numbers = itertools.count()
+        self._room = 0
+
+    @property
+    def default_concurrency(self) -> int:
+        """Twice what the engine runs side by side: verdicts are short, so many seats fall free at each step, and the
+        engine should find the next question there."""
+        return 2 * self.sampler.default_concurrency
+
+    async def start(self) -> Mapping[str, Any]:
+        """Start the engine."""
+        facts = await self.sampler.start()
+        self._room = int(facts.get("max_model_len") or 0)
+        return facts
+
+    async def compare(
+        self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
+    ) -> JudgeAnswer:
+        """One judgement. A prompt that leaves no room for an answer is refused."""
+        messages = self.form.messages(conversation, response_1, response_2, principle)
+        prompt = self.chat.render(messages, None)
+        room = self._room - len(prompt) if self._room else self.max_tokens
+        if room <= 0:
+            return JudgeAnswer("", None, f"the prompt has {len(prompt)} tokens, and the judge holds {self._room}")
+        request = SampleRequest(f"judge-{next(self._numbers)}", prompt, min(self.max_tokens, room), seed)
+        try:
+            generation = (await self.sampler.sample(request))[0]
+        except OutsideError as error:
+            raise OutsideError(
+                "judge", str(error.message), hint=error.hint, retryable=error.retryable, fatal=error.fatal
+            ) from error
+        text = self.chat.without_special(self.chat.decode(generation.token_ids))
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(generation.token_ids)}
+        return JudgeAnswer(text, usage)
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self.sampler.close()
+
+    def _check_roles(self) -> None:
+        """The template must show both responses, each in its place."""
+        one, two, said = f"{_PROBE}1", f"{_PROBE}2", f"{_PROBE}0"
+        messages = self.form.messages([{"role": "user", "content": said}], one, two, None)
+        hint = "give a judge that was trained for these roles, or --judge-prompt default for an ordinary model"
+        try:
+            text = self.chat.text(messages, None, generate=True)
+        except DataError as error:
+            raise UsageError(
+                f"{self.model}: its chat template refuses a comparison: {error.message}", hint=hint
+            ) from error
+        if not text.find(said) < text.find(one) < text.find(two) or said not in text:
+            raise UsageError(f"{self.model}: its chat template does not show question and both responses", hint=hint)

@@ -1,0 +1,226 @@
+"""Rollouts to contests, and judged contests to rewards, tables and a report.
+
+What always holds: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
+its transcript; reasoning is never shown; neither the order of rollouts nor of comparisons changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata import genrm
+from gymdata.errors import DataError
+from gymdata.genrm.aggregate import Adjustments, Rewards
+from gymdata.genrm.matches import Matches
+from gymdata.judge.pairwise import STATUSES, Contest, Entrant, sizes_of
+from gymdata.rollouts import chains
+from gymdata.rollouts.schema import SCORES
+
+COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
+MATCH_COLUMNS = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "ranking", "status", "comparison_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """All rollouts as contests. ``alone``: groups of one, which nobody can be compared in."""
+
+    contests: list[Contest]
+    alone: int
+    rollouts: int
+
+    def numbered(self) -> tuple[list[Entrant], list[str], np.ndarray]:
+        """Every entrant, its run, and the number of its group; in the order in which responses are numbered."""
+        entrants = [e for c in self.contests for e in c.entrants]
+        runs = [c.run_id for c in self.contests for _ in c.entrants]
+        sizes = [len(c.entrants) for c in self.contests]
+        return entrants, runs, np.repeat(np.arange(len(sizes)), sizes)
+
+
+def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> Field:
+    """Contests by group, groups by id, members by index. ``limit`` takes the first so many groups."""
+    prompts, completions = chains.split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
+    groups: dict[str, list[int]] = {}
+    names = {name: rollouts[name].to_pylist() for name in COLUMNS if name != "messages"}
+    for row, group in enumerate(names["group_id"]):
+        groups.setdefault(group, []).append(row)
+    chosen = sorted(groups)[:limit]
+    contests, alone = [], 0
+    for group in chosen:
+        rows = sorted(groups[group], key=lambda r: (names["rollout_index"][r], names["rollout_id"][r]))
+        if len(rows) < 2:
+            alone += 1
+            continue
+        entrants = [_entrant(names, r, completions[r].as_py(), show) for r in rows]
+        conversation = [_said(m) for m in prompts[rows[0]].as_py()]
+        contests.append(
+            Contest(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, entrants, principle)
+        )
+    return Field(contests, alone, sum(len(groups[g]) for g in chosen))
+
+
+def _entrant(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Entrant:
+    reasoning = "\n".join(m["reasoning"] for m in messages if m.get("reasoning"))
+    text = transcript(messages) if show == "transcript" else final_answer(messages)
+    return Entrant(names["rollout_id"][row], names["rollout_index"][row], text, reasoning)
+
+
+def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message when the policy wrote it; else there is no answer."""
+    last = messages[-1] if messages else None
+    return (last.get("content") or "") if last is not None and last["role"] == "assistant" else ""
+
+
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What was said, called and returned, one paragraph a message; without reasoning."""
+    parts = []
+    for message in messages:
+        text = message.get("content") or ""
+        if message["role"] != "assistant":
+            name = f" {message['name']}" if message.get("name") else ""
+            text = f"[{message['role']}{name}]\n{text}"
+        calls = message.get("tool_calls")
+        for call in _calls(calls):
+            function = call.get("function")
+            wanted = function if isinstance(function, dict) else call
+            text += f"\n[calls {wanted.get('name')} {json.dumps(wanted.get('arguments'), ensure_ascii=False)}]"
+        parts.append(text.strip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def _calls(given: Any) -> list[dict[str, Any]]:
+    """A message's calls; text that is not JSON is no call."""
+    if isinstance(given, str):
+        given = _arguments(given)
+    return [call for call in given if isinstance(call, dict)] if isinstance(given, list) else []
+
+
+def response_transcript(response: Mapping[str, Any]) -> str:
+    """The transcript of a response in the Responses API's shape: the same text as a rollout's with the same content."""
+    messages: list[dict[str, Any]] = []
+    names: dict[str, Any] = {}
+    output = response.get("output")
+    for item in output if isinstance(output, list) else []:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append({"role": "assistant", "content": genrm.plain_text(item.get("content")), "tool_calls": []})
+        elif kind == "function_call":
+            names[str(item.get("call_id"))] = item.get("name")
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": "", "tool_calls": []})
+            messages[-1]["tool_calls"].append(
+                {"name": item.get("name"), "arguments": _arguments(item.get("arguments"))}
+            )
+        elif kind == "function_call_output":
+            name = names.get(str(item.get("call_id")))
+            messages.append({"role": "tool", "name": name, "content": genrm.plain_text(item.get("output"))})
+    return transcript(messages)
+
+
+def _arguments(given: Any) -> Any:
+    """The Responses API sends arguments as JSON text."""
+    try:
+        return json.loads(given)
+    except (TypeError, ValueError, RecursionError):
+        return given
+
+
+def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": message["role"], "content": message.get("content") or ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """How comparisons become rewards."""
+
+    method: str
+    adjust: Adjustments
+
+    @property
+    def source(self) -> str:
+        changed = {k: v for k, v in asdict(self.adjust).items() if v != getattr(Adjustments(), k)}
+        return self.method + "".join(f" {name}={value:g}" for name, value in changed.items())
+
+
+def rewards_of(comparisons: pa.Table, field: Field, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
+    """Rewards by entrant (as ``Field.numbered``), the bias report, and the comparisons as columns.
+
+    Comparisons of rollouts that are not in the field are left out.
+    """
+    entrants, _, groups = field.numbered()
+    matches = matches_in(comparisons, {e.rollout_id: n for n, e in enumerate(entrants)})
+    sizes = sizes_of(entrants)
+    rewards = genrm.aggregate(matches, groups, how.method, adjust=how.adjust, sizes=sizes)
+    report = {**genrm.bias_report(matches, sizes.answer), "metrics": rewards.metrics}
+    triples, having = genrm.preferences(matches).cycles(groups)
+    report["cycles"] = {"triples": triples, "groups": having}
+    return rewards, report, matches
+
+
+def matches_in(comparisons: pa.Table, number: Mapping[str, int]) -> Matches:
+    """The comparisons (``MATCH_COLUMNS``) between rollouts that have a number, in the order of their ids."""
+    known = pa.array(list(number), pa.string())
+    places = [pc.index_in(comparisons[name], value_set=known) for name in ("rollout_i", "rollout_j")]
+    held = comparisons.filter(pc.and_(*map(pc.is_valid, places)))
+    held = held.take(pc.sort_indices(held["comparison_id"]))
+    numbers = np.fromiter(number.values(), np.int64, len(number))
+    first, second = (
+        numbers[pc.index_in(held[name], value_set=known).to_numpy()] for name in ("rollout_i", "rollout_j")
+    )
+    judged = pc.equal(held["status"], "judged").to_numpy()
+    values = [np.where(judged, held[name].to_numpy(), np.nan) for name in ("score_1", "score_2", "ranking")]
+    return Matches(first, second, held["judge_idx"].to_numpy().astype(np.int64), *values)
+
+
+def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.ndarray, where: str | Path) -> None:
+    """Raises DataError, naming file and row, for comparisons (``MATCH_COLUMNS``) that no judge of ours makes.
+
+    That is a status that is none, a rollout with itself, or rollouts of two groups (``groups``: that of each id).
+    """
+    table = comparisons
+    strange = pc.invert(pc.is_in(table["status"], value_set=pa.array(STATUSES)))
+    if (row := _first(strange)) is not None:
+        got = repr(table["status"][row].as_py())
+        raise DataError.bad_row(where, row + 1, "status", got, f"one of {', '.join(STATUSES)}")
+    if (row := _first(pc.equal(table["rollout_i"], table["rollout_j"]))) is not None:
+        got = f"{table['rollout_i'][row].as_py()!r}, which is rollout_i as well"
+        raise DataError.bad_row(where, row + 1, "rollout_j", got, "another rollout of its group")
+    one, two = (pa.array(groups).take(pc.index_in(table[n], value_set=rollout_ids)) for n in ("rollout_i", "rollout_j"))
+    # A rollout that is not there has no group: its comparisons are left out.
+    if (row := _first(pc.not_equal(one, two))) is not None:
+        got = f"{table['rollout_j'][row].as_py()!r}, which is of another group than {table['rollout_i'][row].as_py()!r}"
+        raise DataError.bad_row(where, row + 1, "rollout_j", got, "a rollout of the same group")
+
+
+def _first(truths: pa.ChunkedArray | pa.Array) -> int | None:
+    place = int(pc.index(truths, True).as_py())
+    return place if place >= 0 else None
+
+
+def score_table(rewards: Rewards, field: Field, name: str, source: str) -> pa.Table:
+    """Rewards as rows of the scores table; no valid comparison is a failed score without a value."""
+    entrants, runs, _ = field.numbered()
+    rows = []
+    for n, (entrant, run) in enumerate(zip(entrants, runs, strict=True)):
+        value, counted = float(rewards.reward[n]), f"{rewards.judged[n]} judged, {rewards.missing[n]} missing"
+        error = f", standard error {rewards.error[n]:.4g}" if not math.isnan(rewards.error[n]) else ""
+        rows.append(
+            {
+                "rollout_id": entrant.rollout_id,
+                "name": name,
+                "value": None if math.isnan(value) else value,
+                "status": "failed" if math.isnan(value) else "scored",
+                "source": source,
+                "run_id": run,
+                "detail": counted + error,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=SCORES.schema)

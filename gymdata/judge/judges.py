@@ -1,0 +1,58 @@
+"""The judge that a configuration names, not started."""
+
+from __future__ import annotations
+
+from gymdata.errors import UsageError
+from gymdata.judge.pairwise import Reading
+from gymdata.judge.port import Judge
+from gymdata.judge.settings import GenrmConfig
+
+
+def load_judge(config: GenrmConfig) -> Judge:
+    """Raises UsageError when the configuration names no judge, or settings that its kind cannot honour."""
+    from gymdata.judge.prompt import Prompt, Roles
+
+    config.checked()
+    form = Roles() if config.judge_prompt is None else Prompt.load(config.judge_prompt)
+    if config.endpoint is not None:
+        from gymdata.judge.http_judge import HttpJudge
+
+        if config.engine:
+            raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
+        return HttpJudge(
+            config.endpoint,
+            config.model,
+            form=form,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_tokens=config.max_tokens,
+            constrain=config.constrain,
+            request_timeout_s=config.request_timeout,
+            max_retries=config.retries,
+            pause_s=config.retry_pause,
+        )
+    from gymdata.judge._vllm import EngineJudge
+
+    assert config.genrm is not None
+    return EngineJudge(
+        config.genrm,
+        form=form,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+        constrain=config.constrain,
+        engine_args=config.engine,
+        seed=config.seed,
+    )
+
+
+def reading_of(config: GenrmConfig, *, retry_unparsed: bool) -> Reading:
+    """How the judge's answers are read."""
+    return Reading(
+        strict=config.verdicts == "strict",
+        default_score=config.default_score,
+        default_ranking=config.default_ranking,
+        retries=config.genrm_parse_retries,
+        retry_sleep_s=config.genrm_parse_retry_sleep_s,
+        retry_unparsed=retry_unparsed,
+    )

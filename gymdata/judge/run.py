@@ -1,0 +1,318 @@
+"""``judge``: rollouts of a group compared pairwise, and rewards from the comparisons, beside the rollouts.
+
+What always holds: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
+and started again, no judgement is paid for twice; aggregating anew judges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import gymdata
+from gymdata import genrm
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.gc_tuning import rare_collections
+from gymdata.genrm.aggregate import Adjustments
+from gymdata.judge.groups import COLUMNS, Aggregation, Field, field_of, refuse_odd_matches, rewards_of, score_table
+from gymdata.judge.judges import load_judge, reading_of
+from gymdata.judge.pairwise import STATUSES, Contest, Judged, Referee, comparison_rows, judge_all
+from gymdata.judge.port import Judge, JudgeAnswer
+from gymdata.judge.settings import JudgeConfig
+from gymdata.judge.verdict_cache import Kept
+from gymdata.progress import Progress
+from gymdata.rollouts.messages import Message
+from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
+from gymdata.store import StageOutput, find_run_json, read_table
+from gymdata.store.lineage import parent_of
+from gymdata.store.paths import RUN_JSON, local_output
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSummary:
+    """What was judged and how far the judge can be trusted. ``asked`` counts calls of the judge in this run."""
+
+    path: str
+    name: str
+    judge: str
+    rollouts: int
+    groups: int
+    groups_of_one: int
+    comparisons: dict[str, int]
+    asked: int
+    cached: int
+    scored: int
+    unscored: int
+    aggregator: str
+    bias: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        missing = sum(self.comparisons.values()) - self.comparisons["judged"]
+        return EXIT_FAULTS if missing or self.unscored else EXIT_OK
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def table(self) -> list[tuple[str, object]]:
+        counts = self.comparisons
+        return [
+            ("judge", self.judge),
+            ("groups", self.groups),
+            *([("  of one rollout, left out", self.groups_of_one)] if self.groups_of_one else []),
+            ("comparisons", sum(counts.values())),
+            *((f"  {status}", n) for status, n in counts.items() if n),
+            ("judge asked / verdicts kept", f"{self.asked:,} / {self.cached:,}"),
+            (
+                f"rewards ({self.aggregator})",
+                f"{self.scored:,}" + (f", {self.unscored:,} without" * bool(self.unscored)),
+            ),
+            *((name.replace("_", " "), _rate(self.bias[name])) for name in self.bias if "ci95" in self.bias[name]),
+            (
+                "cycles a > b > c > a",
+                f"{self.bias['cycles']['triples']:,} in {self.bias['cycles']['groups']:,} group(s)",
+            ),
+            ("path", self.path),
+        ]
+
+
+def judge(
+    config: JudgeConfig | None = None,
+    *,
+    judge: Judge | None = None,
+    progress: Progress | None = None,
+    command: str | None = None,
+    **settings: Any,
+) -> JudgeSummary:
+    """Compare the rollouts of each group of ``path`` and write RUN/judge-NAME (or ``output``): comparisons.parquet,
+    scores.parquet with rewards by that name, run.json with the bias report.
+
+    Settings are those of ``JudgeConfig``. Raises DataError for a path without groups of two, StoreError when the folder
+    holds what another judge or schedule made, OutsideError("judge") when the judge is gone: what was judged is kept.
+    """
+    base = config.model_dump(exclude_unset=True) if config is not None else {}
+    config = JudgeConfig.load(None, {**base, **settings})
+    rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
+    field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
+    if not field.contests:
+        raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
+    source = find_run_json(config.path)
+    how = Aggregation(config.aggregator_method, Adjustments(**config.adjustments()))
+    the_judge = None if config.aggregate_only else judge or load_judge(config)
+    folder = local_output(_folder(config, source, the_judge))
+    with contextlib.ExitStack() as stack:
+        names = ["comparisons.parquet", "scores.parquet"]
+        out = stack.enter_context(StageOutput(folder / RUN_JSON, "judge", names, overwrite=config.overwrite))
+        if the_judge is None:
+            return _aggregate_again(out, config, field, how, command)
+        identity = _identity(config, the_judge)
+        out.refuse_other("identity", identity, "comparisons that were made")
+        stack.enter_context(rare_collections())
+        kept = Kept(folder / "verdicts.journal")
+        stack.callback(kept.close)
+        for repair in kept.repairs:
+            if progress is not None:
+                progress.message(f"repaired after a crash: {repair}")
+        facts: dict[str, Any] = {
+            "version": gymdata.__version__,
+            "command": command,
+            "config": config.model_dump(mode="json"),
+            "identity": identity,
+            "parents": [parent_of(config.path)],
+        }
+        out.begin({**facts, "finished": False})
+        lazy = _StartedWhenAsked(the_judge)
+        judged, referee = asyncio.run(_judge_field(config, field, lazy, kept, progress))
+        rows = [
+            row
+            for contest, results in zip(field.contests, judged, strict=True)
+            for row in comparison_rows(contest, results, referee.judge_name)
+        ]
+        comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
+        facts |= {"judge": referee.judge_name, "engine": dict(lazy.facts), "asked": referee.tally.asked}
+        return _finish(out, config, field, how, comparisons, facts, referee.tally.cached)
+
+
+class _StartedWhenAsked:
+    """A judge that is brought up by its first question, so that a run with nothing to ask starts no engine."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._starting: asyncio.Task[Mapping[str, Any]] | None = None
+        self.facts: Mapping[str, Any] = {}
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self._judge.identity
+
+    @property
+    def default_concurrency(self) -> int:
+        return self._judge.default_concurrency
+
+    async def start(self) -> Mapping[str, Any]:
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._judge.start())
+        self.facts = await asyncio.shield(self._starting)
+        return self.facts
+
+    async def compare(
+        self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
+    ) -> JudgeAnswer:
+        if not self.facts:
+            await self.start()
+        return await self._judge.compare(conversation, response_1, response_2, principle, seed)
+
+    async def close(self) -> None:
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+            await self._judge.close()
+
+
+async def _judge_field(
+    config: JudgeConfig, field: Field, judge: Judge, kept: Kept, progress: Progress | None
+) -> tuple[list[list[Judged]], Referee]:
+    referee = Referee(
+        judge,
+        kept,
+        reading_of(config, retry_unparsed=config.retry_unparsed),
+        seed=config.seed,
+        concurrency=config.concurrency,
+    )
+    results: list[list[Judged]] = [[] for _ in field.contests]
+
+    def plan(n: int) -> list[genrm.Match]:
+        return genrm.schedule(config.comparison_strategy, n, config.num_judges_per_comparison)
+
+    total, done = sum(len(plan(len(c.entrants))) for c in field.contests), 0
+
+    def finished(place: int, judged: list[Judged]) -> None:
+        nonlocal done
+        results[place] = judged
+        done += len(judged)
+        if progress is not None:
+            missing = sum(n for status, n in referee.tally.by_status.items() if status != "judged")
+            progress.update(done=done, total=total, failures=missing)
+
+    try:
+        concurrency = config.concurrency or judge.default_concurrency
+        await judge_all(field.contests, plan, referee, finished, concurrency=concurrency)
+    finally:
+        await referee.close()
+        await judge.close()
+    return results, referee
+
+
+def _aggregate_again(
+    out: StageOutput, config: JudgeConfig, field: Field, how: Aggregation, command: str | None
+) -> JudgeSummary:
+    folder = out.folder
+    if not (folder / "comparisons.parquet").is_file():
+        raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
+    was = out.facts
+    comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
+    entrants, _, groups = field.numbered()
+    ids = pa.array([entrant.rollout_id for entrant in entrants], pa.string())
+    refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
+    facts = {**was, "command": command, "asked": 0, "aggregated_with": how.source}
+    facts["config"] = {**was.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
+    return _finish(out, config, field, how, comparisons, facts, 0)
+
+
+def _finish(
+    out: StageOutput,
+    config: JudgeConfig,
+    field: Field,
+    how: Aggregation,
+    comparisons: pa.Table,
+    facts: Mapping[str, Any],
+    cached: int,
+) -> JudgeSummary:
+    """Aggregate, write comparisons, rewards and run.json."""
+    folder = out.folder
+    rewards, report, _ = rewards_of(comparisons, field, how)
+    judge_is = str(facts.get("judge"))
+    name = folder.name.removeprefix("judge-") if config.name is None else config.name
+    scores = score_table(rewards, field, name, f"{judge_is} {how.source}")
+    out.table("comparisons.parquet", comparisons, COMPARISONS)
+    out.table("scores.parquet", scores, SCORES)
+    statuses = Counter(comparisons["status"].to_pylist())
+    summary = JudgeSummary(
+        path=str(folder),
+        name=name,
+        judge=judge_is,
+        rollouts=field.rollouts,
+        groups=len(field.contests),
+        groups_of_one=field.alone,
+        comparisons={status: statuses[status] for status in STATUSES},
+        asked=int(facts["asked"]),
+        cached=cached,
+        scored=len(scores) - scores["value"].null_count,
+        unscored=scores["value"].null_count,
+        aggregator=how.source,
+        bias=report,
+    )
+    counts = {k: v for k, v in summary.as_dict().items() if k in ("rollouts", "groups", "groups_of_one", "comparisons")}
+    out.finish(
+        {
+            **facts,
+            "finished": True,
+            "reward": name,
+            "aggregator": how.source,
+            "counts": {**counts, "scored": summary.scored, "unscored": summary.unscored},
+            "bias": report,
+        }
+    )
+    return summary
+
+
+def _folder(config: JudgeConfig, source: Path | None, judge: Judge | None) -> Path:
+    if config.output is not None:
+        return config.output
+    if source is None or source.name != "run.json" or not Path(config.path).is_dir():
+        raise UsageError(
+            f"{config.path} is not a run folder, so its comparisons have no place", hint="give one with -o"
+        )
+    run = source.parent
+    if config.name is not None:
+        return run / f"judge-{config.name}"
+    named = config.genrm or config.model
+    if judge is not None and named is None:
+        named = str(judge.identity.get("model"))
+    if named is None:
+        made = sorted(run.glob("judge-*/comparisons.parquet"))
+        if len(made) != 1:
+            have = ", ".join(p.parent.name.removeprefix("judge-") for p in made) or "none"
+            raise UsageError(f"{run}: which judge's comparisons? (there are: {have})", hint="name one with --name")
+        return made[0].parent
+    return run / f"judge-{re.sub(r'[^A-Za-z0-9_.+-]', '_', named.rstrip('/').rpartition('/')[2])}"
+
+
+def _identity(config: JudgeConfig, judge: Judge) -> dict[str, Any]:
+    """What the comparisons in a folder have in common."""
+    return {
+        "judge": dict(judge.identity),
+        "seed": config.seed,
+        "comparison_strategy": config.comparison_strategy,
+        "num_judges_per_comparison": config.num_judges_per_comparison,
+        "verdicts": config.verdicts,
+        "principle": config.principle_for(None),
+        "show": config.show,
+    }
+
+
+def _rate(figure: Mapping[str, Any]) -> str:
+    if figure["rate"] is None:
+        return "–"
+    low, high = figure["ci95"]
+    return f"{100 * figure['rate']:.1f} % of {figure['n']:,} (95 %: {100 * low:.1f} to {100 * high:.1f})"
+
+
+__all__ = ["Contest", "JudgeSummary", "judge"]

@@ -1,0 +1,257 @@
+"""Gathers the members of a group that arrive one by one, judges them together and answers each with its own reward.
+
+What always holds: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
+further member opens another; with group and rollout ids a repeated request joins or repeats its own answer and is never a
+second member; an answer that was given is kept and given again, also after a restart; no more members wait than may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from gymdata.judge.pairwise import Contest, Entrant, digest
+from gymdata.judge.serve.request_queue import Outcome
+from gymdata.judge.verdict_cache import Kept
+
+
+class NotAnswered(Exception):  # noqa: N818 - an answer of its own kind, not a defect
+    """Why a member gets no reward. ``kind``: cohort_incomplete, judge_failed, conflict, stopping or waiting (too many)."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One request. ``key``: which cohort it belongs to; ``identity``: (group, attempt, rollout), when given; ``index``:
+    which rollout of its task it is, when both are given."""
+
+    key: str
+    identity: tuple[str, str, str] | None
+    contest: Contest  # with this one entrant
+    index: int | None = None
+
+    @property
+    def entrant(self) -> Entrant:
+        return self.contest.entrants[0]
+
+    @property
+    def content(self) -> str:
+        """What must not change when a request is repeated."""
+        return digest(repr(self.contest.conversation), self.entrant.answer, self.contest.principle or "")
+
+    @property
+    def seat(self) -> tuple[str, ...] | None:
+        """Equal for a request and its repetition while the first waits. An index comes again in the next epoch, with
+        another response, so it names a seat only together with the response."""
+        if self.identity is None and self.index is not None:
+            return (self.key, str(self.index), self.content)
+        return self.identity
+
+
+@dataclass(slots=True)
+class _Seat:
+    member: Member
+    answer: asyncio.Future[float]
+
+
+@dataclass(slots=True)
+class _Cohort:
+    key: str
+    number: int
+    seats: list[_Seat] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Cohorts:
+    """Cohorts of ``size`` (≥ 2); ``decide`` judges one; ``answers`` keeps rewards by identity; at most ``max_waiting``
+    members wait for others."""
+
+    def __init__(
+        self,
+        size: int,
+        timeout_s: float,
+        decide: Callable[[Contest], Awaitable[Outcome]],
+        answers: Kept,
+        max_waiting: int,
+    ) -> None:
+        self.size, self.timeout_s, self._decide, self._answers = size, timeout_s, decide, answers
+        self.max_waiting = max_waiting
+        self._waiting = 0
+        self._stopping: NotAnswered | None = None
+        self._open: dict[str, _Cohort] = {}
+        self._seats: dict[tuple[str, ...], _Seat] = {}
+        #: Contests that left a member without a reward: its repetition asks again for what failed.
+        self._unanswered: dict[tuple[str, str, str], Contest] = {}
+        self._numbers: dict[str, int] = {}
+        self._judging: set[asyncio.Task[None]] = set()
+        self.completed = self.expired = self.failed = 0
+
+    async def join(self, member: Member) -> float:
+        """The member's reward. Raises NotAnswered."""
+        if self._stopping is not None:
+            raise self._stopping
+        if (identity := member.identity) is not None:
+            known = self._answers.get(digest(*identity))
+            if known is not None:
+                _same(member, known["content"])
+                return float(known["reward"])
+        if member.seat is not None and (seat := self._seats.get(member.seat)) is not None:
+            _same(member, seat.member.content)
+            return await asyncio.shield(seat.answer)
+        if identity is not None:
+            contest = self._unanswered.get(identity)
+            if contest is not None:
+                return await self._again(member, contest)
+        return await asyncio.shield(self._sit(member).answer)
+
+    def waiting(self) -> int:
+        """Members in cohorts that are not full."""
+        return self._waiting
+
+    def open(self) -> int:
+        """Cohorts that are not full."""
+        return len(self._open)
+
+    def judging(self) -> int:
+        """Full cohorts whose answers are not there yet."""
+        return len(self._judging)
+
+    async def close(self, why: str = "the server is stopping", grace_s: float = 0.0) -> None:
+        """Answer everybody who waits, now and from now on, that nothing will come, and why. Cohorts that are being judged
+        have ``grace_s`` to end."""
+        self._stopping = NotAnswered("stopping", why)
+        for cohort in list(self._open.values()):
+            arrived = f"{why}: {len(cohort.seats)} of {self.size} members had arrived"
+            self._end(cohort, NotAnswered("stopping", arrived))
+        if self._judging and grace_s:
+            await asyncio.wait(self._judging, timeout=grace_s)
+        for task in list(self._judging):
+            task.cancel()
+        await asyncio.gather(*self._judging, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _sit(self, member: Member) -> _Seat:
+        loop = asyncio.get_running_loop()
+        cohort = self._open.get(member.key)
+        # The last member of a cohort is always let in: it ends the waiting of the others.
+        if self._waiting >= self.max_waiting and (cohort is None or len(cohort.seats) < self.size - 1):
+            raise NotAnswered("waiting", f"{self._waiting:,} members are waiting for the others of their cohorts")
+        if cohort is None:
+            number = self._numbers.get(member.key, 0) if member.identity else 0
+            cohort = self._open[member.key] = _Cohort(member.key, number)
+            cohort.timer = loop.call_later(self.timeout_s, self._expire, cohort)
+        seat = _Seat(member, loop.create_future())
+        # A caller that has hung up leaves nobody to look at a fault.
+        seat.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        cohort.seats.append(seat)
+        self._waiting += 1
+        if member.seat is not None:
+            self._seats[member.seat] = seat
+        if len(cohort.seats) == self.size:
+            self._close(cohort)
+            task = loop.create_task(self._judge(cohort))
+            self._judging.add(task)
+            task.add_done_callback(self._judging.discard)
+        return seat
+
+    def _close(self, cohort: _Cohort) -> None:
+        if self._open.get(cohort.key) is cohort:
+            del self._open[cohort.key]
+            self._waiting -= len(cohort.seats)
+        if cohort.timer is not None:
+            cohort.timer.cancel()
+
+    def _expire(self, cohort: _Cohort) -> None:
+        self.expired += 1
+        reason = f"{len(cohort.seats)} of {self.size} members arrived within {self.timeout_s:g} s"
+        self._end(cohort, NotAnswered("cohort_incomplete", reason))
+
+    def _end(self, cohort: _Cohort, fault: NotAnswered) -> None:
+        self._close(cohort)
+        for seat in cohort.seats:
+            self._forget(seat)
+            if not seat.answer.done():
+                seat.answer.set_exception(fault)
+
+    def _forget(self, seat: _Seat) -> None:
+        if seat.member.seat is not None:
+            self._seats.pop(seat.member.seat, None)
+
+    async def _judge(self, cohort: _Cohort) -> None:
+        # By rollout id, so that a group judged again after a restart has the same seats and finds its verdicts.
+        if all(seat.member.identity for seat in cohort.seats):
+            cohort.seats.sort(key=lambda seat: natural(seat.member.entrant.rollout_id))
+        if cohort.seats[0].member.identity:
+            self._numbers[cohort.key] = cohort.number + 1
+        try:
+            contest = self._contest(cohort)
+            outcome = await self._decide(contest)
+        except BaseException as error:
+            self.failed += 1
+            self._end(cohort, self._stopping or NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
+            if isinstance(error, Exception):  # those who wait have been told; there is nobody else
+                return
+            raise
+        self.completed += 1
+        for place, seat in enumerate(cohort.seats):
+            self._settle(seat.member, contest, outcome, place, seat)
+
+    def _settle(
+        self, member: Member, contest: Contest, outcome: Outcome, place: int, seat: _Seat | None
+    ) -> float | None:
+        """Keep the reward, then tell whoever waits for it."""
+        reward = outcome.rewards[place]
+        if member.identity is not None:
+            if reward is not None:
+                self._answers.put(digest(*member.identity), {"reward": reward, "content": member.content})
+                self._unanswered.pop(member.identity, None)
+            else:
+                self._unanswered[member.identity] = contest
+        if seat is not None:
+            self._forget(seat)
+            if not seat.answer.done():
+                if reward is None:
+                    seat.answer.set_exception(NotAnswered("judge_failed", outcome.why_none(place)))
+                else:
+                    seat.answer.set_result(reward)
+        return reward
+
+    async def _again(self, member: Member, contest: Contest) -> float:
+        """Judge a contest once more for a member that it left without a reward; what was judged is not asked again."""
+        place = next(n for n, e in enumerate(contest.entrants) if e.rollout_id == member.entrant.rollout_id)
+        before = replace(member, contest=replace(contest, entrants=[contest.entrants[place]]))
+        _same(member, before.content)
+        outcome = await self._decide(contest)
+        reward = self._settle(member, contest, outcome, place, None)
+        if reward is None:
+            raise NotAnswered("judge_failed", outcome.why_none(place))
+        return reward
+
+    def _contest(self, cohort: _Cohort) -> Contest:
+        first = cohort.seats[0].member.contest
+        entrants = [
+            Entrant(e.rollout_id or str(n), n, e.answer, e.reasoning)
+            for n, e in enumerate(seat.member.entrant for seat in cohort.seats)
+        ]
+        group = first.group_id
+        if not group:
+            group = digest(repr(first.conversation), first.principle or "", *(e.answer for e in entrants))
+        elif cohort.number:
+            group = f"{group}+{cohort.number}"
+        return Contest(first.run_id, group, first.task_id or group, first.conversation, entrants, first.principle)
+
+
+def natural(text: str) -> list[tuple[int, int | str]]:
+    """A sort key that puts 2 before 10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def _same(member: Member, content: str) -> None:
+    if member.content != content:
+        raise NotAnswered("conflict", "another response was sent before with the same group, attempt and rollout ids")

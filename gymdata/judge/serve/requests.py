@@ -1,0 +1,181 @@
+"""What a request must be before it is looked at: for this host, JSON, and within the server's limits.
+
+What always holds: a request that is refused is answered with a JSON object that says what was got, what the limit is, and
+which flag raises it; a body over the limit is never kept, and a hostile one is refused by its size and its brackets, before
+anything is made of it; big bodies are parsed in a thread, so that other requests are answered meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+import pydantic
+from fastapi import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gymdata.judge.settings import ServeConfig
+
+T = TypeVar("T")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+#: Lists and objects in a body for each response that is allowed: a response of 100 items with their parts has some 500.
+OBJECTS_PER_RESPONSE = 2_000
+#: A smaller body is parsed sooner than a thread takes it.
+_SMALL = 64 * 1024
+#: A body over the limit is still read to its end if it is not much longer, so that its sender reads the answer.
+_READ_ON = 8
+_READ_ON_S = 5.0
+_STRING = re.compile(rb'"[^"]*"')
+_STEPS = bytes.maketrans(b"[{]}", bytes([1, 1, 255, 255]))
+_NO_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}"')))
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a defect
+    """A request that is answered with ``status`` and ``body`` without being looked at."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(str(body["detail"]))
+        self.status, self.body = status, body
+
+    @classmethod
+    def over(cls, status: int, kind: str, what: str, got: int, limit: int, flag: str) -> Refused:
+        """More than a limit, which ``flag`` raises."""
+        detail = f"{what}: got {got:,}, at most {limit:,} (start the server with a higher {flag})"
+        return cls(status, {"detail": detail, "kind": kind, "got": got, "limit": limit, "hint": f"{flag} N"})
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": "1"} if self.status == 429 else {}
+        return JSONResponse(
+            self.body, self.status, {**headers, "Connection": "close"} if self.status == 413 else headers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """Reads and parses request bodies within the limits of ``config``."""
+
+    config: ServeConfig
+    threads: ThreadPoolExecutor
+
+    @classmethod
+    def of(cls, config: ServeConfig) -> Bodies:
+        # A body is parsed while holding the interpreter, so more threads would only hold up the others.
+        return cls(config, ThreadPoolExecutor(1, "gymdata-bodies"))
+
+    async def read(self, request: Request) -> bytes:
+        """The body. Raises Refused (413, 415)."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            # Also what keeps a web page from posting here: a browser asks before it sends this type to another site.
+            detail = f"content-type: got {kind or 'none'!r}, expected application/json"
+            raise Refused(415, {"detail": detail, "kind": "content_type"})
+        limit = self.config.max_body_bytes
+        declared = request.headers.get("content-length", "")
+        length = int(declared) if declared.isascii() and declared.isdigit() else 0
+        if length > _READ_ON * limit:
+            raise self._too_long(length)
+        chunks: list[bytes] = []
+        size = 0
+        stream = request.stream()
+        async for chunk in stream:
+            size += len(chunk)
+            if size > limit:
+                chunks.clear()
+                await _read_on(stream, _READ_ON * limit)
+                raise self._too_long(max(size, length))
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def read_as(self, body: bytes, read: Callable[[bytes], T]) -> T:
+        """``read(body)``, for a big body in a thread."""
+        if len(body) < _SMALL:
+            return read(body)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, read, body)
+
+    def parse(self, body: bytes) -> Any:
+        """The JSON of a body. Raises Refused (422)."""
+        depth, objects = shape(body)
+        if depth > self.config.max_depth:
+            raise Refused.over(422, "depth", "levels of nesting", depth, self.config.max_depth, "--max-depth")
+        most = OBJECTS_PER_RESPONSE * self.config.max_responses
+        if objects > most:
+            what = f"lists and objects in a request ({OBJECTS_PER_RESPONSE:,} for each response that is allowed)"
+            raise Refused.over(422, "responses", what, objects, most, "--max-responses")
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(body)
+        # Python's own parser takes NaN, numbers of any size and lone surrogates, which clients in Python write.
+        try:
+            return json.loads(body.decode())
+        except (ValueError, RecursionError) as error:
+            detail = f"the body is not JSON: {error or type(error).__name__}"
+            raise Refused(422, {"detail": detail, "kind": "not_json"}) from error
+
+    def _too_long(self, got: int) -> Refused:
+        return Refused.over(413, "body", "bytes of a request", got, self.config.max_body_bytes, "--max-body-bytes")
+
+
+async def _read_on(stream: AsyncIterator[bytes], left: int) -> None:
+    """Read a body to its end, or as long as it is worth."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_READ_ON_S):
+            async for chunk in stream:
+                left -= len(chunk)
+                if left < 0:
+                    return
+
+
+def shape(body: bytes) -> tuple[int, int]:
+    """(levels of nesting, lists and objects) of a JSON text, told from its brackets outside of strings.
+
+    Time and memory are those of a few passes over the bytes, whatever they hold.
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    brackets = _STRING.sub(b"", plain.translate(None, _NO_BRACKETS)).replace(b'"', b"").translate(_STEPS)
+    steps = np.frombuffer(brackets, np.int8)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0)), int(np.count_nonzero(steps > 0))
+
+
+def refused_fields(error: pydantic.ValidationError) -> Refused:
+    """What a body lacks or has wrong, in the shape that FastAPI answers with."""
+    listed = error.errors(include_url=False, include_context=False, include_input=False)
+    return Refused(422, {"detail": [{**one, "loc": ["body", *one["loc"]]} for one in listed], "kind": "fields"})
+
+
+class OnlyHosts:
+    """Refuses requests whose Host header names another machine: a web page whose name was made to point here has its own.
+
+    The loopback names and the address that the request came in at are always taken, and ``hosts``.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self.app, self.hosts = app, [*LOOPBACK, *(host.lower() for host in hosts)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            names = [host_name(value) for value in given]
+            here = [*self.hosts, *([str(scope["server"][0])] if scope.get("server") else [])]
+            if len(names) != 1 or names[0] not in here:
+                got = ", ".join(given) or "none"
+                detail = f"Host: got {got!r}, expected one of {', '.join(dict.fromkeys(here))}"
+                hint = f"--allow-host {names[0] if names else 'NAME'}"
+                body = {"detail": f"{detail} (start the server with {hint})", "kind": "host", "hint": hint}
+                await JSONResponse(body, 403)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header: without the port, the brackets of an IPv6 address and a final dot."""
+    bracketed = re.fullmatch(r"\[([^]]*)\](:\d*)?", header.strip())
+    name = bracketed[1] if bracketed else re.sub(r":\d*$", "", header.strip())
+    return name.lower().removesuffix(".")

@@ -1,0 +1,186 @@
+"""``serve-genrm``: joins a configuration to a judge, a folder and the compare server, and serves until it is stopped.
+
+What always holds: one process serves a folder; what is in the folder is used again after a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import OutsideError, UsageError, needs
+from gymdata.judge.judges import load_judge, reading_of
+from gymdata.judge.pairwise import Referee
+from gymdata.judge.port import Judge
+from gymdata.judge.settings import ServeConfig
+from gymdata.judge.verdict_cache import Added, Claimed, Kept
+from gymdata.store import read_run_json, write_run_json
+from gymdata.store.paths import RUN_JSON
+from gymdata.store.stage_output import refuse_other_kind
+
+
+def serve_genrm(
+    config: ServeConfig | None = None,
+    *,
+    judge: Judge | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    command: str | None = None,
+    **settings: Any,
+) -> None:
+    """Serve /compare, /verify, /health and /metrics until a signal comes, which whoever waits is answered. ``say`` hears
+    the address. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it.
+
+    Raises UsageError for several workers (a cohort lives in one process), StoreError when another process has the
+    folder, OutsideError when the address is taken or the judge cannot be started.
+    """
+    base = config.model_dump(exclude_unset=True) if config is not None else {}
+    config = ServeConfig.load(None, {**base, **settings})
+    _refuse_workers(config)
+    with needs("serve"):
+        import uvicorn
+
+        from gymdata.judge.serve.app import Service, create_app
+        from gymdata.judge.serve.request_queue import Desk
+    judge = judge or load_judge(config)
+    with contextlib.ExitStack() as stack:
+        folder = config.output
+        run_id = secrets.token_hex(8)
+        if folder is not None:
+            refuse_other_kind(folder / RUN_JSON, "serve-genrm")
+            stack.callback(Claimed(folder).close)
+            run_id = _run_id(folder, config, judge, command)
+        kept, answers = (Kept(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
+        comparisons = Added(folder and folder / "comparisons.jsonl", "comparison_id")
+        for file in (kept, answers, comparisons):
+            stack.callback(file.close)
+            for repair in file.repairs:
+                say(f"repaired after a crash: {repair}")
+        referee = Referee(
+            judge,
+            kept,
+            reading_of(config, retry_unparsed=True),
+            seed=config.seed,
+            concurrency=config.concurrency,
+            stop_when_gone=False,
+        )
+        service = Service(config, Desk(config, referee, comparisons), answers, run_id, say)
+
+        async def stop() -> None:
+            await referee.close()
+            await judge.close()
+
+        trouble: list[BaseException] = []
+
+        async def start() -> None:
+            try:
+                await judge.start()
+            except Exception as error:  # uvicorn would only print it; it is raised to the caller below
+                trouble.append(error)
+                raise
+
+        _allow_many_connections()
+        # No one is kept from the address by lingering answers longer than this.
+        options = uvicorn.Config(
+            create_app(service, start, stop),
+            host=config.host,
+            port=config.port,
+            log_level="error",
+            access_log=False,
+            backlog=8192,
+            timeout_graceful_shutdown=2,
+            workers=1,
+        )
+
+        class Server(uvicorn.Server):
+            """Answers whoever waits before it waits for connections to end."""
+
+            async def shutdown(self, sockets: list[Any] | None = None) -> None:
+                await service.stop("the server is stopping")
+                await super().shutdown(sockets)
+
+        socket = _bind(config)
+        stack.callback(socket.close)
+        stack.enter_context(_sigterm_interrupts())
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        where = (
+            f"writing to {folder}"
+            if folder is not None
+            else "keeping nothing on disk (-o FOLDER keeps what was judged)"
+        )
+        say(f"serving on http://{host}:{socket.getsockname()[1]}, {where}")
+        with contextlib.suppress(SystemExit):
+            Server(options).run(sockets=[socket])
+        if trouble:
+            raise trouble[0]
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_workers(config: ServeConfig) -> None:
+    asked = os.environ.get("WEB_CONCURRENCY", "1")
+    if config.workers > 1 or asked not in ("", "1"):
+        raise UsageError(
+            f"{config.workers if config.workers > 1 else asked} workers: the members of a cohort would wait for each other "
+            "in different processes",
+            hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
+            "start several servers on their own ports and folders, and send each group to one",
+        )
+
+
+def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: str | None) -> str:
+    known = read_run_json(folder) if (folder / "run.json").is_file() else {}
+    run_id = str(known.get("run_id") or secrets.token_hex(8))
+    facts: dict[str, Any] = {
+        "stage": "serve-genrm",
+        "run_id": run_id,
+        "command": command,
+        "config": config.model_dump(mode="json"),
+        "judge": dict(judge.identity),
+        "parents": [],
+    }
+    write_run_json(folder, facts)
+    return run_id
+
+
+def _bind(config: ServeConfig) -> Any:
+    import socket
+
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((config.host, config.port))
+    except OSError as error:
+        bound.close()
+        raise OutsideError(
+            "environment",
+            f"{config.host}:{config.port} cannot be served on: {error.strerror}",
+            hint="give another --port",
+        ) from error
+    return bound
+
+
+def _allow_many_connections() -> None:
+    """Every waiting member holds a connection; the default limit of 1,024 files is soon reached."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))

@@ -1,0 +1,124 @@
+"""What was paid for and must not be paid for twice: records kept by key, and rows added to a file one by one.
+
+What always holds: a record that ``put`` returned for survives a killed process; a power cut may take the last second; a
+torn line is put aside on opening and everything before it is kept; one process writes at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymdata.store.journal import Journal, Repair, frame, repair, repair_failures, scan
+from gymdata.store.lines import decode, encode_any, iter_lines
+from gymdata.store.lock import Lock
+from gymdata.store.paths import Source
+
+_SYNC_S = 1.0
+
+
+class Kept:
+    """Records by key in one journal, or without a file in memory alone; the last record of a key counts.
+
+    ``repairs``: what a crash had torn. Raises DataError for a file that is not such a journal.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.repairs: list[Repair] = []
+        self._records: dict[str, Any] = {}
+        self._journal: Journal | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.repairs = repair(file)[1] if file.exists() else []
+            self._records = {record["key"]: record["value"] for record in _records(file)}
+            self._journal = Journal(file, len(self._records))
+        self._synced = time.monotonic()
+
+    def get(self, key: str) -> Any:
+        """The record, or None."""
+        return self._records.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a JSON value. Raises StoreError.from_os."""
+        if self._journal is not None:
+            self._journal.append(frame(encode_any({"key": key, "value": value})))
+        self._records[key] = value
+        now = time.monotonic()
+        if self._journal is not None and now - self._synced >= _SYNC_S:
+            self._synced = now
+            self._journal.sync()
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Every key with its record, in the order in which keys came."""
+        yield from self._records.items()
+
+    def close(self) -> None:
+        """Sync and close."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+class Added:
+    """JSON rows added to one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out.
+
+    Without a file rows are only counted.
+    """
+
+    def __init__(self, file: Path | None, key: str) -> None:
+        self.path = file
+        self.repairs: list[Repair] = []
+        self._key = key
+        self._there: set[Any] = set()
+        self._journal: Journal | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.repairs = repair_failures(file)
+            if file.exists():
+                self._there = {decode(line)[key] for _, line in iter_lines(Source(file, "jsonl"))}
+            self._journal = Journal(file, len(self._there))
+        self._synced = time.monotonic()
+
+    def add(self, row: Mapping[str, Any]) -> bool:
+        """Append one row; False when it was there. Raises StoreError.from_os."""
+        if row[self._key] in self._there:
+            return False
+        if self._journal is not None:
+            self._journal.append(encode_any(dict(row)) + b"\n")
+        self._there.add(row[self._key])
+        now = time.monotonic()
+        if self._journal is not None and now - self._synced >= _SYNC_S:
+            self._synced = now
+            self._journal.sync()
+        return True
+
+    def close(self) -> None:
+        """Sync and close."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+
+class Claimed:
+    """A folder that this process alone writes to, until ``close``. Raises StoreError.locked."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(folder)
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    for line in scan(file) if file.exists() else ():
+        if line.body is not None:
+            yield orjson.loads(line.body)

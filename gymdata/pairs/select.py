@@ -1,0 +1,463 @@
+"""Pairs that begin where their two rollouts part.
+
+What always holds: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
+token, and only what both share moves to the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.rollouts.duplicates import repeats
+from gymdata.rollouts.schema import PAIRS, conform
+
+Strategy = Literal["best-worst", "all", "adjacent"]
+STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
+
+#: Two scores closer than this are equal; a margin must beat the wanted one by more than this.
+TOLERANCE = 1e-9
+#: Why a candidate is no pair, in the order in which the reasons are looked at.
+REASONS = (
+    "tie", "margin", "not_in_both_seats", "order_flipped", "against_comparisons", "undecided", "other_prompt",
+    "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "duplicate", "over_the_cap",
+    "length_balance",
+)  # fmt: skip
+_GRID_CELLS = 500_000
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class PairCounts:
+    """What became of the rollouts, groups and candidates. ``candidates`` = ``pairs`` + all of ``dropped``;
+    ``groups`` = ``groups_too_small`` + ``groups_without_variance`` + ``groups_paired`` + ``groups_all_dropped``."""
+
+    rollouts: int = 0
+    rollouts_unscored: int = 0
+    groups: int = 0
+    groups_too_small: int = 0
+    groups_without_variance: int = 0
+    groups_paired: int = 0
+    groups_all_dropped: int = 0
+    candidates: int = 0
+    pairs: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selected pairs as row numbers of the frame, sorted by (group, margin from large, rollout indices)."""
+
+    chosen: _Rows
+    rejected: _Rows
+    margin: npt.NDArray[np.float64]
+    counts: PairCounts
+
+
+def select_pairs(
+    frame: pa.Table,
+    strategy: Strategy = "best-worst",
+    *,
+    min_margin: float = 0.0,
+    max_per_task: int | None = None,
+    length_balance: float | None = None,
+    truncated: Literal["keep", "drop"] = "keep",
+    duplicates: Literal["keep", "drop"] = "drop",
+    seed: int = 0,
+    veto: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
+) -> Selection:
+    """Pairs of rows of ``frame``.
+
+    Columns: group_id, rollout_id, task_id (strings), rollout_index, score (float, null = not scored), and optionally
+    prompt_key, generation_key, text_key (equal hash = equal content; a text_key of 0 = no text), content_key (equal =
+    equal prompt and completion ids), n_sequences, n_generated_tokens, truncated (bool). A rule whose column is absent does
+    not apply.
+
+    Of pairs with the same content on both sides, wherever they come from, the one with the widest margin is kept, unless
+    ``duplicates`` is ``keep``.
+
+    ``max_per_task`` keeps the widest margins; ``length_balance`` is the largest allowed share of pairs whose chosen side
+    is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
+    ``veto`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
+    """
+    _check_settings(strategy, min_margin, max_per_task, length_balance)
+    counts, ordered = PairCounts(), _Ordered(frame)
+    ordered.describe(counts)
+    first, second = ordered.candidates(strategy)
+    chosen, rejected = ordered.row[first], ordered.row[second]
+    with np.errstate(over="ignore"):
+        margin = ordered.score[first] - ordered.score[second]
+    _refuse_far_apart(frame, ordered, first, second, margin)
+    counts.candidates = len(margin)
+    pairs = _Alive(frame, chosen, rejected, margin, counts)
+    pairs.drop("tie", margin <= TOLERANCE)
+    pairs.drop("margin", margin <= min_margin + TOLERANCE)
+    for reason, bad in veto(chosen, rejected) if veto is not None else ():
+        pairs.drop(reason, bad)
+    pairs.drop_by_content(truncated)
+    if duplicates == "drop":
+        pairs.drop_duplicates()
+    pairs.cap(max_per_task, ordered, first, second)
+    pairs.balance(length_balance, seed)
+    kept = np.flatnonzero(pairs.alive)
+    groups = ordered.group[first[kept]]
+    order = np.argsort(groups, kind="stable")
+    kept = kept[order]
+    counts.pairs = len(kept)
+    counts.groups_paired = len(_run_starts(groups[order]))
+    counts.groups_all_dropped = (
+        counts.groups - counts.groups_too_small - counts.groups_without_variance - counts.groups_paired
+    )
+    return Selection(chosen[kept], rejected[kept], margin[kept], counts)
+
+
+def contenders(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
+    ordered = _Ordered(frame)
+    first, second = ordered.candidates(strategy)
+    with np.errstate(over="ignore"):
+        wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
+    needed = np.zeros(frame.num_rows, dtype=bool)
+    needed[ordered.row[first[wide]]] = True
+    needed[ordered.row[second[wide]]] = True
+    return needed
+
+
+def _check_settings(strategy: str, min_margin: float, max_per_task: int | None, balance: float | None) -> None:
+    if strategy not in STRATEGIES:
+        raise UsageError.unknown_choice("strategy", strategy, STRATEGIES)
+    if not (np.isfinite(min_margin) and min_margin >= 0):
+        raise UsageError.bad_value("min_margin", min_margin, "a number ≥ 0")
+    if max_per_task is not None and max_per_task < 1:
+        raise UsageError.bad_value("max_pairs_per_task", max_per_task, "a whole number ≥ 1")
+    if balance is not None and not 0 <= balance <= 1:
+        raise UsageError.bad_value("length_balance", balance, "a share between 0 and 1")
+
+
+def _refuse_far_apart(frame: pa.Table, ordered: _Ordered, first: _Rows, second: _Rows, margin: np.ndarray) -> None:
+    far = np.flatnonzero(~np.isfinite(margin))
+    if not len(far):
+        return
+    at = int(far[0])
+    names = [frame["rollout_id"][int(ordered.row[side[at]])].as_py() for side in (first, second)]
+    scores = [f"{ordered.score[side[at]]:g}" for side in (first, second)]
+    raise RefusedError(
+        f"{len(far):,} pair(s) have a margin beyond float64 (first: rollouts {names[0]} and {names[1]}, scores {scores[0]} "
+        f"and {scores[1]})",
+        code="R502",
+        hint="score on a smaller scale, or leave these rollouts out: `gymdata filter --where 'abs(reward) < 1e100'`",
+    )
+
+
+class _Ordered:
+    """The scored rows sorted by (group, score from high, rollout_index, rollout_id)."""
+
+    def __init__(self, frame: pa.Table) -> None:
+        needed = ("group_id", "rollout_id", "rollout_index", "score")
+        missing = [c for c in needed if c not in frame.column_names]
+        if missing:
+            raise DataError.missing_columns("pairs", "scores of rollouts", missing, frame.column_names)
+        scores = pc.fill_null(frame["score"].cast(pa.float64()), np.nan).to_numpy()
+        groups, self.n_groups = _ranks(frame["group_id"])
+        self.total = len(scores)
+        scored = np.flatnonzero(np.isfinite(scores))
+        index = frame["rollout_index"].to_numpy().astype(np.int64)
+        # Adding 0 makes -0.0 the 0.0 that it is equal to.
+        keys = [groups[scored], *(_dense(key[scored]) for key in (-scores + 0.0, index))]
+        order = _sorted_by(keys)
+        if _any_equal_neighbours([key[order] for key in keys]):
+            # Two rollouts of one group with one index (files of two runs): only their ids tell them apart.
+            order = _sorted_by([*keys, _ranks(frame["rollout_id"])[0][scored]])
+        self.row: _Rows = scored[order]
+        self.score: npt.NDArray[np.float64] = scores[self.row]
+        self.index: _Rows = index[self.row]
+        #: Group ids in the order of their text.
+        self.group: _Rows = groups[self.row]
+        self.start: _Rows = _run_starts(self.group)
+        self.size: _Rows = np.diff(np.append(self.start, len(order)))
+
+    def describe(self, counts: PairCounts) -> None:
+        enough = self.size >= 2
+        start, last = self.start[enough], (self.start + self.size - 1)[enough]
+        counts.rollouts = self.total
+        counts.rollouts_unscored = self.total - len(self.row)
+        counts.groups = self.n_groups
+        counts.groups_too_small = self.n_groups - int(enough.sum())
+        with np.errstate(over="ignore"):
+            counts.groups_without_variance = int((self.score[start] - self.score[last] <= TOLERANCE).sum())
+
+    def candidates(self, strategy: Strategy) -> tuple[_Rows, _Rows]:
+        """Positions (better, worse) in this order; of a tie the lower rollout_index is first. Those of one group follow
+        each other, from the widest margin, equal margins by rollout indices (lower, then higher)."""
+        if strategy == "best-worst":
+            enough = self.size >= 2
+            return self.start[enough], (self.start + self.size - 1)[enough]
+        if strategy == "adjacent":
+            first = np.flatnonzero(self.group[:-1] == self.group[1:])
+            a, b = self.index[first], self.index[first + 1]
+            with np.errstate(over="ignore"):
+                margin = self.score[first] - self.score[first + 1]
+            first = first[np.lexsort((np.maximum(a, b), np.minimum(a, b), -margin, self.group[first]))]
+            return first, first + 1
+        return self._grid()
+
+    def _grid(self) -> tuple[_Rows, _Rows]:
+        """Every two of a group. Groups of one size are done together, in blocks that bound the memory."""
+        firsts, seconds = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for size in np.unique(self.size[self.size >= 2]):
+            i, j = np.triu_indices(int(size), 1)
+            starts = self.start[self.size == size]
+            block = max(1, _GRID_CELLS // len(i))
+            for at in range(0, len(starts), block):
+                base = starts[at : at + block, None]
+                # With the members by rollout index, the columns are already in the order that breaks equal margins.
+                members = base + np.argsort(self.index[base + np.arange(size)], axis=1, kind="stable")
+                one, other = members[:, i], members[:, j]
+                better, worse = np.minimum(one, other), np.maximum(one, other)
+                with np.errstate(over="ignore"):
+                    order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
+                firsts.append(np.take_along_axis(better, order, axis=1).ravel())
+                seconds.append(np.take_along_axis(worse, order, axis=1).ravel())
+        return np.concatenate(firsts), np.concatenate(seconds)
+
+
+def _run_starts(values: np.ndarray) -> _Rows:
+    """Where runs of equal values begin."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+
+
+def _dense(values: np.ndarray) -> _Rows:
+    """Each number's place among the distinct ones."""
+    return _ranks(pa.chunked_array([pa.array(values)]))[0]
+
+
+def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
+    """Order by dense keys, the first one most significant: packed into one number when they fit."""
+    packed = np.zeros(len(keys[0]), np.int64)
+    room = 1
+    for key in keys:
+        size = int(key.max(initial=0)) + 1
+        room *= size
+        if room >= 1 << 62:
+            order: np.ndarray = np.lexsort(list(reversed(keys)))
+            return order
+        packed = packed * size + key
+    return np.argsort(packed)
+
+
+def _ranks(values: pa.ChunkedArray) -> tuple[_Rows, int]:
+    """Each value's place among the distinct ones, in their order, and how many distinct ones there are."""
+    encoded = values.combine_chunks().dictionary_encode()
+    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank[encoded.indices.to_numpy()], len(order)
+
+
+def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:
+    """Are two rows that follow each other equal in every key?"""
+    return bool(np.logical_and.reduce([key[1:] == key[:-1] for key in sorted_keys]).any())
+
+
+class _Alive:
+    """Candidates and which of them are still pairs; each is dropped at most once, for the first reason met."""
+
+    def __init__(
+        self, frame: pa.Table, chosen: _Rows, rejected: _Rows, margin: npt.NDArray[np.float64], counts: PairCounts
+    ) -> None:
+        self.frame, self.chosen, self.rejected, self.margin, self.counts = frame, chosen, rejected, margin, counts
+        self.alive = np.ones(len(chosen), dtype=bool)
+
+    def drop(self, reason: str, bad: npt.NDArray[np.bool_]) -> None:
+        self.counts.dropped[reason] += int((self.alive & bad).sum())
+        self.alive &= ~bad
+
+    def column(self, name: str) -> np.ndarray | None:
+        if name not in self.frame.column_names:
+            return None
+        column = pc.fill_null(self.frame[name], False if pa.types.is_boolean(self.frame[name].type) else 0)
+        values: np.ndarray = column.to_numpy()
+        return values
+
+    def drop_by_content(self, truncated: str) -> None:
+        a, b = self.chosen, self.rejected
+        prompt, generation, text = (self.column(n) for n in ("prompt_key", "generation_key", "text_key"))
+        generated, sequences = self.column("n_generated_tokens"), self.column("n_sequences")
+        cut = self.column("truncated")
+        if sequences is not None:
+            # First of all: the keys of such a row stand for nothing.
+            self.drop("several_sequences", (sequences[a] != 1) | (sequences[b] != 1))
+        if prompt is not None:
+            self.drop("other_prompt", prompt[a] != prompt[b])
+        if generation is not None:
+            self.drop("identical", generation[a] == generation[b])
+        if text is not None:
+            self.drop("identical", (text[a] == text[b]) & (text[a] != 0))
+        if generated is not None:
+            self.drop("nothing_generated", (generated[a] == 0) | (generated[b] == 0))
+        if cut is not None and truncated == "drop":
+            self.drop("truncated", cut[a] | cut[b])
+        bad = np.zeros(len(a), dtype=bool)
+        for key in (generation, text):
+            if key is not None:
+                bad |= self._contradicted(key, prompt)
+        self.drop("contradictory", bad)
+
+    def _contradicted(self, key: np.ndarray, prompt: np.ndarray | None) -> npt.NDArray[np.bool_]:
+        """Pairs of two contents that another pair has the other way round, under the same prompt."""
+        live = np.flatnonzero(self.alive)
+        bad = np.zeros(len(self.alive), dtype=bool)
+        better, worse = key[self.chosen[live]], key[self.rejected[live]]
+        under = prompt[self.chosen[live]] if prompt is not None else np.zeros(len(live), np.uint64)
+        lower, upper = np.minimum(better, worse), np.maximum(better, worse)
+        order = np.lexsort((upper, lower, under))
+        low, up, top = lower[order], upper[order], under[order]
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (low[1:] != low[:-1]) | (up[1:] != up[:-1]) | (top[1:] != top[:-1])
+        case = np.cumsum(new) - 1
+        ups = np.bincount(case, weights=better[order] > worse[order])
+        sizes = np.bincount(case)
+        bad[live[order]] = ((ups > 0) & (ups < sizes))[case] & (low != up) & (low != 0)
+        return bad
+
+    def drop_duplicates(self) -> None:
+        content = self.column("content_key")
+        if content is None:
+            return
+        live = np.flatnonzero(self.alive)
+        # The candidates are in an order that does not depend on the rows', so the kept copy does not either.
+        order = live[np.argsort(-self.margin[live], kind="stable")]
+        sides = (content[self.chosen[order]], content[self.rejected[order]])
+        copies = np.zeros(len(self.alive), dtype=bool)
+        copies[order] = repeats(sides[0] * (int(content.max(initial=0)) + 1) + sides[1])
+        self.drop("duplicate", copies)
+
+    def cap(self, most: int | None, ordered: _Ordered, first: _Rows, second: _Rows) -> None:
+        if most is None:
+            return
+        live = np.flatnonzero(self.alive)
+        task, n_tasks = _ranks(self.frame["task_id"])
+        task = task[self.chosen[live]]
+        order = np.arange(len(live))
+        if n_tasks < ordered.n_groups:
+            # A task with several groups: its candidates are not together yet.
+            a, b = ordered.index[first[live]], ordered.index[second[live]]
+            order = np.lexsort((np.minimum(a, b) << 32 | np.maximum(a, b), -self.margin[live], task))
+        new = _run_starts(task[order])
+        rank = np.arange(len(task)) - np.repeat(new, np.diff(np.append(new, len(task))))
+        over = np.zeros(len(self.alive), dtype=bool)
+        over[live[order[rank >= most]]] = True
+        self.drop("over_the_cap", over)
+
+    def balance(self, share: float | None, seed: int) -> None:
+        length = self.column("n_generated_tokens")
+        if share is None or share >= 1 or length is None:
+            return
+        difference = length[self.chosen] - length[self.rejected]
+        longer = np.flatnonzero(self.alive & (difference > 0))
+        shorter = int((self.alive & (difference < 0)).sum())
+        allowed = int(shorter * share / (1 - share) + TOLERANCE)
+        ids = self.frame["rollout_id"]
+        # Equal margins are common; drawing among them by hash keeps early tasks from being favoured.
+        names = zip(ids.take(self.chosen[longer]).to_pylist(), ids.take(self.rejected[longer]).to_pylist(), strict=True)
+        lot = np.array([xxhash.xxh3_64_intdigest(f"{a}\x1f{b}".encode(), seed) for a, b in names], np.uint64)
+        out = np.zeros(len(self.alive), dtype=bool)
+        out[longer[np.lexsort((lot, -self.margin[longer]))[allowed:]]] = True
+        self.drop("length_balance", out)
+
+
+def pair_rows(
+    rollouts: pa.Table, selection: Selection, *, source: Literal["reward", "genrm"], score_name: str
+) -> pa.Table:
+    """The pairs table of a selection.
+
+    ``rollouts``: one row a row of the frame that was selected from, with run_id, task_id, rollout_id, policy_hash,
+    policy_version, temperature, tools, the columns of ``chains.CHAINS``, and prompt_messages and completion_messages.
+    """
+    chosen = rollouts.take(pa.array(selection.chosen))
+    rejected = rollouts.take(pa.array(selection.rejected))
+    ids = zip(chosen["rollout_id"].to_pylist(), rejected["rollout_id"].to_pylist(), strict=True)
+    n = len(selection.margin)
+    columns: dict[str, Any] = {
+        "pair_id": pa.array([pair_id(a, b, source, score_name) for a, b in ids], pa.string()),
+        **{name: chosen[name] for name in ("run_id", "task_id")},
+        "tools": chosen["tools"],
+        "prompt": chosen["prompt_messages"],
+        "chosen": chosen["completion_messages"],
+        "rejected": rejected["completion_messages"],
+        "chosen_rollout_id": chosen["rollout_id"],
+        "rejected_rollout_id": rejected["rollout_id"],
+        "margin": pa.array(selection.margin),
+        "weight": pa.array(np.ones(n)),
+        "source": pa.array([source] * n, pa.string()),
+        **{name: chosen[name] for name in ("policy_hash", "policy_version", "temperature")},
+        "prompt_ids": chosen["prompt_ids"],
+    }
+    for part in ("ids", "mask", "logprobs"):
+        columns[f"chosen_{part}"] = chosen[f"completion_{part}"]
+        columns[f"rejected_{part}"] = rejected[f"completion_{part}"]
+    return conform(pa.table(columns), PAIRS, "pairs")
+
+
+def pair_id(chosen_rollout_id: str, rejected_rollout_id: str, source: str, score_name: str) -> str:
+    """The same two rollouts preferred by the same score are the same pair; the other way round is another."""
+    text = "\x1f".join((chosen_rollout_id, rejected_rollout_id, source, score_name))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+_Ints = npt.NDArray[np.int64]
+
+
+def at_fork(table: pa.Table) -> pa.Table:
+    """The pairs table with each prompt_ids ending at the fork; messages stay as they are."""
+    names = (
+        "prompt_ids",
+        *(f"{side}_{part}" for side in ("chosen", "rejected") for part in ("ids", "mask", "logprobs")),
+    )
+    lists = {name: table[name].combine_chunks() for name in names}
+    compared = [lists[name] for name in ("chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")]
+    shared = np.array(
+        [_shared(*(column[row].values.to_numpy() for column in compared)) for row in range(table.num_rows)], np.int64
+    )
+    offsets = {name: column.offsets.to_numpy().astype(np.int64) for name, column in lists.items()}
+    chosen = offsets["chosen_ids"]
+    prompt = _joined(lists["prompt_ids"], lists["chosen_ids"], chosen[:-1], chosen[:-1] + shared)
+    for name in names:
+        column = prompt if name == "prompt_ids" else _rest(lists[name], offsets[name][:-1] + shared, offsets[name][1:])
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), column)
+    return table
+
+
+def _shared(chosen: _Ints, chosen_mask: _Ints, rejected: _Ints, rejected_mask: _Ints) -> int:
+    """How many ids both sides begin with, such that each keeps a generated token."""
+    n = min(len(chosen), len(rejected))
+    differs = np.flatnonzero(chosen[:n] != rejected[:n])
+    last = [int(np.flatnonzero(mask)[-1]) if mask.any() else 0 for mask in (chosen_mask, rejected_mask)]
+    return min(int(differs[0]) if len(differs) else n, *last)
+
+
+def _rest(lists: pa.ListArray, begin: _Ints, end: _Ints) -> pa.ListArray:
+    """Lists of the values between two places in the child."""
+    lengths = end - begin
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    where = np.arange(ends[-1]) + np.repeat(begin - ends[:-1], lengths)
+    return pa.ListArray.from_arrays(ends.astype(np.int32), lists.values.take(pa.array(where)))
+
+
+def _joined(lists: pa.ListArray, more: pa.ListArray, begin: _Ints, end: _Ints) -> pa.ListArray:
+    """Each list followed by the values of ``more`` between two places."""
+    head = lists.offsets.to_numpy().astype(np.int64)
+    both = [(lists.values, head[:-1], head[1:]), (more.values, begin, end)]
+    parts = [v.slice(int(a[row]), int(b[row] - a[row])) for row in range(len(lists)) for v, a, b in both]
+    lengths = np.diff(head) + end - begin
+    values = pa.concat_arrays(parts) if parts else lists.values.slice(0, 0)
+    return pa.ListArray.from_arrays(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), values)

@@ -1,0 +1,405 @@
+"""gymdata's files as DuckDB views: rollouts, turns, messages, failures, and the tables that stages wrote.
+
+What always holds: SQL can read the given files and nothing else, and can change nothing; no value is shown of a file
+that is damaged or was changed; views over Parquet are lazy, so a query reads the columns that it names;
+``turns.prompt_token_ids`` is the prompt that the model read, digests checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
+from gymdata.store.foreign import foreign_format
+from gymdata.store.journal import FAILURES
+from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.reading import check_source, same_content, warn
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+_ALWAYS = ("rollouts", "turns", "messages", "failures")
+_UDF = "gymdata_prompts"
+_UDF_FIELDS = {
+    "parent": "INTEGER",
+    "prefix_length": "INTEGER",
+    "prompt_delta_ids": "INTEGER[]",
+    "generation_token_ids": "INTEGER[]",
+    "generation_log_probs": "FLOAT[]",
+    "digest": "BIGINT",
+}
+_KEYS = "rollout_id, run_id, task_id, group_id, rollout_index"
+_FAILURE_TEXT = ("kind", "place", "message", "rollout_id", "run_id", "group_id", "task_id", "at", "turns", "messages")
+
+
+@dataclass
+class Files:
+    """Which files hold which table, and the folders whose failures.jsonl belongs to them."""
+
+    by_table: dict[str, list[Source]] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+
+    def parquet(self) -> list[Path]:
+        return [s.path.resolve() for found in self.by_table.values() for s in found if s.kind == "parquet"]
+
+
+def find_files(paths: Sequence[str | Path]) -> Files:
+    """The tables under path arguments: run folders (with their stages), stage folders, files and globs of these.
+
+    A file that is given twice, or by two ways, is one file: its rows count once. Raises DataError for a path that
+    is not there or holds no table of gymdata.
+    """
+    files = Files()
+    for given in paths:
+        one = Path(given)
+        if one.exists() or not glob.has_magic(str(given)):
+            matches = [one]
+        else:
+            matches = sorted(Path(m) for m in glob.glob(str(given), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+            if not matches:
+                raise DataError.missing_path(given, "a glob that matches something")
+        for match in matches:
+            _add(files, match)
+    for table, found in files.by_table.items():
+        files.by_table[table] = list({source.path.resolve(): source for source in found}.values())
+        for source in files.by_table[table]:
+            check_source(source, TABLES[table])
+    files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
+    if not files.by_table and not any((f / ROLLOUTS.name).is_dir() or (f / FAILURES).is_file() for f in files.folders):
+        raise DataError.empty(paths[0], "rows of a gymdata table")
+    return files
+
+
+def _add(files: Files, path: Path) -> None:
+    if not path.is_dir():
+        (source,) = resolve(path, ROLLOUTS)
+        files.by_table.setdefault(_table_of(source), []).append(source)
+        return
+    for name in TABLES:
+        found = resolve(path, name)
+        if found:
+            files.by_table.setdefault(name, []).extend(found)
+    files.folders.append(path)
+
+
+def _table_of(source: Source) -> str:
+    """What a file says that it holds, or what its columns tell."""
+    if source.kind == "journal":
+        return ROLLOUTS.name
+    where = str(source.path)
+    if foreign_format(source) is not None:
+        return ROLLOUTS.name
+    if source.kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from gymdata.store.tables import broken_parquet
+
+        try:
+            schema = pq.read_schema(source.path)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise broken_parquet(source.path, error) from error
+        columns = schema.names
+        if (name := check_version(schema.metadata, where)) is not None:
+            if name not in TABLES:
+                raise DataError(f"{where}: says that it holds {name!r}, which is no table of gymdata")
+            return name
+        needed = {table.name: table.required() for table in TABLES.values()}
+    else:
+        columns = _first_keys(source)
+        needed = {
+            table.name: [n for n in table.required() if not table.schema.field(n).nullable] for table in TABLES.values()
+        }
+    return _table_with(columns, needed, where)
+
+
+def _table_with(columns: Sequence[str], needed: Mapping[str, Sequence[str]], where: str) -> str:
+    """The table all of whose columns are there: of several the one with most. One column of a table tells nothing."""
+    whole = [name for name, wanted in needed.items() if set(wanted) <= set(columns)]
+    if whole:
+        return max(whole, key=lambda name: len(needed[name]))
+    held = ", ".join(columns[:8]) or "nothing"
+    near = max(needed, key=lambda name: len(set(needed[name]) & set(columns)) / len(needed[name]))
+    lacks = [name for name in needed[near] if name not in columns]
+    close = len(lacks) <= len(needed[near]) / 2
+    raise DataError(
+        f"{where}: holds none of gymdata's tables (it has {held})",
+        hint=f"for {near} it lacks {', '.join(lacks)}" if close else None,
+    )
+
+
+def _first_keys(source: Source) -> list[str]:
+    from gymdata.store.lines import decode, iter_lines
+
+    for number, line in iter_lines(source):
+        try:
+            row = decode(line)
+        except ValueError as error:
+            raise DataError.bad_row(source.path, number, None, f"no JSON ({error})", "a row") from error
+        if isinstance(row, dict):
+            return list(row)
+    raise DataError.empty(source.path, "rows of a gymdata table")
+
+
+class Views:
+    """A DuckDB connection over files. Use as a context manager: leaving it removes what was registered."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.names: tuple[str, ...] = tuple(dict.fromkeys((*self._possible(), *files.by_table)))
+        #: An error of ours that went through DuckDB, which keeps only its text.
+        self.fault: DataError | None = None
+        self._made: set[str] = set()
+        self._udf = False
+        self._con: duckdb.DuckDBPyConnection | None = None
+
+    def _possible(self) -> Iterable[str]:
+        if "rollouts" in self.files.by_table:
+            return _ALWAYS
+        return ("failures",) if self.files.folders else ()
+
+    def __enter__(self) -> Views:
+        import tempfile
+
+        import duckdb
+
+        self._con = duckdb.connect(":memory:")
+        # For what does not fit into memory. DuckDB lets SQL read all that lies there, so it must be a folder of its own.
+        self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
+        for setting in (
+            f"temp_directory={_text(self._spill.name)}",
+            "python_enable_replacements=false",
+            "autoload_known_extensions=false",
+            "autoinstall_known_extensions=false",
+        ):
+            self._con.execute(f"SET {setting}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import duckdb
+
+        if self._con is not None:
+            # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
+            if self._udf:
+                with contextlib.suppress(duckdb.Error):  # what ended the block is told, not that a result is open
+                    self._con.remove_function(_UDF)
+            self._con.close()
+            self._spill.cleanup()
+
+    @property
+    def con(self) -> duckdb.DuckDBPyConnection:
+        if self._con is None:
+            raise RuntimeError("Views is used outside its with-block")
+        return self._con
+
+    def prepare(self, sql: str) -> None:
+        """Make the views that ``sql`` names (all, when it names none), then lock everything else out.
+
+        What costs to find out, reward names and prompts, is looked at only when the text can need it.
+        """
+        text = sql.lower()
+        named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
+        everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
+        self._make(named or self.names, rewards=everything or "reward_" in text,
+                   prompts=everything or "prompt_token_ids" in text)  # fmt: skip
+        self._warn_of_copies(named or self.names)
+        self.con.execute("SET enable_external_access=false")
+        self.con.execute("SET lock_configuration=true")
+
+    def columns(self) -> dict[str, list[str]]:
+        """Each view's columns, for an error message."""
+        found = {}
+        with Views(self.files) as fresh:
+            fresh._make(fresh.names, rewards=True, prompts=True)
+            for name in fresh.names:
+                found[name] = [row[0] for row in fresh.con.execute(f"DESCRIBE {name}").fetchall()]
+        return found
+
+    def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
+        for name in names:
+            if name == "failures":
+                self.con.register("failures", _failures(self.files.folders))
+            elif name in ("turns", "messages"):
+                self._base("rollouts", rewards)
+                if name == "turns" and prompts:
+                    self._register_prompts()
+                self.con.execute(_turns_view(prompts) if name == "turns" else _MESSAGES_VIEW)
+            else:
+                self._base(name, rewards)
+
+    def _base(self, name: str, rewards: bool) -> None:
+        if name in self._made:
+            return
+        self._made.add(name)
+        from gymdata.store.verified import verified_datasets
+
+        sources, table = self.files.by_table[name], TABLES[name]
+        # DuckDB's own reader takes no notice of checksums, and takes a file's statistics for true.
+        loaded: list[Any] = [*verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)]
+        loaded += [_load(source, table) for source in sources if source.kind != "parquet"]
+        parts = []
+        for number, data in enumerate(loaded):
+            self.con.register(f"gymdata_{name}_{number}", data)
+            parts.append(f"SELECT * FROM gymdata_{name}_{number}")
+        body = " UNION ALL BY NAME ".join(parts)
+        if name == "rollouts" and rewards:
+            extra = "".join(f", {column}" for column in _reward_columns(self._reward_names(body)))
+            body = f"SELECT *{extra} FROM ({body})"
+        self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    def broken(self) -> DataError | None:
+        """The file that cannot be read, when that is why a query failed."""
+        from gymdata.store.verified import first_broken
+
+        return first_broken(self.files.parquet())
+
+    def _warn_of_copies(self, names: Iterable[str]) -> None:
+        """Rows that several paths give are counted as often."""
+        wanted = {"rollouts" if name in ("turns", "messages") else name for name in names}
+        for name in wanted & set(self.files.by_table):
+            for path, copy in same_content(s.path for s in self.files.by_table[name]):
+                warn(f"{copy} holds the same bytes as {path}: their {name} are counted twice")
+        for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in wanted):
+            warn(f"{copy} holds the same bytes as {path}: their failures are counted twice")
+        if "rollouts" in wanted and len({s.path.parent for s in self.files.by_table["rollouts"]}) > 1:
+            found = self.con.execute(
+                "SELECT count(*), min(rollout_id) FROM (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING count(*) > 1)"
+            ).fetchone()
+            if found is not None and found[0]:
+                warn(
+                    f"{found[0]:,} rollouts are there more than once (first: {found[1]}): their rows are counted as often"
+                )
+
+    def _reward_names(self, body: str) -> list[str]:
+        rows = self.con.execute(f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n").fetchall()
+        return [row[0] for row in rows if row[0] is not None]
+
+    def _register_prompts(self) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        from gymdata.rollouts.prompt_rebuild import with_prompts
+
+        def prompts(turns: Any, rollout_ids: Any) -> Any:
+            turns, rollout_ids = (x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x])
+                                  for x in (turns, rollout_ids))  # fmt: skip
+            try:
+                expanded = with_prompts(turns, rollout_ids).combine_chunks()
+            except DataError as error:
+                self.fault = error
+                raise
+            if isinstance(expanded, pa.ChunkedArray):
+                expanded = pa.concat_arrays(expanded.chunks)
+            lists = expanded.flatten().field("prompt_token_ids")
+            offsets = expanded.offsets.to_numpy()
+            return pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), lists)
+
+        fields = ", ".join(f"{name} {kind}" for name, kind in _UDF_FIELDS.items())
+        # The stubs know only the types that DuckDB has by name, not the text of a nested one.
+        create: Any = self.con.create_function
+        create(_UDF, prompts, [f"STRUCT({fields})[]", "VARCHAR"], "INTEGER[][]", type="arrow")
+        self._udf = True
+
+
+def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raises UsageError unless ``sql`` is one statement that only reads."""
+    import duckdb
+
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError.bad_value("SQL", ascii(sql[error.start : error.start + 1]), "text in UTF-8") from error
+    statements = con.extract_statements(sql)
+    if len(statements) != 1:
+        raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")
+    try:
+        kind = statements[0].type
+    except ValueError:
+        # DuckDB's bindings do not know all of its statements.
+        raise UsageError(
+            "SQL: got a statement that is no SELECT: query only reads",
+            hint="`-o FILE.parquet` writes the result of a SELECT",
+        ) from None
+    explained = re.sub(r"^\s*explain(\s+analyze)?\s+", "", statements[0].query, flags=re.IGNORECASE)
+    if kind == duckdb.StatementType.EXPLAIN and explained != statements[0].query:
+        check_statement(con, explained)
+        return
+    pivots = kind == duckdb.StatementType.MULTI and re.match(r"\s*(pivot|with|from|select)\b", sql, re.IGNORECASE)
+    if kind != duckdb.StatementType.SELECT and not pivots:
+        raise UsageError(
+            f"SQL: got a statement of kind {kind.name}, expected a SELECT: query only reads",
+            hint="`-o FILE.parquet` writes the result of a SELECT",
+        )
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _reward_columns(names: Sequence[str]) -> list[str]:
+    """A column ``reward_NAME`` a name. SQL takes no notice of case: names that differ in it alone are numbered."""
+    alike = Counter(name.lower() for name in names)
+    seen: Counter[str] = Counter()
+    columns = []
+    for name in names:
+        low = name.lower()
+        seen[low] += 1
+        shown = name if alike[low] == 1 else f"{name}_{seen[low]}"
+        quoted = '"reward_' + shown.replace('"', '""') + '"'
+        columns.append(f"list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted}")
+    return columns
+
+
+_MESSAGES_VIEW = f"""CREATE VIEW messages AS
+SELECT {_KEYS}, position, m.* FROM (
+  SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""
+
+
+def _turns_view(prompts: bool) -> str:
+    packed = ", ".join(f"{_text(name)}: x.{name}" for name in _UDF_FIELDS)
+    rebuilt = f", unnest({_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)) AS p" if prompts else ""
+    shown = ", p AS prompt_token_ids" if prompts else ""
+    return f"""CREATE VIEW turns AS
+SELECT {_KEYS}, turn, t.*{shown} FROM (
+  SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
+
+
+def _load(source: Source, table: Table) -> pa.Table:
+    """The rows of JSON lines or a journal, in memory."""
+    from gymdata.store.tables import read_table
+
+    try:
+        return read_table(source.path, table)
+    except DataError:
+        # A run that is being collected: the journal was sealed since the folder was listed.
+        twin = sealed_twin(source.path)
+        if twin is None or source.path.exists():
+            raise
+        return read_table(twin.path, table)
+
+
+def _failures(folders: Sequence[Path]) -> pa.Table:
+    import orjson
+    import pyarrow as pa
+
+    from gymdata.store.journal import read_failures
+
+    rows = [record for folder in folders for record in read_failures(folder)]
+    columns: dict[str, pa.Array] = {}
+    for name in _FAILURE_TEXT:
+        values = (row.get(name) for row in rows)
+        texts = [v if v is None or isinstance(v, str) else orjson.dumps(v, default=str).decode() for v in values]
+        columns[name] = pa.array(texts, pa.string())
+    for name, kind in (("attempt", pa.int64()), ("rollout_index", pa.int64()), ("counts", pa.bool_())):
+        columns[name] = pa.array([row.get(name) for row in rows], kind)
+    columns["duration_s"] = pa.array([row.get("duration_s") for row in rows], pa.float64())
+    return pa.table(columns)

@@ -1,0 +1,137 @@
+"""A reward model: a sequence classification model with one label, such as ``train-reward`` writes.
+
+What always holds: it reads the saved ids of a rollout's last turn, prompt and generation, never text that was tokenised
+again and never a part of them; a rollout that it cannot read whole has a fault in its place, never a score. The caller
+makes sure that the ids mean the same in its tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gymdata.engines._transformers import local_folder
+from gymdata.errors import DataError, OutsideError, RewardError, needs
+from gymdata.rewards.user import last_ids, without_ids
+
+#: Tokens with padding that go through the model at a time.
+BATCH_TOKENS = 16_384
+
+
+class RewardModel:
+    """Scores with the model in ``folder``, loaded at the first call. ``source`` names its weights by their hash.
+
+    ``batch_tokens`` bounds a forward pass; a longer rollout goes alone. Scores are those of a batch of one up to rounding.
+    """
+
+    quick = False
+    #: It ends by itself, so no time limit cuts it off.
+    bounded = True
+
+    def __init__(
+        self, folder: str, model_hash: str, *, name: str | None = None, batch_tokens: int = BATCH_TOKENS
+    ) -> None:
+        self.name = name or re.sub(r"[^\w.+-]", "_", Path(folder).resolve().name)
+        self.source = f"model:{model_hash}"
+        self.needs = "token ids"
+        self._folder = folder
+        self._batch_tokens = batch_tokens
+        self._model: Any = None
+
+    def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | OutsideError | None]:
+        """One score each, an OutsideError in place of each that cannot be had."""
+        model = self._loaded()
+        ids = [last_ids(rollout) for rollout in rollouts]
+        result: list[float | OutsideError | None] = [self._fault(one) for one in ids]
+        # Sorted by length, a batch is hardly padded.
+        waiting = sorted((k for k, fault in enumerate(result) if fault is None), key=lambda k: len(ids[k]))
+        while waiting:
+            size = 1
+            while size < len(waiting) and (size + 1) * len(ids[waiting[size]]) <= self._batch_tokens:
+                size += 1
+            batch, waiting = waiting[:size], waiting[size:]
+            for k, score in zip(batch, self._forward(model, [ids[k] for k in batch]), strict=True):
+                result[k] = score if np.isfinite(score) else _unscored(f"the model gave {score}")
+        return result
+
+    def _fault(self, ids: np.ndarray) -> OutsideError | None:
+        if not len(ids):
+            return without_ids()
+        config = self._model.config
+        config = getattr(config, "text_config", None) or config
+        most = getattr(config, "max_position_embeddings", None)
+        if most is not None and len(ids) > most:
+            return _unscored(f"it has {len(ids):,} tokens, the reward model reads at most {most:,}")
+        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
+            return _unscored(f"T206: token id {int(ids.max())} is not in the reward model's vocabulary")
+        if int(ids[-1]) == self._model.config.pad_token_id:
+            # The model scores at the last token that is no padding, which would be another one.
+            return _unscored("it ends with the token that the reward model takes for padding")
+        return None
+
+    def _forward(self, model: Any, ids: Sequence[np.ndarray]) -> list[float]:
+        import torch
+
+        width = max(map(len, ids))
+        pad = model.config.pad_token_id or 0
+        tokens = torch.full((len(ids), width), pad, dtype=torch.long)
+        mask = torch.zeros((len(ids), width), dtype=torch.long)
+        for row, one in enumerate(ids):
+            tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
+            mask[row, : len(one)] = 1
+        with torch.inference_mode():
+            answer = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device))
+        scores: list[float] = answer.logits[:, 0].float().cpu().tolist()
+        return scores
+
+    def _loaded(self) -> Any:
+        if self._model is None:
+            self._model = _load(self._folder)
+            if self._model.config.pad_token_id is None:
+                # Without one, the model refuses batches and scores at the last position.
+                self._batch_tokens = 0
+        return self._model
+
+
+def _load(folder: str) -> Any:
+    with needs("train"):
+        import torch
+        from transformers import AutoModelForSequenceClassification
+        from transformers.utils import logging
+    # Progress is told by the command.
+    quiet: Any = logging.disable_progress_bar
+    quiet()
+    has_gpu = torch.cuda.is_available()
+    # The processor is slow and inexact in the half precision that a graphics card is made for.
+    options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}
+    try:
+        if Path(folder, "adapter_config.json").is_file():
+            from peft import PeftModelForSequenceClassification
+
+            named = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+            base: Any = AutoModelForSequenceClassification.from_pretrained(
+                local_folder(named), local_files_only=True, **options
+            )
+            loaded: Any = PeftModelForSequenceClassification.from_pretrained(base, folder)
+        else:
+            loaded, told = AutoModelForSequenceClassification.from_pretrained(
+                folder, local_files_only=True, output_loading_info=True, **options
+            )
+            if told["missing_keys"] or told["mismatched_keys"]:
+                lacking = ", ".join(sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))[:3])
+                raise DataError(
+                    f"{folder}: is no reward model: its weights lack {lacking}",
+                    hint="`gymdata train-reward` makes one; a model for generation has no scoring head",
+                )
+    except (OSError, ValueError) as error:
+        raise DataError.unreadable(folder, f"no reward model ({str(error).splitlines()[0]})") from error
+    return loaded.eval().to("cuda" if has_gpu else "cpu")
+
+
+def _unscored(why: str) -> OutsideError:
+    return RewardError(why)

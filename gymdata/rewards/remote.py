@@ -1,0 +1,165 @@
+"""A reward that a server gives: ``POST URL`` with ``{"queries": […], "prompts": […]}``, answered ``{"rewards": […]}``.
+
+``queries`` are whole texts, prompt and answer; ``prompts`` their beginnings up to the first generated token. Where the
+tokenizer is known they are the saved ids of the last turn, decoded with special tokens; otherwise, and for rollouts
+without ids, the messages as lines of ``role: content``.
+
+What always holds: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
+length, or a reward that is no finite number, is a fault of those rollouts, with its reason, and never a score; a batch
+that the server refuses is asked for one by one, so that one rollout cannot take others with it, but not one that was
+answered with the wrong number of rewards: by itself a rollout would get a reward that may be another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gymdata.errors import OutsideError, RewardError
+from gymdata.http import Advice, HttpClient
+from gymdata.rewards.user import first_prompt_ids, last_ids
+from gymdata.urls import REWARD_KEYS, address
+
+_IN_FLIGHT = 8
+#: Of an answer: beside its rewards, and for each, with whatever a server says of it.
+_ANSWER_BYTES, _REWARD_BYTES = 1 << 20, 64 << 10
+_ADVICE = Advice(
+    unreachable="is the reward server up, and the URL right?",
+    statuses={
+        401: "put the server's key into GYMDATA_REWARD_API_KEY",
+        403: "put the server's key into GYMDATA_REWARD_API_KEY",
+        404: "the URL is used as it is: give the whole path",
+        405: "the server takes no POST there: give the whole path",
+    },
+)
+
+Decode = Callable[[Sequence[int]], str]
+_Answers = list[float | OutsideError | None]
+
+
+class _MiscountError(RewardError):
+    """An answer with more or fewer rewards than texts."""
+
+
+class RemoteReward:
+    """A reward function behind a URL.
+
+    ``batch_size``: rollouts a request; ``timeout_s``: for one try of one request; ``max_retries``: more tries after a
+    passing fault. ``unreachable`` holds the fault as long as the server was never reached.
+    """
+
+    quick = False
+    #: Its requests end by themselves, so no other time limit cuts them off.
+    bounded = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "remote",
+        decode: Decode | None = None,
+        batch_size: int = 16,
+        timeout_s: float = 60.0,
+        max_retries: int = 3,
+        pause_s: float = 0.5,
+    ) -> None:
+        self.name = name
+        self._address = address(url, "--reward-url", "http://localhost:5000/get_reward", REWARD_KEYS)
+        self.source = f"url:{self._address}"
+        self.unreachable: OutsideError | None = None
+        self._answered = False
+        self._decode = decode
+        self._batch_size = batch_size
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._pause_s = pause_s
+
+    def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> _Answers:
+        """One reward each, an OutsideError in place of each that the server did not give."""
+        return asyncio.run(self._score([self.texts(rollout) for rollout in rollouts]))
+
+    def texts(self, rollout: Mapping[str, Any]) -> tuple[str, str]:
+        """(whole text, prompt) of a rollout."""
+        if self._decode is not None and rollout["turns"]:
+            return self._decode(last_ids(rollout).tolist()), self._decode(first_prompt_ids(rollout).tolist())
+        return as_lines(rollout["messages"]), as_lines(rollout["prompt"])
+
+    async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:
+        client = HttpClient(
+            self._address, "reward", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
+            key_names=REWARD_KEYS, advice=_ADVICE,
+        )  # fmt: skip
+        room = asyncio.Semaphore(_IN_FLIGHT)
+        await client.open()
+        try:
+            starts = range(0, len(texts), self._batch_size)
+            parts = await asyncio.gather(*(self._batch(client, room, texts[k : k + self._batch_size]) for k in starts))
+        finally:
+            await client.close()
+        return [answer for part in parts for answer in part]
+
+    async def _batch(self, client: HttpClient, room: asyncio.Semaphore, texts: Sequence[tuple[str, str]]) -> _Answers:
+        async with room:
+            # While nobody is there, one try a batch shows whether that has changed.
+            answer = await self._ask(client, texts, retries=0 if self.unreachable else None)
+        if not isinstance(answer, OutsideError):
+            return answer
+        if (
+            len(texts) == 1
+            or answer.fatal
+            or isinstance(answer, _MiscountError)
+            or isinstance(answer.__cause__, TimeoutError)
+        ):
+            return [answer] * len(texts)
+        singles = []
+        for text in texts:
+            async with room:
+                single = await self._ask(client, [text], retries=0)
+            singles.append(single if isinstance(single, OutsideError) else single[0])
+        return singles
+
+    async def _ask(
+        self, client: HttpClient, texts: Sequence[tuple[str, str]], retries: int | None
+    ) -> _Answers | OutsideError:
+        body = {"queries": [query for query, _ in texts], "prompts": [prompt for _, prompt in texts]}
+
+        def read(answer: dict[str, Any]) -> _Answers:
+            rewards = answer.get("rewards")
+            if not isinstance(rewards, list):
+                raise client.garbage('an object with a list "rewards"', answer)
+            if len(rewards) != len(texts):
+                raise _MiscountError(f"the server gave {len(rewards)} rewards, expected {len(texts)}", retryable=True)
+            return [_number(reward) for reward in rewards]
+
+        try:
+            most = _ANSWER_BYTES + _REWARD_BYTES * len(texts)
+            answers = await client.ask("POST", "", body, read, retries=retries, most_bytes=most)
+        except OutsideError as error:
+            if error.fatal and not self._answered:
+                self.unreachable = error
+            return error
+        self._answered, self.unreachable = True, None
+        return answers
+
+
+def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages as text: ``role: content`` a message, tool calls as JSON, an empty line between."""
+    lines = []
+    for message in messages:
+        content = message.get("content")
+        said = [content if isinstance(content, str) else "" if content is None else json.dumps(content)]
+        said += [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
+        lines.append(f"{message['role']}: " + "\n".join(part for part in said if part))
+    return "\n\n".join(lines)
+
+
+def _number(reward: Any) -> float | OutsideError:
+    if isinstance(reward, (int, float)) and not isinstance(reward, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(reward)):
+                return number
+    return RewardError(f"the server gave {reward!r}, expected a finite number")

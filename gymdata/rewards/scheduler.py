@@ -1,0 +1,344 @@
+"""How rollouts get rewards, while they are collected and afterwards.
+
+What always holds: each named part is kept; a function that fails leaves its part null and says why, and never turns into
+a number; the total is Σ weight·value over the parts that apply (a function that answers None says that it does not
+apply), and null when none does or any failed. Functions score each rollout on its own: how they are batched must not
+matter, because it depends on what finished when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymdata.errors import DataError, OutsideError
+from gymdata.rewards.port import RewardFunction, RewardPart
+
+View = Mapping[str, Any]
+_BATCH = 64
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A reward function and its weight in the total.
+
+    ``choose`` gives the weight for each rollout instead, or None where the function is not asked at all.
+    """
+
+    function: RewardFunction
+    weight: float = 1.0
+    choose: Callable[[View], float | None] | None = None
+
+    def weight_for(self, view: View) -> float | None:
+        return self.weight if self.choose is None else self.choose(view)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The parts of one rollout, and the functions that failed on it, by name."""
+
+    parts: list[RewardPart]
+    faults: dict[str, str]
+
+
+def total(parts: Sequence[RewardPart]) -> float | None:
+    """Σ weight·value over the parts with a value; None when there is none, or the sum is beyond float64."""
+    values = [part.weight * part.value for part in parts if part.value is not None]
+    result = sum(values) if values else None
+    return result if result is not None and math.isfinite(result) else None
+
+
+def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scored]:
+    """Score finished rollouts. A batch that makes a function fail is scored one by one, three tries each, unless the fault
+    is fatal; a function that knows which rollouts it failed on returns an OutsideError in their places."""
+    result = [Scored([], {}) for _ in views]
+    for reward in rewards:
+        weights = [reward.weight_for(view) for view in views]
+        asked = [row for row, weight in enumerate(weights) if weight is not None]
+        values = _values(reward.function, [views[row] for row in asked]) if asked else []
+        name = reward.function.name
+        for row, value in zip(asked, values, strict=True):
+            weight = weights[row] or 0.0
+            if isinstance(value, OutsideError):
+                result[row].faults[name] = value.message
+                result[row].parts.append(RewardPart(name, None, weight, value.message))
+            else:
+                result[row].parts.append(RewardPart(name, value, weight))
+    return result
+
+
+def _values(function: RewardFunction, views: Sequence[View]) -> list[float | OutsideError | None]:
+    try:
+        return list(function(views))
+    except OutsideError as error:
+        if error.fatal:
+            return [error] * len(views)
+        if len(views) > 1:
+            return [value for view in views for value in _values(function, [view])]
+        last = error
+    for _ in range(_TRIES - 1):
+        try:
+            return list(function(views))
+        except OutsideError as error:
+            last = error
+    return [last]
+
+
+def view_of(
+    *,
+    messages: Sequence[Mapping[str, Any]],
+    produced_by: Sequence[int | None],
+    task: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    turns: Sequence[Mapping[str, Any]],
+    status: str,
+) -> dict[str, Any]:
+    """What a reward function sees of a rollout.
+
+    ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
+    the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are saved.
+    """
+    first = next((i for i, turn in enumerate(produced_by) if turn is not None), len(messages))
+    generated = [m for m, turn in zip(messages, produced_by, strict=True) if turn is not None]
+    return {
+        "messages": list(messages),
+        "prompt": list(messages[:first]),
+        "completion": list(messages[first:]),
+        "text": (generated[-1].get("content") or "") if generated else "",
+        "completion_ids": _after_first_prompt(turns),
+        "task": task,
+        "tools": tools,
+        "turns": turns,
+        "status": status,
+    }
+
+
+def _after_first_prompt(turns: Sequence[Mapping[str, Any]]) -> list[int]:
+    ids: list[int] = []
+    for k, turn in enumerate(turns):
+        if k:
+            ids.extend(int(i) for i in turn["prompt_delta_ids"])
+        generated = turn["generation_token_ids"]
+        ids.extend(generated.tolist() if hasattr(generated, "tolist") else generated)
+    return ids
+
+
+@dataclass(slots=True)
+class RewardDesk:
+    """Scores rollouts as they finish. Quick functions run at once; the others in a thread, on whatever has gathered.
+
+    A batch that takes longer than ``timeout_s`` fails for all of its members; its thread is left behind. Functions that
+    end by themselves (``bounded``) are not cut off. ``in_thread`` runs a function elsewhere and awaits its result.
+    """
+
+    rewards: Sequence[Weighted]
+    in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread
+    timeout_s: float | None = 300.0
+    _waiting: list[tuple[View, asyncio.Future[Scored]]] = field(default_factory=list)
+    _busy: asyncio.Task[None] | None = None
+
+    async def score(self, view: View) -> Scored:
+        if all(getattr(reward.function, "quick", False) for reward in self.rewards):
+            return score_batch(self.rewards, [view])[0]
+        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        self._waiting.append((view, future))
+        if self._busy is None or self._busy.done():
+            self._busy = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        bounded = all(getattr(reward.function, "bounded", False) for reward in self.rewards)
+        limit = None if bounded else self.timeout_s
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            views = [view for view, _ in batch]
+            try:
+                results = await asyncio.wait_for(self.in_thread(score_batch, self.rewards, views), limit)
+            except TimeoutError:
+                fault = f"no answer within {self.timeout_s:g} s"
+                names = [reward.function.name for reward in self.rewards]
+                parts = [RewardPart(name, None, detail=fault) for name in names]
+                results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must hear of it
+                for _, future in batch + self._waiting:
+                    if not future.done():
+                        future.set_exception(error)
+                self._waiting.clear()
+                return
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+
+
+def saved_view(row: Mapping[str, Any]) -> dict[str, Any]:
+    """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. Raises DataError naming
+    the rollout and the field whose text is not the JSON that it must be."""
+    where = f"rollout {row['rollout_id']}"
+    messages = [_chat_message(message, f"{where}, message {n}") for n, message in enumerate(row["messages"])]
+    return view_of(
+        messages=messages,
+        produced_by=_produced_by(row["messages"]),
+        task=_from_json(row, "task", dict, where),
+        tools=_from_json(row, "tools", list, where) or None,
+        turns=row.get("turns") or [],
+        status=row["status"],
+    )
+
+
+def score_rows(
+    row: Mapping[str, Any], scored: Scored, sources: Mapping[str, str], name: str
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Rows of the scores table for one rollout, and its total. The total is a row too unless a part has its ``name``.
+
+    ``sources``: the source of each function, by name.
+    """
+    rows = [
+        _score_row(row, part.name, part.value, sources[part.name], part.name in scored.faults, part.detail)
+        for part in scored.parts
+    ]
+    value = None if scored.faults else total(scored.parts)
+    if all(part.name != name for part in scored.parts):
+        source = " + ".join(f"{part.weight:g}*{part.name}" for part in scored.parts) or "no reward"
+        beyond = value is None and not scored.faults and any(part.value is not None for part in scored.parts)
+        detail = "the weighted sum of the parts is beyond float64" if beyond else None
+        rows.append(_score_row(row, name, value, source, bool(scored.faults) or beyond, detail))
+    elif len(scored.parts) == 1:
+        value = scored.parts[0].value
+    return rows, value
+
+
+def unreadable(rewards: Sequence[Weighted], error: DataError) -> Scored:
+    """What becomes of a rollout that no function can be given: all of them failed on it, for the reason of ``error``."""
+    parts = [RewardPart(r.function.name, None, r.weight, detail=error.message) for r in rewards]
+    return Scored(parts, dict.fromkeys((part.name for part in parts), error.message))
+
+
+@dataclass(slots=True)
+class PartTally:
+    """What became of one reward function: rollouts with a value, those it does not apply to, and those it failed on."""
+
+    name: str
+    needs: str | None = None
+    scored: int = 0
+    does_not_apply: int = 0
+    failed: int = 0
+    first_error: str | None = None
+
+    def add(self, value: float | None, fault: str | None) -> None:
+        """Count one rollout's part; ``fault``: why it failed."""
+        if fault is not None:
+            self.failed += 1
+            self.first_error = self.first_error or fault.removeprefix("reward: ")
+        elif value is None:
+            self.does_not_apply += 1
+        else:
+            self.scored += 1
+
+    def lines(self) -> list[tuple[str, object]]:
+        """Names and values for people; nothing where every rollout has a value."""
+        rows: list[tuple[str, object]] = []
+        if self.failed:
+            rows.append((f"{self.name} failed", f"{self.failed:,}; first: {self.first_error}"))
+        if self.does_not_apply:
+            needs = f"; it needs {self.needs}" if self.needs else ""
+            rows.append((f"{self.name} does not apply", f"{self.does_not_apply:,}{needs}"))
+        return rows
+
+
+def tallies(rewards: Sequence[Weighted]) -> dict[str, PartTally]:
+    """An empty tally for each function, by name."""
+    names = [(reward.function.name, getattr(reward.function, "needs", None)) for reward in rewards]
+    return {name: PartTally(name, needs) for name, needs in names}
+
+
+@dataclass(slots=True)
+class Flips:
+    """How new scores differ from old ones. A flip is a change of side of ``threshold``; ``flipped`` lists every one."""
+
+    threshold: float = 0.5
+    compared: int = 0
+    changed: int = 0
+    up: int = 0
+    down: int = 0
+    newly_scored: int = 0
+    no_longer_scored: int = 0
+    flipped: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, row: Mapping[str, Any], old: float | None, new: float | None) -> None:
+        """Compare one rollout's scores."""
+        if old is None or new is None:
+            self.newly_scored += old is None and new is not None
+            self.no_longer_scored += old is not None and new is None
+            return
+        self.compared += 1
+        self.changed += abs(old - new) > 1e-9
+        was, now = old > self.threshold, new > self.threshold
+        if was == now:
+            return
+        self.up += now
+        self.down += was
+        named = {key: row[key] for key in ("rollout_id", "task_id", "rollout_index")}
+        self.flipped.append({**named, "old": old, "new": new})
+
+
+def old_score(row: Mapping[str, Any], name: str, *, or_total: bool = True) -> float | None:
+    """What the row says: its part of that name, else its total reward (or None)."""
+    for part in row["rewards"]:
+        if part["name"] == name:
+            value: float | None = part["value"]
+            return value
+    reward: float | None = row["reward"] if or_total else None
+    return reward
+
+
+def _score_row(
+    row: Mapping[str, Any], name: str, value: float | None, source: str, failed: bool, detail: str | None
+) -> dict[str, Any]:
+    return {
+        "rollout_id": row["rollout_id"],
+        "name": name,
+        "value": value,
+        "status": "failed" if failed else "scored",
+        "source": source,
+        "run_id": row["run_id"],
+        "detail": detail if failed or value is not None else "does not apply",
+    }
+
+
+def _produced_by(messages: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """The model call of each message. Foreign rows do not say; there, every assistant message counts as one."""
+    turns = [message.get("turn") for message in messages]
+    if any(turn is not None for turn in turns):
+        return turns
+    numbers = iter(range(len(messages)))
+    return [next(numbers) if message["role"] == "assistant" else None for message in messages]
+
+
+def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
+    chat.setdefault("content", None)
+    if message.get("tool_calls"):
+        chat["tool_calls"] = _from_json(message, "tool_calls", list, where)
+    return {**_from_json(message, "extra", dict, where), **chat}
+
+
+def _from_json(row: Mapping[str, Any], name: str, kind: type[list[Any]] | type[dict[str, Any]], where: str) -> Any:
+    """A column of JSON text; empty where there is none. Raises DataError for any other text."""
+    text = row.get(name)
+    if not text:
+        return kind()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if value is None and text.strip() == "null":
+        return kind()
+    calls = name != "tool_calls" or (isinstance(value, list) and all(isinstance(call, dict) for call in value))
+    if not isinstance(value, kind) or not calls:
+        raise DataError.bad_json(f"{where}, field {name!r}", text, "a list of objects" if kind is list else "an object")
+    return value

@@ -1,0 +1,240 @@
+"""The marks that chat templates put between messages, in decoded text.
+
+What always holds: only the outside of messages is read here; a mark that is not known is no border, so in doubt a text is
+taken as plain.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+#: Prefixes that some formats put before the names of their elements.
+_NS = r"(?:[\w-]{1,20}:|[|｜]\w{1,20}[|｜])?"
+#: Where something that can be read may begin: JSON, an XML call in three spellings, a Python call.
+_START = re.compile(
+    r"(?P<json>[{\[])"
+    rf"|<(?:{_NS})(?:function|invoke|tool_call)(?:=|\s+name=)[\"']?(?P<xml>[\w.-]+)[\"']?\s*>"
+    r"|<tool_call>\s*(?P<keyed>[\w.-]+)\s*(?=<arg_key>|</tool_call>)"
+    r"|(?<![\w.])(?P<python>[A-Za-z_][\w.]*)\("
+)
+_END = re.compile(rf"\s*</(?:{_NS})(?:function|invoke|tool_call)>")
+_PARAMETER = re.compile(
+    rf"\s*<(?:{_NS})(?:parameter|param)(?:=|\s+name=)[\"']?(?P<name>[^\"'<>=]+?)[\"']?"
+    rf"(?:\s+string=[\"'](?P<text>true|false)[\"'])?\s*>(?P<value>.*?)</(?:{_NS})(?:parameter|param)>",
+    re.DOTALL,
+)
+_KEYED = re.compile(r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
+#: Characters that a Python call may have, and how many beginnings that are none are tried: text can be hostile.
+_LONGEST_CALL = 20_000
+_MOST_TRIED = {"json": 10_000, "xml": 200, "keyed": 200, "python": 200}
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def same_turn(one: str, other: str) -> bool:
+    """Whether two renderings of an assistant turn are equal after reading calls and collapsing white space."""
+    return one == other or normal(one) == normal(other)
+
+
+def normal(text: str) -> str:
+    """``text`` with JSON values and tool calls in one spelling, and white space collapsed."""
+    parts, at = [], 0
+    left = dict(_MOST_TRIED)
+    for match in _START.finditer(text):
+        kind = str(match.lastgroup)
+        if match.start() < at or not left[kind]:
+            continue
+        found = _READ[kind](text, match)
+        if found is None:
+            left[kind] -= 1
+            continue
+        value, end = found
+        parts += [_collapsed(text[at : match.start()]), json.dumps(value, sort_keys=True)]
+        at = end
+    return "\0".join([*parts, _collapsed(text[at:])])
+
+
+def _json_value(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, match.start())
+    except (ValueError, RecursionError):
+        return None
+    return _plain(value), end
+
+
+def _xml_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
+    """``<function=f><parameter=a>1</parameter></function>`` and its kin."""
+    at, pattern = match.end(), _PARAMETER if match["xml"] is not None else _KEYED
+    arguments: dict[str, Any] = {}
+    while (found := pattern.match(text, at)) is not None:
+        is_text = pattern is _PARAMETER and found["text"] == "true"
+        arguments[found["name"].strip()] = found["value"].strip() if is_text else _value(found["value"])
+        at = found.end()
+    end = _END.match(text, at)
+    return (_call(match["xml"] or match["keyed"], arguments), end.end()) if end is not None else None
+
+
+def _python_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
+    """``f(a=1, b="x")``: keyword arguments that are constants, lists or dicts, and nothing else."""
+    end = _closing(text, match.end())
+    if end is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash that means nothing in Python is the model's affair
+            parsed = ast.parse(f"f({text[match.end() : end]})", mode="eval").body
+        if not isinstance(parsed, ast.Call) or parsed.args or any(k.arg is None for k in parsed.keywords):
+            return None
+        arguments = {str(k.arg): _constant(k.value) for k in parsed.keywords}
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+    return _call(match["python"], arguments), end + 1
+
+
+_READ: dict[str, Callable[[str, re.Match[str]], tuple[Any, int] | None]] = {
+    "json": _json_value,
+    "xml": _xml_call,
+    "keyed": _xml_call,
+    "python": _python_call,
+}
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the parenthesis that was opened before ``start`` closes, outside of strings."""
+    depth, quote = 1, ""
+    at, limit = start, min(len(text), start + _LONGEST_CALL)
+    while at < limit:
+        c = text[at]
+        if quote:
+            at += c == "\\"
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
+            if depth == 0:
+                return at if c == ")" else None
+        at += 1
+    return None
+
+
+def _constant(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=value) if value is None or isinstance(value, (str, int, float)):
+            return _plain(value)
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if isinstance(value, (int, float)):
+            return _plain(-value)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_constant(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {str(_constant(k)): _constant(v) for k, v in zip(keys, values, strict=True) if k is not None}
+    raise ValueError("no constant")
+
+
+def _value(text: str) -> Any:
+    """An XML argument: JSON or a Python constant where it is one, else its text."""
+    stripped = text.strip()
+    try:
+        return _plain(json.loads(stripped))
+    except (ValueError, RecursionError):
+        pass
+    return {"True": True, "False": False, "None": None}.get(stripped, _collapsed(stripped))
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def _collapsed(text: str) -> str:
+    """Whether a mark or an object stands on a line of its own says nothing, so white space beside it is left out."""
+    return re.sub(r" ?(<[^<> ]+>) ?", r"\1", re.sub(r"\s+", " ", text)).strip()
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value in which 1.0 is 1, and arguments given as JSON text are what they spell."""
+    if isinstance(value, dict):
+        return {k: _arguments(v) if k in ("arguments", "parameters") else _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _arguments(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return _plain(parsed) if isinstance(parsed, dict) else value
+    return _plain(value)
+
+
+_ROLES = (
+    r"system|developer|user|human|assistant|model|chatbot|bot|tool|tool_response|tool_result|function|ipython|observation"
+    r"|environment"
+)
+#: A mark that opens a message, with its role in one of the groups. Tokenizers that mark leading spaces put one after it.
+OPENING = re.compile(
+    rf"<[|｜][^<>\s]*?[|｜]>(?:<[|｜]| )?(?P<after>{_ROLES})\b"
+    rf"|<(?:start_of_turn|[|]turn)> ?(?P<turn>{_ROLES})\b"
+    rf"|<[|｜]?(?P<inside>{_ROLES})(?:_TOKEN)?[|｜]?>"
+    rf"|\[(?P<bracket>SYSTEM_PROMPT|INST|TOOL_RESULTS|AVAILABLE_TOOLS)\]",
+    re.IGNORECASE,
+)
+_BRACKETS = {"system_prompt": "system", "inst": "user", "tool_results": "tool", "available_tools": "system"}
+_OF_ASSISTANT = frozenset({"assistant", "model", "chatbot", "bot"})
+_OF_SYSTEM = frozenset({"system", "developer"})
+#: Special tokens that stand inside a message, not between two.
+_INNER = re.compile(
+    r"think|reason|call|tool_?sep|output|function=|channel|message|constrain|python|image|video|audio|vision|pad|fim|box"
+    r"|quad|object|ref|unk|mask",
+    re.IGNORECASE,
+)
+REASONING = re.compile(
+    r"</?(?:think|thinking|thought|reasoning|seed:think)>|\[/?THINK\]|[◁◀]/?think[▷▶]"
+    r"|<[|]channel[|]?>\s*(?:analysis|thought)|<[|](?:begin|end)_of_thought[|]>|<[|](?:START|END)_THINKING[|]>",
+    re.IGNORECASE,
+)
+_CLOSES = re.compile(r"<?/|\[/|[◁◀]/|<[|](?:end|END)_")
+
+
+def opens_reasoning(text: str) -> bool:
+    """Whether ``text`` ends with a mark that opens a reasoning block, white space aside."""
+    last = None
+    for match in REASONING.finditer(text):
+        last = match
+    return last is not None and not _CLOSES.match(last[0]) and not text[last.end() :].strip()
+
+
+def closes_reasoning(text: str) -> bool:
+    """Whether ``text`` begins with a mark that closes a reasoning block, white space aside."""
+    match = REASONING.match(text.lstrip())
+    return match is not None and _CLOSES.match(match[0]) is not None
+
+
+def is_border(token: str) -> bool:
+    """Whether a special token, decoded, stands between messages."""
+    return bool(OPENING.fullmatch(token)) or not _INNER.search(token)
+
+
+def roles(text: str) -> list[str]:
+    """The roles of the messages that ``text`` opens, in order; ``system`` for developers, ``assistant`` for models."""
+    found = []
+    for match in OPENING.finditer(text):
+        name = next(value for value in match.groups() if value).lower()
+        name = _BRACKETS.get(name, name)
+        found.append("assistant" if name in _OF_ASSISTANT else "system" if name in _OF_SYSTEM else name)
+    return found
+
+
+def opens_message(text: str) -> bool:
+    """Whether ``text`` begins with a mark that opens a message."""
+    return OPENING.match(text.lstrip()) is not None

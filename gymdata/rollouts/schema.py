@@ -1,0 +1,385 @@
+"""The tables, their versions, and how a table is brought into the shape of its schema.
+
+What always holds: Parquet and JSONL hold the same columns; a file says which table and version it is; a newer version is
+refused and an older one read; a column is nullable exactly when its meaning allows "not known".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from gymdata.errors import DataError
+
+SCHEMA_KEY = b"gymdata.schema"
+VERSION_KEY = b"gymdata.version"
+
+_ids = pa.list_(pa.int32())
+_floats = pa.list_(pa.float32())
+_mask = pa.list_(pa.int8())
+
+
+def _f(name: str, kind: pa.DataType, null: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=null)
+
+
+TOP_LOG_PROBS = pa.list_(pa.list_(pa.struct([_f("id", pa.int32()), _f("log_prob", pa.float32())])))
+
+#: One model call. Prompts are stored as deltas: see gymdata.rollouts.turns.
+TURN = pa.struct(
+    [
+        _f("parent", pa.int32()),
+        _f("prefix_length", pa.int32()),
+        _f("prompt_delta_ids", _ids),
+        _f("generation_token_ids", _ids),
+        _f("generation_log_probs", _floats),
+        _f("finish_reason", pa.string()),
+        _f("agent", pa.string(), null=True),
+        _f("reward", pa.float64(), null=True),
+        _f("top_log_probs", TOP_LOG_PROBS, null=True),
+        _f("digest", pa.int64()),
+    ]
+)
+
+#: One chat message. ``tool_calls`` and ``extra`` hold JSON text; ``turn`` is the model call that produced the message.
+MESSAGE = pa.struct(
+    [
+        _f("role", pa.string()),
+        _f("content", pa.string(), null=True),
+        _f("reasoning", pa.string(), null=True),
+        _f("tool_calls", pa.string(), null=True),
+        _f("tool_call_id", pa.string(), null=True),
+        _f("name", pa.string(), null=True),
+        _f("turn", pa.int32(), null=True),
+        _f("extra", pa.string(), null=True),
+    ]
+)
+ROLES = ("system", "user", "assistant", "tool", "function", "environment", "other")
+
+#: A named part of a reward. JSONL writes the list as an object.
+NAMED_VALUE = pa.struct([_f("name", pa.string()), _f("value", pa.float64(), null=True)])
+
+_LEAF = ".list.element"
+_TURNS = "turns.list.element."
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's name, version, Arrow schema, and which Parquet leaves are written how.
+
+    ``dictionary`` and ``split`` are Parquet column paths. A path in both would silently get the dictionary and no
+    BYTE_STREAM_SPLIT, so they never overlap. Ids are in neither: plain + zstd beats both on real token ids.
+    ``optional`` columns may be absent from a file; all others must be there. ``id_level``: zstd level of token ids; 5 buys
+    6 % of a file at four times the writing, which is for what is kept, not for what can be made of it again.
+    """
+
+    name: str
+    version: int
+    schema: pa.Schema
+    dictionary: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    optional: frozenset[str] = field(default_factory=frozenset)
+    id_level: int = 1
+
+    @cached_property
+    def metadata(self) -> dict[bytes, bytes]:
+        return {SCHEMA_KEY: self.name.encode(), VERSION_KEY: str(self.version).encode()}
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The schema with the table's name and version in its metadata."""
+        return self.schema.with_metadata(self.metadata)
+
+    def required(self) -> list[str]:
+        return [name for name in self.schema.names if name not in self.optional]
+
+
+ROLLOUTS = Table(
+    "rollouts",
+    1,
+    pa.schema(
+        [
+            _f("rollout_id", pa.string()),
+            _f("run_id", pa.string()),
+            _f("task_id", pa.string()),
+            _f("group_id", pa.string()),
+            _f("rollout_index", pa.int32()),
+            _f("policy", pa.string()),
+            _f("policy_hash", pa.string()),
+            _f("policy_version", pa.int32()),
+            _f("status", pa.string()),
+            _f("stop_reason", pa.string(), null=True),
+            _f("finish_reason", pa.string(), null=True),
+            _f("reward", pa.float64(), null=True),
+            _f("rewards", pa.list_(NAMED_VALUE)),
+            _f("temperature", pa.float32()),
+            _f("n_turns", pa.int32()),
+            _f("n_breaks", pa.int32()),
+            _f("n_context_tokens", pa.int64()),
+            _f("n_generated_tokens", pa.int64()),
+            _f("messages", pa.list_(MESSAGE)),
+            _f("tools", pa.string()),
+            _f("task", pa.string()),
+            _f("extra", pa.string()),
+            _f("turns", pa.list_(TURN)),
+            _f("started_at", pa.timestamp("us", tz="UTC")),
+            _f("duration_s", pa.float64()),
+        ]
+    ),
+    dictionary=(
+        "run_id",
+        "task_id",
+        "group_id",
+        "rollout_index",
+        "policy",
+        "policy_hash",
+        "policy_version",
+        "status",
+        "stop_reason",
+        "finish_reason",
+        "rewards.list.element.name",
+        "temperature",
+        "n_turns",
+        "n_breaks",
+        "messages.list.element.role",
+        "messages.list.element.name",
+        "messages.list.element.turn",
+        "tools",
+        _TURNS + "parent",
+        _TURNS + "finish_reason",
+        _TURNS + "agent",
+    ),
+    split=(_TURNS + "generation_log_probs" + _LEAF, _TURNS + "top_log_probs.list.element.list.element.log_prob"),
+    id_level=5,
+)
+
+SCORES = Table(
+    "scores",
+    1,
+    pa.schema(
+        [
+            _f("rollout_id", pa.string()),
+            _f("name", pa.string()),
+            _f("value", pa.float64(), null=True),
+            _f("status", pa.string()),
+            _f("source", pa.string()),
+            _f("run_id", pa.string()),
+            _f("detail", pa.string(), null=True),
+        ]
+    ),
+    dictionary=("name", "status", "source", "run_id"),
+)
+
+COMPARISONS = Table(
+    "comparisons",
+    1,
+    pa.schema(
+        [
+            _f("comparison_id", pa.string()),
+            _f("group_id", pa.string()),
+            _f("task_id", pa.string()),
+            _f("rollout_i", pa.string()),
+            _f("rollout_j", pa.string()),
+            _f("response_i", pa.int32()),
+            _f("response_j", pa.int32()),
+            _f("judge_idx", pa.int32()),
+            _f("score_1", pa.float64(), null=True),
+            _f("score_2", pa.float64(), null=True),
+            _f("ranking", pa.float64(), null=True),
+            _f("status", pa.string()),
+            _f("raw", pa.string(), null=True),
+            _f("principle", pa.string(), null=True),
+            _f("judge", pa.string()),
+            _f("usage", pa.string(), null=True),
+            _f("run_id", pa.string()),
+        ]
+    ),
+    dictionary=(
+        "group_id",
+        "task_id",
+        "rollout_i",
+        "rollout_j",
+        "response_i",
+        "response_j",
+        "judge_idx",
+        "score_1",
+        "score_2",
+        "ranking",
+        "status",
+        "principle",
+        "judge",
+        "run_id",
+    ),
+)
+
+PAIRS = Table(
+    "pairs",
+    1,
+    pa.schema(
+        [
+            _f("pair_id", pa.string()),
+            _f("run_id", pa.string()),
+            _f("task_id", pa.string()),
+            _f("tools", pa.string(), null=True),
+            _f("prompt", pa.list_(MESSAGE)),
+            _f("chosen", pa.list_(MESSAGE)),
+            _f("rejected", pa.list_(MESSAGE)),
+            _f("chosen_rollout_id", pa.string()),
+            _f("rejected_rollout_id", pa.string()),
+            _f("margin", pa.float64()),
+            _f("weight", pa.float64()),
+            _f("source", pa.string()),
+            _f("policy_hash", pa.string()),
+            _f("policy_version", pa.int32()),
+            _f("temperature", pa.float32()),
+            _f("prompt_ids", _ids),
+            _f("chosen_ids", _ids),
+            _f("rejected_ids", _ids),
+            _f("chosen_mask", _mask),
+            _f("rejected_mask", _mask),
+            _f("chosen_logprobs", _floats),
+            _f("rejected_logprobs", _floats),
+            _f("ref_chosen_logps", pa.float64(), null=True),
+            _f("ref_rejected_logps", pa.float64(), null=True),
+            _f("ref_hash", pa.string(), null=True),
+        ]
+    ),
+    dictionary=(
+        "run_id",
+        "task_id",
+        "tools",
+        "source",
+        "policy_hash",
+        "policy_version",
+        "temperature",
+        "ref_hash",
+        "prompt.list.element.role",
+        "chosen.list.element.role",
+        "rejected.list.element.role",
+        "chosen_mask" + _LEAF,
+        "rejected_mask" + _LEAF,
+    ),
+    split=("chosen_logprobs" + _LEAF, "rejected_logprobs" + _LEAF),
+    optional=frozenset({"tools", "ref_chosen_logps", "ref_rejected_logps", "ref_hash"}),
+)
+
+EXPERIENCES = Table(
+    "experiences",
+    1,
+    pa.schema(
+        [
+            _f("run_id", pa.string()),
+            _f("task_id", pa.string()),
+            _f("group_id", pa.string()),
+            _f("rollout_id", pa.string()),
+            _f("sequence_index", pa.int32()),
+            _f("input_ids", _ids),
+            _f("loss_mask", _mask),
+            _f("logprobs", _floats),
+            _f("turn_starts", _ids),
+            _f("reward", pa.float64(), null=True),
+            _f("advantages", _floats),
+            _f("returns", _floats),
+            _f("weight", pa.float64()),
+            _f("temperature", pa.float32()),
+            _f("policy_hash", pa.string()),
+            _f("policy_version", pa.int32()),
+            _f("ref_logprobs", _floats, null=True),
+            _f("values", _floats, null=True),
+            _f("entropy", _floats, null=True),
+            _f("kl", _floats, null=True),
+        ]
+    ),
+    dictionary=(
+        "run_id",
+        "task_id",
+        "group_id",
+        "rollout_id",
+        "sequence_index",
+        "temperature",
+        "policy_hash",
+        "policy_version",
+        "loss_mask" + _LEAF,
+    ),
+    split=tuple(c + _LEAF for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")),
+    optional=frozenset({"ref_logprobs", "values", "entropy", "kl"}),
+)
+
+VIOLATIONS = Table(
+    "violations",
+    1,
+    pa.schema(
+        [
+            _f("rollout_id", pa.string(), null=True),
+            _f("row", pa.int64()),
+            _f("turn", pa.int32(), null=True),
+            _f("code", pa.string()),
+            _f("severity", pa.string()),
+            _f("position", pa.int64(), null=True),
+            _f("expected", pa.string(), null=True),
+            _f("got", pa.string(), null=True),
+            _f("detail", pa.string(), null=True),
+        ]
+    ),
+    dictionary=("code", "severity"),
+)
+
+#: What a model thinks of sampled tokens: one number a sampled token of the rollout, in turn order.
+AUDIT = Table(
+    "audit",
+    1,
+    pa.schema([_f("rollout_id", pa.string()), _f("ref_logprobs", _floats), _f("entropy", _floats)]),
+    split=("ref_logprobs" + _LEAF, "entropy" + _LEAF),
+)
+
+TABLES: dict[str, Table] = {t.name: t for t in (ROLLOUTS, SCORES, COMPARISONS, PAIRS, EXPERIENCES, VIOLATIONS, AUDIT)}
+
+
+def conform(data: pa.Table, table: Table, where: str = "table") -> pa.Table:
+    """``data`` with exactly the columns, order and types of ``table``, its name and version in the metadata.
+
+    Optional columns that are absent stay absent; unknown columns are dropped only by the caller's choice, so here they
+    are an error. Raises DataError for a missing or unknown column, a type that cannot be cast without loss, or a null
+    where the schema has none.
+    """
+    missing = [c for c in table.required() if c not in data.column_names]
+    if missing:
+        raise DataError.missing_columns(where, table.name, missing, data.column_names)
+    unknown = [c for c in data.column_names if c not in table.schema.names]
+    if unknown:
+        raise DataError(f"{where}: table {table.name} has no column(s) {', '.join(unknown)}")
+    fields = [f for f in table.schema if f.name in data.column_names]
+    columns = []
+    for f in fields:
+        column = data.column(f.name)
+        if not f.nullable and column.null_count:
+            raise DataError(f"{where}: column {f.name!r} of {table.name} has {column.null_count} null value(s)")
+        try:
+            columns.append(column if column.type == f.type else column.cast(f.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"{where}: column {f.name!r} of {table.name}: got {column.type}, expected {f.type}: {error}"
+            ) from error
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
+
+
+def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Table | None = None) -> str | None:
+    """The table name that ``metadata`` claims, or None when it claims none.
+
+    Raises DataError when the version is newer than ours, or the table is not ``expected``.
+    """
+    name = (metadata or {}).get(SCHEMA_KEY, b"").decode()
+    if not name:
+        return None
+    if expected is not None and name != expected.name:
+        raise DataError.wrong_table(where, name, expected.name)
+    known = TABLES.get(name)
+    raw: Any = (metadata or {}).get(VERSION_KEY, b"1")
+    if not raw.isdigit():
+        raise DataError(f"{where}: {VERSION_KEY.decode()} in its metadata: got {raw!r}, expected a whole number")
+    if known is not None and int(raw) > known.version:
+        raise DataError.newer_schema(where, name, int(raw), known.version)
+    return name

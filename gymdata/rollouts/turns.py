@@ -1,0 +1,436 @@
+"""Fingerprints of tokenizers and chat templates, so that two files can be asked whether their ids mean the same.
+
+What always holds: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) and never on
+file bytes, key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gymdata.errors import DataError, RefusedError
+
+# The splices belong to this module's public names; they have a file of their own for their size.
+from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError as SpliceRefusedError
+from gymdata.rollouts.continuity.prompt_extension import splice as splice
+from gymdata.rollouts.continuity.prompt_extension import splice_published as splice_published
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Turn = Mapping[str, Any]
+Kind = Literal["first", "continues", "retry", "branch", "break"]
+
+_NO_PARENT = -1
+_INT64_WRAP = 1 << 64
+
+
+@dataclass(slots=True)
+class Call:
+    """One model call with its whole prompt. Ids are int32, log-probabilities float32, one a generated token."""
+
+    prompt_token_ids: Ids
+    generation_token_ids: Ids
+    generation_log_probs: Floats
+    finish_reason: str
+    agent: str | None = None
+    reward: float | None = None
+    top_log_probs: list[list[dict[str, float | int]]] | None = None
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """Length of the longest common prefix of two id arrays."""
+    n = min(len(a), len(b))
+    different = a[:n] != b[:n]
+    first = int(different.argmax()) if n else 0
+    return first if n and different[first] else n
+
+
+def turn_digest(parent_digest: int, prefix_length: int, delta: Ids, generation: Ids, log_probs: Floats) -> int:
+    """Signed 64-bit xxh3 over a turn's content and its parent's digest (0 when it has none).
+
+    Each part seeds the next, so that moving a token from one list to another changes the digest. Arrays must be
+    C-contiguous little-endian int32, int32 and float32.
+    """
+    digest = xxhash.xxh3_64_intdigest(struct.pack("<qi", parent_digest, prefix_length))
+    digest = xxhash.xxh3_64_intdigest(delta.data, digest)
+    digest = xxhash.xxh3_64_intdigest(generation.data, digest)
+    digest = xxhash.xxh3_64_intdigest(log_probs.data, digest)
+    return digest - _INT64_WRAP if digest >= _INT64_WRAP // 2 else digest
+
+
+class TurnEncoder:
+    """Encodes the calls of one rollout, in order, into turns.
+
+    Keeps whole prompts only of turns that no later turn continues: the prompt of a turn that was continued is a prefix of
+    its child's, so the child shares at least as much with any later prompt.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[dict[str, Any]] = []
+        self.n_context_tokens = 0
+        self.n_generated_tokens = 0
+        self._open: dict[int, Ids] = {}
+
+    @property
+    def n_breaks(self) -> int:
+        """Turns whose prompt rewrites what came before; branches and retries are not breaks."""
+        return count_breaks(self.turns)
+
+    def add(self, call: Call) -> dict[str, Any]:
+        """Append one call; returns its turn, with numpy arrays for the id and log-probability lists."""
+        prompt = np.ascontiguousarray(call.prompt_token_ids, dtype=np.int32)
+        generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
+        log_probs = np.array(call.generation_log_probs, dtype=np.float32)
+        # One NaN stands for all: its payload would not survive JSON, and the digest covers these bytes.
+        log_probs[np.isnan(log_probs)] = np.float32("nan")
+        parent, shared = self._parent(prompt)
+        parent_digest = self.turns[parent]["digest"] if parent >= 0 else 0
+        delta = prompt[shared:]
+        turn = {
+            "parent": parent,
+            "prefix_length": shared,
+            "prompt_delta_ids": delta,
+            "generation_token_ids": generation,
+            "generation_log_probs": log_probs,
+            "finish_reason": call.finish_reason,
+            "agent": call.agent,
+            "reward": call.reward,
+            "top_log_probs": call.top_log_probs,
+            "digest": turn_digest(parent_digest, shared, delta, generation, log_probs),
+        }
+        if parent >= 0 and shared == len(self._open[parent]):
+            del self._open[parent]
+        self._open[len(self.turns)] = np.concatenate((prompt, generation))
+        self.turns.append(turn)
+        self.n_context_tokens += len(delta)
+        self.n_generated_tokens += len(generation)
+        return turn
+
+    def _parent(self, prompt: Ids) -> tuple[int, int]:
+        """The turn that shares most with ``prompt`` (ties: the latest) and how many tokens; (-1, 0) for the first."""
+        best, shared = _NO_PARENT, -1
+        for index in sorted(self._open, reverse=True):
+            whole = self._open[index]
+            # Sharing more than the best so far is only possible when the token there is the same.
+            if shared >= 0 and (len(whole) <= shared or len(prompt) <= shared or whole[shared] != prompt[shared]):
+                continue
+            length = common_prefix(whole, prompt)
+            if length > shared:
+                best, shared = index, length
+        return best, max(shared, 0)
+
+
+def encode_turns(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """All calls of one rollout, in order, as turns."""
+    encoder = TurnEncoder()
+    for call in calls:
+        encoder.add(call)
+    return encoder.turns
+
+
+def expand_prompts(turns: Sequence[Turn], *, check_digests: bool = True) -> list[Ids]:
+    """Each turn's whole prompt, exactly as the model read it.
+
+    Raises DataError naming the turn when a delta cannot be expanded (T210) or a digest does not match (T209).
+    """
+    prompts: list[Ids] = []
+    wholes: list[Ids] = []
+    for index, turn in enumerate(turns):
+        parent, shared = int(turn["parent"]), int(turn["prefix_length"])
+        if not (_NO_PARENT <= parent < index):
+            raise DataError.altered("T210", f"turn {index}", f"got parent {parent}, expected an earlier turn or -1")
+        before = wholes[parent] if parent >= 0 else np.empty(0, np.int32)
+        if not 0 <= shared <= len(before):
+            raise DataError.altered("T210", f"turn {index}", f"got prefix_length {shared}, expected 0 to {len(before)}")
+        delta = np.ascontiguousarray(turn["prompt_delta_ids"], dtype=np.int32)
+        generation = np.ascontiguousarray(turn["generation_token_ids"], dtype=np.int32)
+        if check_digests:
+            log_probs = np.ascontiguousarray(turn["generation_log_probs"], dtype=np.float32)
+            above = int(turns[parent]["digest"]) if parent >= 0 else 0
+            if turn_digest(above, shared, delta, generation, log_probs) != int(turn["digest"]):
+                raise DataError.altered("T209", f"turn {index}", "its content does not match its digest")
+        prompts.append(np.concatenate((before[:shared], delta)))
+        wholes.append(np.concatenate((prompts[-1], generation)))
+    return prompts
+
+
+def prompts_of(row: Mapping[str, Any]) -> list[Ids]:
+    """``expand_prompts`` of a rollouts row; the error names the rollout as well as the turn."""
+    try:
+        return expand_prompts(row["turns"])
+    except DataError as error:
+        error.message = f"rollout {row['rollout_id']}: {error.message}"
+        error.args = (error.message,)
+        raise
+
+
+def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[Kind]:
+    """How each turn relates to what came before.
+
+    ``continues``: its prompt extends its parent's prompt ++ generation. ``retry``: its prompt is its parent's, again.
+    ``branch``: it leaves the parent's chain inside tokens that the environment wrote, after at least one whole turn that
+    it keeps, and no generation from beyond that point reappears after it, not even without its first or last tokens (a
+    tokenizer may have merged them with what stands beside them); or another agent made the call. Everything else rewrites
+    sampled or given tokens and is a ``break``. In doubt the answer is ``break``.
+    """
+    result: list[Kind] = []
+    expanded: Sequence[Ids] | None = prompts
+    for index, turn in enumerate(turns):
+        parent = int(turn["parent"])
+        if parent < 0:
+            result.append("first")
+            continue
+        if expanded is None and not _simply_continues(turns, index, result):
+            expanded = expand_prompts(turns, check_digests=False)
+        if expanded is None:
+            result.append("continues")
+        else:
+            result.append(_kind(turns, expanded, index))
+    return result
+
+
+def count_breaks(turns: Sequence[Turn]) -> int:
+    """How many turns are breaks."""
+    return sum(kind == "break" for kind in kinds(turns))
+
+
+def _simply_continues(turns: Sequence[Turn], index: int, so_far: Sequence[Kind]) -> bool:
+    """Cheap test without expanding: a chain in which every turn so far continued the one before, and so does this."""
+    if int(turns[index]["parent"]) != index - 1 or any(kind not in ("first", "continues") for kind in so_far):
+        return False
+    total = sum(len(t["prompt_delta_ids"]) + len(t["generation_token_ids"]) for t in turns[:index])
+    return int(turns[index]["prefix_length"]) == total
+
+
+def _kind(turns: Sequence[Turn], prompts: Sequence[Ids], index: int) -> Kind:
+    turn, prompt = turns[index], prompts[index]
+    parent, shared = int(turn["parent"]), int(turn["prefix_length"])
+    if shared == len(prompts[parent]) + len(turns[parent]["generation_token_ids"]):
+        return "continues"
+    if len(prompt) == shared == len(prompts[parent]):
+        return "retry"
+    if turn["agent"] != turns[parent]["agent"]:
+        return "branch"
+    base, chain = _kept_ancestor(turns, prompts, parent, shared)
+    if base < 0 or shared >= len(prompts[chain[-1]]):
+        return "break"
+    tail = prompt[shared:]
+    claimed = any(
+        claims(tail, np.asarray(turns[t]["generation_token_ids"], dtype=np.int32), len(prompts[t]) - shared)
+        for t in chain
+    )
+    return "break" if claimed else "branch"
+
+
+def _kept_ancestor(turns: Sequence[Turn], prompts: Sequence[Ids], parent: int, shared: int) -> tuple[int, list[int]]:
+    """The deepest turn on the continuing chain above (and with) ``parent`` whose H fits into ``shared`` tokens, or -1;
+    and the turns from ``parent`` up to just below it."""
+    chain: list[int] = []
+    at = parent
+    while at >= 0:
+        if len(prompts[at]) + len(turns[at]["generation_token_ids"]) <= shared:
+            return at, chain
+        chain.append(at)
+        above = int(turns[at]["parent"])
+        whole = len(prompts[above]) + len(turns[above]["generation_token_ids"]) if above >= 0 else 0
+        # A turn that did not continue its parent holds only what both share; what it shares can still be kept.
+        at = above if above >= 0 and int(turns[at]["prefix_length"]) >= min(whole, shared) else _NO_PARENT
+    return _NO_PARENT, chain
+
+
+#: A prompt that leaves the chain this close before a generation may have left it because of how that one was written.
+_NEAR = 8
+#: Tokens on each side of a border that one merge changes at most.
+_MERGED = 2
+
+
+def claims(tail: Ids, generation: Ids, before: int) -> bool:
+    """Whether ``tail``, which follows the place where a prompt leaves a chain, holds ``generation`` or most of it.
+
+    ``before``: how many tokens of the generation's own prompt come after that place. Three tokens or more that are more
+    than half of it claim it wherever they stand; its end claims it where it stands for the beginning of the tail and the
+    place is close to the border, for a merge across the border or dropped reasoning leaves only that.
+    """
+    size = len(generation)
+    if not size or not len(tail):
+        return False
+    # A piece of more than half holds the middle.
+    middle, least = size // 2, min(max(size // 2 + 1, 3), size)
+    for at in np.flatnonzero(tail == generation[middle]).tolist():
+        back = common_prefix(tail[: at + 1][::-1], generation[: middle + 1][::-1])
+        if back + common_prefix(tail[at + 1 :], generation[middle + 1 :]) >= least:
+            return True
+    if before > _NEAR:
+        return False
+    for at in np.flatnonzero(tail == generation[-1]).tolist():
+        back = common_prefix(tail[: at + 1][::-1], generation[::-1])
+        if at + 1 - back <= before + _MERGED and (back >= 2 or size - back <= _MERGED >= before):
+            return True
+    return False
+
+
+@dataclass(slots=True)
+class TokenSequence:
+    """Stitched ids ready to train, from a root of the turn tree to one leaf. All arrays have shape (length,).
+
+    ``loss_mask`` is 1 on generated tokens that this sequence trains; ``logprobs`` is 0.0 on context; ``turn_starts`` is
+    the position of the first generated token of each turn in ``turns``; ``trained`` says which of them have mask 1 here.
+    ``abandoned``: its last turn is a retry that the conversation did not go on with.
+    """
+
+    input_ids: Ids
+    loss_mask: npt.NDArray[np.int8]
+    logprobs: Floats
+    turn_starts: Ids
+    turns: list[int]
+    trained: list[bool]
+    abandoned: bool = False
+
+
+def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep") -> list[TokenSequence]:
+    """The root-to-leaf chains of a rollout's turn tree, in the order of their last turns.
+
+    A generation has mask 1 in exactly one sequence: the first one through it. A break starts a sequence with its whole
+    prompt at mask 0; a branch or retry repeats the shared turns at mask 0. Turns that repeat a prompt keep the one that
+    the conversation went on with (the last, when none was continued); the others are abandoned.
+    """
+    if not turns:
+        return []
+    prompts = expand_prompts(turns, check_digests=False)
+    attached = _attach(turns, prompts)
+    has_child = set(attached)
+    leaves = [k for k in range(len(turns)) if k not in has_child]
+    superseded = _superseded(prompts, leaves)
+    if abandoned == "drop":
+        leaves = [k for k in leaves if k not in superseded]
+    owned: set[int] = set()
+    result = []
+    for leaf in leaves:
+        chain = _chain(attached, leaf)
+        trained = [turn not in owned for turn in chain]
+        owned.update(chain)
+        sequence = _stitch(turns, prompts, chain, trained)
+        sequence.abandoned = leaf in superseded
+        result.append(sequence)
+    return result
+
+
+def _attach(turns: Sequence[Turn], prompts: Sequence[Ids]) -> list[int]:
+    """The turn whose H each prompt extends in full, or -1: the tree that sequences are cut from."""
+    attached = []
+    for index, kind in enumerate(kinds(turns, prompts)):
+        parent, shared = int(turns[index]["parent"]), int(turns[index]["prefix_length"])
+        if kind == "continues":
+            attached.append(parent)
+        elif kind in ("retry", "branch"):
+            attached.append(_kept_ancestor(turns, prompts, parent, shared)[0])
+        else:
+            attached.append(_NO_PARENT)
+    return attached
+
+
+def _superseded(prompts: Sequence[Ids], leaves: Sequence[int]) -> set[int]:
+    """Leaves whose very prompt was sampled again, other than the one that the conversation went on with."""
+    by_prompt: dict[bytes, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_prompt.setdefault(prompt.tobytes(), []).append(index)
+    dead: set[int] = set()
+    for same in by_prompt.values():
+        if len(same) > 1:
+            idle = [k for k in same if k in leaves]
+            dead.update(idle if len(idle) < len(same) else idle[:-1])
+    return dead
+
+
+def _chain(attached: Sequence[int], leaf: int) -> list[int]:
+    chain = [leaf]
+    while attached[chain[-1]] >= 0:
+        chain.append(attached[chain[-1]])
+    return chain[::-1]
+
+
+def _stitch(
+    turns: Sequence[Turn], prompts: Sequence[Ids], chain: Sequence[int], trained: Sequence[bool]
+) -> TokenSequence:
+    leaf = chain[-1]
+    ids = np.concatenate((prompts[leaf], np.asarray(turns[leaf]["generation_token_ids"], dtype=np.int32)))
+    mask = np.zeros(len(ids), np.int8)
+    logprobs = np.zeros(len(ids), np.float32)
+    starts = [len(prompts[turn]) for turn in chain]
+    for turn, start, mine in zip(chain, starts, trained, strict=True):
+        if mine:
+            end = start + len(turns[turn]["generation_token_ids"])
+            mask[start:end] = 1
+            logprobs[start:end] = turns[turn]["generation_log_probs"]
+    return TokenSequence(ids, mask, logprobs, np.asarray(starts, np.int32), list(chain), list(trained))
+
+
+def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collection[int]) -> list[int]:
+    """The environment's tokens between two model calls.
+
+    ``before``: ids of the conversation up to and with an assistant message; ``after``: ids of the same conversation with
+    the new messages and the generation prompt. Returns what follows, in ``after``, the end-of-turn token that closes that
+    assistant message. Raises RefusedError with the position when ``after`` does not begin with ``before`` up to there.
+    """
+    closing = next((i for i in range(len(before) - 1, -1, -1) if before[i] in end_of_turn), None)
+    if closing is None:
+        raise RefusedError(
+            f"the template closes an assistant turn with none of its end-of-turn tokens {sorted(end_of_turn)}",
+            hint="`gymdata check MODEL` shows what the template really writes",
+        )
+    head = closing + 1
+    if list(after[:head]) != list(before[:head]):
+        at = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
+        raise RefusedError(
+            f"the template rewrites earlier messages when new ones follow: token {at} changes from "
+            f"{list(before[max(0, at - 4) : at + 4])} to {list(after[max(0, at - 4) : at + 4])}",
+            hint="use a prefix-preserving template (--chat-template); `gymdata check MODEL` names one where known",
+        )
+    return list(after[head:])
+
+
+def next_prompt(held: Sequence[int], bridge: Sequence[int], end_of_turn: Sequence[int]) -> list[int]:
+    """The next call's prompt: the ids held so far, an end-of-turn token when none was sampled, and the bridge.
+
+    With end-of-turn 2: held ``[7, 2]`` and bridge ``[9, 21]`` give ``[7, 2, 9, 21]``; so does held ``[7]``.
+    """
+    closed = bool(held) and held[-1] in end_of_turn
+    return [*held, *(() if closed else end_of_turn[:1]), *bridge]
+
+
+def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[str]], added: Mapping[int, str]) -> str:
+    """BLAKE2b-128 hex of a tokenizer's meaning.
+
+    ``pieces``: id → piece of the vocabulary. ``merges``: BPE merges in order, as ``"a b"`` or ``("a", "b")``; empty for
+    a tokenizer without merges. ``added``: id → content of the added (special) tokens.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, rows in (
+        ("pieces", sorted(pieces.items())),
+        ("merges", [_merge(m) for m in merges]),
+        ("added", sorted(added.items())),
+    ):
+        digest.update(f"{name}\n".encode())
+        for row in rows:
+            digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
+            digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def template_hash(text: str | None) -> str:
+    """BLAKE2b-128 hex of a chat template's text; of the empty text when there is none."""
+    return hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
+
+
+def _merge(merge: str | Sequence[str]) -> list[str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return [left, right]

@@ -1,0 +1,252 @@
+"""``score``: new scores for saved rollouts, without sampling.
+
+What always holds: rollouts are not touched; scores of earlier calls stay (a rollout's last row counts); a function that
+fails on a rollout gives a row with status ``failed`` and no value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.progress import Progress
+from gymdata.rewards.scheduler import (
+    Flips,
+    PartTally,
+    RewardDesk,
+    Scored,
+    Weighted,
+    old_score,
+    saved_view,
+    score_rows,
+    tallies,
+    unreadable,
+)
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
+from gymdata.score.settings import ScoreConfig
+from gymdata.score.sources import RewardSources, load_sources
+from gymdata.signals import run_async
+from gymdata.stats import mean_ci
+from gymdata.store import StageOutput, find_run_json, read_table, resolve, scan_batches
+from gymdata.store.lineage import parent_of
+from gymdata.store.paths import output_file
+from gymdata.store.stage_output import described_by
+from gymdata.user_code import in_thread
+
+_BATCH = 256
+_COLUMNS = (
+    "rollout_id",
+    "run_id",
+    "task_id",
+    "rollout_index",
+    "status",
+    "reward",
+    "rewards",
+    "messages",
+    "tools",
+    "task",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
+
+    ``parts``: what became of each reward function, with the first error of those that failed. ``rules``: rollouts that
+    came under each rule of a recipe.
+    """
+
+    path: str
+    name: str
+    rollouts: int
+    scored: int
+    failed: int
+    mean: float | None
+    ci95: list[float] | None
+    parts: dict[str, PartTally]
+    flips: dict[str, Any]
+    rules: dict[str, int]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_FAULTS if self.failed else EXIT_OK
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def table(self) -> list[tuple[str, object]]:
+        flips = self.flips
+        interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
+        compared = (
+            [
+                ("changed", f"{flips['changed']:,} of {flips['compared']:,} compared"),
+                ("flipped up / down", f"{flips['up']:,} / {flips['down']:,}"),
+            ]
+            if flips["compared"]
+            else []
+        )
+        return [
+            ("rollouts", self.rollouts),
+            ("scored", self.scored),
+            ("failed", self.failed),
+            *((f"rule {rule}", n) for rule, n in self.rules.items()),
+            *(line for part in self.parts.values() for line in part.lines()),
+            (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
+            *compared,
+            ("newly scored / no longer", f"{flips['newly_scored']:,} / {flips['no_longer_scored']:,}"),
+            ("path", self.path),
+        ]
+
+
+def score(
+    config: ScoreConfig | None = None, *, progress: Progress | None = None, command: str | None = None, **settings: Any
+) -> ScoreSummary:
+    """Score the rollouts of ``path`` again; writes RUN/scores-NAME/scores.parquet, or ``output``.
+
+    Scores come from any of ``reward`` (names and functions), ``reward_model``, ``reward_url``, or from a ``recipe``. Scores
+    that are there already stay, before the new ones, unless ``overwrite``. Raises UsageError for an unknown reward or a
+    path that is not a run and has no ``output``, DataError for a path that is not there or has no rollouts, RefusedError
+    for a reward model with another tokenizer, OutsideError for a reward server that was never reached.
+    """
+    base = config.model_dump(exclude_unset=True) if config is not None else {}
+    config = ScoreConfig.load(None, {**base, **settings})
+    resolve(config.path, ROLLOUTS)  # a missing path is told at once
+    source = find_run_json(config.path)
+    sources = load_sources(config, progress)
+    name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
+    if config.recipe is not None and name in sources.names():
+        raise UsageError(f"the recipe and a reward of it are both named {name!r}", hint="give it another with --name")
+    target = _target(config, source, name)
+    described = described_by(target, "scores.parquet")
+    with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
+        return _write_scores(config, sources, name, target, out, progress, command)
+
+
+def _write_scores(
+    config: ScoreConfig,
+    sources: RewardSources,
+    name: str,
+    target: Path,
+    out: StageOutput,
+    progress: Progress | None,
+    command: str | None,
+) -> ScoreSummary:
+    parts = tallies(sources.rewards)
+    rows, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
+    if not values:
+        raise DataError.empty(config.path, "rollouts to score")
+    there = read_table(target, SCORES) if target.exists() and not config.overwrite else None
+    added = pa.Table.from_pylist(_changed(rows, there), schema=SCORES.schema)
+    if there is not None:
+        added = pa.concat_tables([there, added.replace_schema_metadata(SCORES.metadata)])
+    out.table(target.name, added, SCORES)
+    mean, low, high = mean_ci(values, tasks)
+    summary = ScoreSummary(
+        path=str(target.parent if config.output is None else target),
+        name=name,
+        rollouts=len(values),
+        scored=sum(value is not None for value in values),
+        failed=len({row["rollout_id"] for row in rows if row["status"] == "failed"}),
+        mean=None if mean != mean else mean,
+        ci95=None if low != low else [low, high],
+        parts=parts,
+        flips=asdict(flips),
+        rules=sources.of_rule,
+    )
+    _describe(out, config, sources, summary, command)
+    return summary
+
+
+def _changed(rows: list[dict[str, Any]], there: pa.Table | None) -> list[dict[str, Any]]:
+    """``rows`` without those that say what the last row of their rollout and name says already, so that a scoring that
+    is repeated, or was killed when it had written, adds nothing."""
+    if there is None:
+        return rows
+    last = {(row["rollout_id"], row["name"]): row for row in there.to_pylist()}
+    # As Arrow gives them back: NaN, which equals nothing, is compared as text.
+    return [row for row in rows if repr(last.get((row["rollout_id"], row["name"]))) != repr(_in_order(row))]
+
+
+def _in_order(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in SCORES.schema.names}
+
+
+async def _score_all(
+    config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress | None
+) -> tuple[list[dict[str, Any]], list[float | None], list[str], Flips]:
+    rewards, source_of = sources.rewards, sources.names()
+    desk = RewardDesk(rewards, in_thread, config.reward_timeout)
+    rows: list[dict[str, Any]] = []
+    values: list[float | None] = []
+    tasks: list[str] = []
+    flips = Flips(config.threshold)
+    compare = rewards[0].function.name if len(rewards) == 1 and sources.recipe is None else name
+    # What a model says is on no scale of another reward's.
+    same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
+    for batch in _batches(config.path, rewards):
+        views = [_view(row) for row in batch]
+        scored = await asyncio.gather(*(_score_one(desk, rewards, view) for view in views))
+        sources.refuse_useless()
+        for row, view, result in zip(batch, views, scored, strict=True):
+            if not isinstance(view, DataError):
+                sources.count(view["task"])
+            for part in result.parts:
+                parts[part.name].add(part.value, result.faults.get(part.name))
+            made, value = score_rows(row, result, source_of, name)
+            rows += made
+            values.append(value)
+            tasks.append(row["task_id"])
+            flips.add(row, old_score(row, compare, or_total=same_scale), value)
+        if progress is not None:
+            progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
+    return rows, values, tasks, flips
+
+
+def _view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
+    try:
+        return saved_view(row)
+    except DataError as error:
+        return error
+
+
+async def _score_one(desk: RewardDesk, rewards: list[Weighted], view: dict[str, Any] | DataError) -> Scored:
+    """A rollout that cannot be read costs no other its score."""
+    return unreadable(rewards, view) if isinstance(view, DataError) else await desk.score(view)
+
+
+def _batches(path: str, rewards: list[Weighted]) -> Iterator[list[dict[str, Any]]]:
+    # Token ids are read only for functions that may look at them.
+    columns = _COLUMNS if all(r.function.source.startswith("named:") for r in rewards) else (*_COLUMNS, "turns")
+    for batch in scan_batches(path, ROLLOUTS, list(columns), batch_size=_BATCH):
+        yield batch.to_pylist()
+
+
+def _target(config: ScoreConfig, source: Path | None, name: str) -> Path:
+    if config.output is not None:
+        return output_file(config.output, "scores.parquet")
+    if source is None or source.name != "run.json" or not Path(config.path).is_dir():
+        raise UsageError(f"{config.path} is not a run folder, so its scores have no place", hint="give one with -o")
+    return source.parent / f"scores-{name}" / "scores.parquet"
+
+
+def _describe(
+    out: StageOutput, config: ScoreConfig, sources: RewardSources, summary: ScoreSummary, command: str | None
+) -> None:
+    facts: dict[str, Any] = {
+        "command": command,
+        "config": config.model_dump(mode="json"),
+        "parents": [parent_of(path) for path in (config.path, *sources.models)],
+        "rewards": [
+            {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
+        ],
+        "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
+    }
+    if sources.recipe is not None:
+        facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
+    out.finish(facts)

@@ -1,0 +1,183 @@
+"""Where rewards come from: named ones, a user's functions, a reward model, a server, or a recipe of all of these.
+
+What always holds: a reward model reads only ids that mean the same in its tokenizer; a server gets the text of the saved
+ids; every source has a name of its own, and one that says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import OutsideError, RefusedError, UsageError
+from gymdata.progress import Progress
+from gymdata.rewards import load_rewards
+from gymdata.rewards.port import RewardFunction
+from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
+from gymdata.rewards.scheduler import Weighted
+from gymdata.score.settings import ScoreConfig
+from gymdata.store import hash_file
+from gymdata.store.lineage import Unwatched
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True)
+class RewardSources:
+    """What scores the rollouts. ``models``: folders of reward models, for lineage. ``of_rule``: rollouts a rule."""
+
+    rewards: list[Weighted]
+    recipe: Recipe | None = None
+    recipe_hash: str | None = None
+    models: list[str] = field(default_factory=list)
+    of_rule: dict[str, int] = field(default_factory=dict)
+
+    def names(self) -> dict[str, str]:
+        """The source of each function, by name."""
+        return {reward.function.name: reward.function.source for reward in self.rewards}
+
+    def count(self, task: Mapping[str, Any]) -> None:
+        """Remember which rule a rollout came under."""
+        if self.recipe is not None:
+            rule = self.recipe.rule_of(task)
+            name = "no rule fits" if rule is None else str(self.recipe.rules[rule])
+            self.of_rule[name] = self.of_rule.get(name, 0) + 1
+
+    def refuse_useless(self) -> None:
+        """Raises OutsideError when a server was never reached, or a function does not return one value for each rollout:
+        nothing of it is known to be right, so nothing is written."""
+        for reward in self.rewards:
+            for name in ("unreachable", "broken"):
+                fault: OutsideError | None = getattr(reward.function, name, None)
+                if fault is not None:
+                    raise fault
+
+
+def load_sources(config: ScoreConfig, progress: Progress | None = None) -> RewardSources:
+    """The rewards that ``config`` names, nothing loaded for long yet.
+
+    Raises UsageError for an unknown or repeated reward or a faulty recipe; RefusedError for a reward model with another
+    tokenizer than the rollouts.
+    """
+    loader = _Loader(config, progress)
+    if config.recipe is None:
+        decode = loader.decode() if any(spec.startswith("http") for spec in config.reward) else None
+        rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, decode)]
+        if config.reward_model is not None:
+            rewards.append(Weighted(loader.model(config.reward_model, None)))
+        urls = config.reward_url
+        names = [None] if len(urls) == 1 else [f"remote_{k}" for k in range(1, len(urls) + 1)]
+        rewards += [Weighted(loader.remote(url, name), 1 / len(urls)) for url, name in zip(urls, names, strict=True)]
+        _refuse_same_names(rewards)
+        return RewardSources(rewards, models=loader.models)
+    recipe = read_recipe(config.recipe)
+    rewards = []
+    for source in recipe.sources():
+        choose = partial(_weight, recipe, source)
+        rewards.append(Weighted(loader.source(source), source.weight, choose))
+    _refuse_same_names(rewards)
+    of_rule = dict.fromkeys(map(str, recipe.rules), 0)
+    return RewardSources(rewards, recipe, hash_file(config.recipe), loader.models, of_rule)
+
+
+def _weight(recipe: Recipe, source: RewardSource, view: Mapping[str, Any]) -> float | None:
+    return recipe.weight(source, view["task"])
+
+
+def _refuse_same_names(rewards: Sequence[Weighted]) -> None:
+    names = [reward.function.name for reward in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two rewards are named {name!r}", hint="give one a `label` in a recipe")
+
+
+class _Loader:
+    """Makes reward functions; what they share (tokenizer, lineage) is found once."""
+
+    def __init__(self, config: ScoreConfig, progress: Progress | None) -> None:
+        self.models: list[str] = []
+        self._config = config
+        self._progress = progress
+        self._text: Decode | None = None
+        self._asked = False
+
+    def source(self, source: RewardSource) -> RewardFunction:
+        kind, place = source.what()
+        if kind == "model":
+            return self.model(place, source.label)
+        if kind == "url":
+            return self.remote(place, source.label)
+        spec = place if source.argument is None else f"{place}:{source.argument}"
+        # A spec may end in a weight; here it stands apart.
+        ((function, _),) = load_rewards([f"{spec}=1"])
+        if source.label is not None:
+            function.name = source.label
+        return function
+
+    def model(self, folder: str, label: str | None) -> RewardFunction:
+        from gymdata.engines.model_facts import check_tokenizer, model_facts
+        from gymdata.rewards._torch import RewardModel
+        from gymdata.store.lineage import lineage
+
+        facts = model_facts(folder)
+        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress or Unwatched())
+        self.models.append(folder)
+        return RewardModel(folder, facts.policy_hash, name=label)
+
+    def remote(self, url: str, label: str | None) -> RewardFunction:
+        from gymdata.rewards.remote import RemoteReward
+
+        config = self._config
+        return RemoteReward(
+            url,
+            name=label or "remote",
+            decode=self.decode(),
+            batch_size=config.request_batch,
+            timeout_s=config.request_timeout,
+            max_retries=config.retries,
+        )
+
+    def decode(self) -> Decode | None:
+        """How the saved ids are spelt; None when no tokenizer is known, and the messages' text is sent."""
+        if not self._asked:
+            self._asked = True
+            self._text = self._find_tokenizer()
+            if self._text is None and self._progress is not None:
+                self._progress.message(
+                    "the tokenizer of these rollouts is not known: the reward server gets their messages as text "
+                    "(--tokenizer FOLDER sends the text of their tokens)"
+                )
+        return self._text
+
+    def _find_tokenizer(self) -> Decode | None:
+        from gymdata.engines.chat import token_text
+        from gymdata.store.lineage import lineage
+
+        if self._config.tokenizer is not None:
+            return token_text.load(self._config.tokenizer).decode
+        for facts in lineage(self._config.path):
+            identity, config = facts.get("identity") or {}, facts.get("config") or {}
+            for folder in (config.get("tokenizer"), config.get("model"), identity.get("model")):
+                if isinstance(folder, str) and Path(folder, "tokenizer.json").is_file():
+                    return _checked(folder, identity.get("tokenizer_hash"))
+        return None
+
+
+def _checked(folder: str, sampled_with: str | None) -> Decode:
+    """The decoder of a tokenizer folder that run.json names, which may have been replaced since."""
+    from gymdata.engines.chat import token_text
+
+    if sampled_with is not None:
+        from gymdata.engines._transformers import load_tokenizer
+        from gymdata.engines.weights import hash_of_tokenizer
+
+        now = hash_of_tokenizer(load_tokenizer(folder))
+        if now != sampled_with:
+            raise RefusedError(
+                f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
+                hint="give the folder of that tokenizer with --tokenizer",
+            )
+    return token_text.load(folder).decode

@@ -1,0 +1,301 @@
+"""Fields of another package's dataclass, read from its source: importing the package would load torch for seconds.
+
+Invariants: nothing of the other package runs; a class whose source is not understood is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+import pydantic
+from pydantic_core import PydanticCustomError
+
+from gymdata.errors import UsageError
+from gymdata.urls import expanded
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Config(pydantic.BaseModel):
+    """Base of every command's settings."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    #: How a command line gives a setting that has no default: its flag, or the name of the argument.
+    given_as: ClassVar[Mapping[str, str]] = {}
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """pydantic takes ``true`` for 1, where it is a slip."""
+        if _has_truth(value):
+            kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+            if kinds & {int, float} and not kinds & {bool, Any, object}:
+                raise PydanticCustomError("number_type", "Input should be a number")
+        return value
+
+    @classmethod
+    def load(
+        cls,
+        file: Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        sets: Sequence[str] = (),
+    ) -> Self:
+        """Settings from a YAML ``file``, beaten by ``overrides`` that are not None, beaten by ``key=value`` strings.
+
+        ``a.b=1`` in ``sets`` reaches into mappings. Raises UsageError for unknown keys, bad values or an unreadable file.
+        """
+        values: dict[str, Any] = read_yaml(file) if file is not None else {}
+        values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+        given: dict[str, str] = {}
+        for text in sets:
+            key, _, value = text.partition("=")
+            if key.strip() in given:
+                raise UsageError(
+                    f"--set {key.strip()}: given twice: {given[key.strip()]} and {value}", hint="give it once"
+                )
+            given[key.strip()] = value
+            _assign(values, text)
+        return cls.of(values, str(file) if file is not None else "settings")
+
+    @classmethod
+    def of(cls, values: Any, where: str) -> Self:
+        """The settings that ``values`` spell. ``where`` names them in errors. Raises UsageError."""
+        if not isinstance(values, Mapping):
+            raise UsageError.bad_value(where, values, "a mapping of settings")
+        try:
+            return cls.model_validate(expanded(values, where))
+        except pydantic.ValidationError as error:
+            raise UsageError.several(cls._explain(error, where)) from error
+
+    @classmethod
+    def _explain(cls, error: pydantic.ValidationError, where: str) -> Iterator[UsageError]:
+        """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
+        found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        misspelt = found[0]["type"] == "extra_forbidden"
+        seen = set()
+        for fault in found:
+            path = ".".join(str(part) for part in fault["loc"])
+            if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
+                continue  # of a union pydantic tells why each member does not fit
+            seen.add(fault["loc"][:1])
+            yield cls._explained(fault, path, where)
+
+    @classmethod
+    def _explained(cls, fault: Any, path: str, where: str) -> UsageError:
+        if fault["type"] == "extra_forbidden":
+            return UsageError.unknown_key(path, cls.model_fields, where)
+        if fault["type"] == "missing":
+            how = cls.given_as.get(path)
+            return UsageError(
+                f"{where}: {path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
+            )
+        context = fault.get("ctx") or {}
+        if fault["type"] == "literal_error":
+            choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
+            return UsageError.unknown_choice(f"{where}: {path}", str(fault.get("input")), choices)
+        wanted = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        if not path:
+            return UsageError(f"{where}: {wanted}")
+        return UsageError.bad_value(f"{where}: {path}", fault.get("input"), wanted)
+
+
+def _has_truth(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    inner = get_args(annotation)
+    return set().union(*map(_kinds, inner)) if inner else {annotation} if isinstance(annotation, Hashable) else set()
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A YAML mapping. Numbers such as ``1e-6`` are numbers, as people expect, and duplicate keys are errors."""
+    import yaml
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text",
+            hint="save it as UTF-8, or give another file",
+        ) from error
+    try:
+        data = yaml.load(text, Loader=_loader())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A date that is none is a ValueError of PyYAML's.
+        raise UsageError(f"{file}: is not YAML: {error}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UsageError.bad_value(str(file), type(data).__name__, "a mapping of settings")
+    return data
+
+
+def parse_value(text: str) -> Any:
+    """The value of ``--set key=VALUE``, read as YAML: ``1e-6`` is a number, ``[a, b]`` a list, ``null`` None."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader())
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
+def _assign(values: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError.bad_value("--set", text, "key=value")
+    *parents, last = key.strip().split(".")
+    at = values
+    for parent in parents:
+        below = at.get(parent)
+        if below is None:
+            below = {}
+        if not isinstance(below, dict):
+            raise UsageError(f"--set {text}: {parent!r} is a single value, so it has no key {last!r}")
+        at[parent] = dict(below)
+        at = at[parent]
+    at[last] = parse_value(value)
+
+
+def _loader() -> Any:
+    import re
+
+    import yaml
+    from yaml.composer import Composer
+
+    bases: tuple[Any, ...] = (yaml.SafeLoader,)
+    if yaml.__with_libyaml__:
+        # libyaml reads four times as fast. Its own composer has no limit of depth and would end the process.
+        bases = (Composer, yaml.CSafeLoader)
+
+    class Loader(*bases):  # type: ignore[misc]
+        """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
+
+        def __init__(self, stream: str) -> None:
+            bases[-1].__init__(self, stream)
+            self.anchors: dict[str, Any] = {}
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[Any] = set()
+            for child, _ in node.value:
+                key = self.construct_object(child, deep=deep)
+                # What cannot be a key is refused below, in YAML's own words.
+                if not isinstance(key, Hashable):
+                    continue
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+                seen.add(key)
+            made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return made
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+    return Loader
+
+
+def _names(value: Any) -> Any:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+#: Names; in flags and ``--set`` as ``a,b``.
+Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
+
+
+Fields = Mapping[str, Set[type]]
+_PLAIN: dict[str, type] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
+_PLAIN |= {"List": list, "Dict": dict}
+#: Packages that hand their classes out by a table of names instead of imports.
+_HOMES = {("transformers", "TrainingArguments"): "transformers.training_args"}
+
+
+@cache
+def source_fields(module: str, name: str) -> Fields | None:
+    """Field → the plain types that it takes (none: cannot be told) of the dataclass ``name``; inherited ones included.
+
+    None when the package is not installed, or its source does not show the class.
+    """
+    tree = _parsed(module)
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _fields_of(node, module)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return source_fields(_home(node, module, alias.name), alias.name)
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets) and isinstance(node.value, ast.Name):
+            return source_fields(module, node.value.id)
+    return None
+
+
+def _fields_of(node: ast.ClassDef, module: str) -> Fields | None:
+    fields: dict[str, Set[type]] = {}
+    for base in reversed(node.bases):
+        inherited = source_fields(module, base.id) if isinstance(base, ast.Name) else None
+        if inherited is None:
+            return None
+        fields |= inherited
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            kind, value = ast.unparse(line.annotation), line.value
+            hidden = isinstance(value, ast.Call) and any(
+                k.arg == "init" and isinstance(k.value, ast.Constant) and k.value.value is False for k in value.keywords
+            )
+            if not hidden and "ClassVar" not in kind:
+                fields[line.target.id] = _fields_kinds(line.annotation)
+    return fields
+
+
+def _fields_kinds(hint: ast.expr) -> set[type]:
+    """As ``trainer_settings.kinds_of`` finds them in the type itself."""
+    if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
+        return _fields_kinds(ast.parse(hint.value, mode="eval").body)
+    if isinstance(hint, ast.BinOp) and isinstance(hint.op, ast.BitOr):
+        return _union([hint.left, hint.right])
+    if isinstance(hint, ast.Subscript):
+        outer = ast.unparse(hint.value).rpartition(".")[2]
+        if outer in ("Optional", "Union"):
+            return _union(hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice])
+        return _fields_kinds(hint.value)
+    return {_PLAIN[hint.id]} if isinstance(hint, ast.Name) and hint.id in _PLAIN else set()
+
+
+def _union(members: list[ast.expr]) -> set[type]:
+    parts: list[set[type]] = []
+    for member in members:
+        if isinstance(member, ast.Constant) and member.value is None:
+            continue
+        parts.append(_fields_kinds(member))
+    return set().union(*parts) if all(parts) else set()
+
+
+def _home(node: ast.ImportFrom, module: str, name: str) -> str:
+    if node.level:
+        above = module.split(".")[: -node.level]
+        return ".".join([*above, *([node.module] if node.module else [])])
+    return _HOMES.get((node.module or "", name), node.module or "")
+
+
+@cache
+def _parsed(module: str) -> ast.Module | None:
+    package, *below = module.split(".")
+    try:
+        found = find_spec(package) if package else None
+        if found is None or not found.submodule_search_locations:
+            return None
+        place = Path(next(iter(found.submodule_search_locations)), *below)
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None

@@ -1,0 +1,142 @@
+"""Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it.
+
+What always holds: signals are handled in the main thread only, and as before once the work is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from gymdata.progress import Progress
+
+
+class Stop:
+    """The wish to end: the user's, or an error's."""
+
+    def __init__(self) -> None:
+        self.draining = False
+
+    def drain(self) -> None:
+        """Start nothing new."""
+        self.draining = True
+
+
+#: For subprocess.Popen: a process group of its own, which a Ctrl-C of the terminal does not reach.
+OWN_GROUP: dict[str, Any] = {"process_group": 0}
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a child that was started with OWN_GROUP, and to all that it started in turn."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+@contextmanager
+def interruptions_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass every SIGINT on to a child that was started with OWN_GROUP; ours is not interrupted meanwhile.
+
+    Outside the main thread no signal arrives, and nothing is changed.
+    """
+    try:
+        before = signal.signal(signal.SIGINT, lambda *_: send(process, signal.SIGINT))
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+T = TypeVar("T")
+_STARTING = "stopping: what is being started is closed as soon as it is up (again to quit at once)"
+_PLAYING = "stopping: rollouts in flight are finished and sealed (again to quit at once)"
+
+
+class Dropped(Exception):  # noqa: N818 - not an error: the user wants out
+    """Ctrl-C came twice."""
+
+
+class Interrupts(threading.Event):
+    """Set by the first Ctrl-C; the second calls ``drop``."""
+
+    drop: Callable[[], object] | None = None
+
+
+async def droppable(work: Coroutine[Any, Any, None], interrupted: Interrupts) -> None:
+    """Await ``work``; raises Dropped when a second Ctrl-C cancelled it."""
+    task = asyncio.ensure_future(work)
+    interrupted.drop = task.cancel
+    try:
+        await task
+    except asyncio.CancelledError:
+        if interrupted.is_set() and task.cancelled():
+            raise Dropped from None
+        raise
+
+
+@contextlib.contextmanager
+def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
+    """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
+    interrupted = Interrupts()
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+
+    def on_signal() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            stop.drain()
+            if progress is not None:
+                progress.message(_STARTING if interrupted.drop is None else _PLAYING)
+        elif interrupted.drop is not None:
+            interrupted.drop()
+        elif main is not None:
+            main.cancel()
+
+    ours: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Event loops without signal support (Windows) keep Python's own Ctrl-C.
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, on_signal)
+                ours.append(number)
+    try:
+        yield interrupted
+    finally:
+        for number in ours:
+            loop.remove_signal_handler(number)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, also from inside a running loop (a notebook). Raises KeyboardInterrupt when it was cancelled."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        try:
+            return asyncio.run(work)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+    result: list[T] = []
+    fault: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(asyncio.run(work))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            fault.append(error)
+
+    thread = threading.Thread(target=body, name="gymdata-collect")
+    thread.start()
+    thread.join()
+    if fault:
+        raise fault[0]
+    return result[0]

@@ -1,0 +1,184 @@
+"""What commands that start from rollouts share: which score is meant, which run a path belongs to, and its parents.
+
+Invariant: a rollout that is given twice is refused; a re-scoring that was made on purpose is preferred to the part of the
+same name that was stored while collecting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
+from gymdata.settings import Config
+from gymdata.store import hash_file, read_run_json, read_table
+from gymdata.store.paths import find_run_json, read_facts, resolve
+from gymdata.store.reading import changed_files
+from gymdata.store.run_json import differences
+
+
+def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The run.json facts of a path argument and of all that it was made from, nearest first, each once.
+
+    A parent that is no longer where its child says is skipped: what it would have said is then not known.
+    """
+    waiting, seen = [Path(path)], set()
+    while waiting:
+        at = waiting.pop(0)
+        found = find_run_json(at)
+        if found is None or found.resolve() in seen:
+            continue
+        seen.add(found.resolve())
+        facts = read_run_json(found)
+        yield facts
+        for parent in facts.get("parents") or []:
+            named = Path(str(parent.get("path", "")))
+            waiting.append(named if named.is_absolute() or named.exists() else found.parent / named)
+
+
+def vocabulary(path: str | Path) -> int | None:
+    """One above the largest id of the model behind a run folder or a file in it; None where nothing says it."""
+    found = find_run_json(path)
+    engine = read_facts(found).get("engine") if found is not None else None
+    size = engine.get("vocab_size") if isinstance(engine, dict) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+#: Stage folders that hold scores: of functions, and of judges.
+_KINDS = ("scores", "judge")
+
+Paths = str | Path | Sequence[str | Path]
+
+
+class Unwatched:
+    """Progress that nobody watches (implements ports.Progress)."""
+
+    def update(self, **counts: float) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+def concat(tables: list[pa.Table]) -> pa.Table:
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
+def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
+    """A line for each file of rollouts under ``sources`` that is not what its run recorded, where that is allowed.
+
+    Raises DataError where it is not, and as ``resolve`` does.
+    """
+    return [line for source in sources for line in changed_files(resolve(source, ROLLOUTS), ROLLOUTS)]
+
+
+def refuse_duplicates(rollouts: pa.Table) -> None:
+    extra = rollouts.num_rows - pc.count_distinct(rollouts["rollout_id"]).as_py()
+    if extra:
+        raise RefusedError(
+            f"{extra:,} rollout(s) are there more than once",
+            code="D701",
+            hint="`gymdata validate` lists them; give each file once",
+        )
+
+
+def scores_of(
+    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
+) -> tuple[str, pa.ChunkedArray, list[Path]]:
+    """The score's name, one score a rollout, and the files of a re-scoring that it came from.
+
+    A re-scoring that was made on purpose is preferred to the part of the same name that was stored while collecting.
+    """
+    if name is None:
+        return "reward", rollouts["reward"], []
+    found = [table for source in sources if (table := _rescored(source, name)) is not None]
+    if found:
+        rows = pa.concat_tables([table for _, table in found])
+        # Re-scoring adds rows: the last one of a rollout counts.
+        values = dict(zip(rows["rollout_id"].to_pylist(), rows["value"].to_pylist(), strict=True))
+        mine = [values.get(r) for r in rollouts["rollout_id"].to_pylist()]
+        return name, pa.chunked_array([pa.array(mine, pa.float64())]), [folder for folder, _ in found]
+    parts = rollouts["rewards"].combine_chunks()
+    flat = parts.flatten()
+    names = flat.field("name")
+    if name not in pc.unique(names).to_pylist():
+        have = named_scores(sources, rollouts)
+        there = f"there are: {', '.join(have)}" if have else "there are no named rewards: `gymdata score` makes them"
+        raise UsageError(f"--reward: got {name!r}, which is no score of these rollouts", hint=there)
+    owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
+    is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
+    values_of = np.full(len(parts), np.nan)
+    values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
+    return name, pa.chunked_array([pa.array(values_of)]), []
+
+
+def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
+    """The names that ``scores_of`` knows: parts that were stored while collecting, and re-scorings."""
+    parts = rollouts["rewards"].combine_chunks().flatten().field("name")
+    return list(
+        dict.fromkeys([*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))])
+    )
+
+
+def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:
+    """Raises StoreError when ``target`` holds ``what`` with another ``config``."""
+    if overwrite or not target.exists():
+        return
+    other = differences(read_run_json(target).get("config", {}), config.model_dump(mode="json"))
+    if other:
+        raise StoreError.other_settings(target, what, other)
+
+
+def run_folder(source: str | Path) -> Path | None:
+    found = find_run_json(source)
+    return found.parent if found is not None and found.name == "run.json" else None
+
+
+def _rescorings(source: str | Path) -> list[str]:
+    run = run_folder(source)
+    return (
+        sorted(p.name.partition("-")[2] for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir()) if run else []
+    )
+
+
+def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
+    run = run_folder(source)
+    made = [folder for kind in _KINDS if run is not None and (folder := run / f"{kind}-{name}").is_dir()]
+    if not made:
+        return None
+    folder = made[0]
+    table = read_table(folder, SCORES)
+    inside = pc.unique(table["name"]).to_pylist()
+    wanted = name if name in inside or len(inside) != 1 else inside[0]
+    rows = table.filter(pc.equal(table["name"], wanted))
+    if not rows.num_rows:
+        raise UsageError.unknown_choice(f"{folder}: score", name, inside)
+    return folder, rows
+
+
+def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
+    """RUN/judge-NAME of each source; without a name, the only one there is. Raises UsageError when it is not clear."""
+    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
+    names = sorted({p.name.removeprefix("judge-") for p in made})
+    if not names:
+        raise UsageError("these rollouts have no comparisons", hint="`gymdata judge RUN --genrm MODEL` makes them")
+    if name is None and len(names) > 1:
+        raise UsageError(
+            f"there are comparisons of {len(names)} judges: {', '.join(names)}", hint="name one with --judge"
+        )
+    if name is not None and name not in names:
+        raise UsageError.unknown_choice("--judge", name, names)
+    return [p for p in made if p.name == f"judge-{name or names[0]}"]
+
+
+def parent_of(path: str | Path) -> dict[str, Any]:
+    found = find_run_json(path)
+    if found is None:
+        return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
+    facts = read_run_json(found)
+    return {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}

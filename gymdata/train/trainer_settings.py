@@ -1,0 +1,125 @@
+"""The trainer's own settings: which key belongs to which class of TRL, and a clear error for one that belongs to none.
+
+Invariants: a key reaches exactly one dataclass, with a value of the type that it declares; a key that gymdata sets itself
+is refused with the flag to use instead. The command checks the keys by the source of the classes, before anything is
+written or torch is loaded; the training process sorts them by the classes themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping, Set
+from importlib.util import find_spec
+from typing import Any
+
+from gymdata.errors import UsageError
+from gymdata.settings import Fields, source_fields
+
+_MODEL = ("trl.trainer.model_config", "ModelConfig")
+#: Keys that gymdata sets, or that would lose tokens without saying so → what to do instead.
+RESERVED = {
+    "output_dir": "use -o",
+    "model_name_or_path": "use -m",
+    "resume_from_checkpoint": "the same command resumes; --overwrite starts again",
+    "max_length": "use --max-length",
+    "truncation_mode": "--max-length keeps the beginning and prints what it costs",
+    "dataloader_drop_last": "it would leave pairs out; every pair is trained",
+    "remove_unused_columns": "the batches hold ids and masks only",
+    "overwrite_output_dir": "use --overwrite",
+    "push_to_hub": "upload the output folder with `hf upload`",
+    "disable_tqdm": "progress is shown by gymdata",
+    "dataset_num_proc": "nothing is tokenised",
+    "padding_free": "this TRL does not honour it",
+    "eos_token": "sequences end as they were sampled",
+    "chat_template_path": "nothing is rendered",
+    "pad_token": "set it in the tokenizer",
+    "do_train": "it always trains",
+    "eval_strategy": "collect held-out rollouts with the checkpoint instead",
+}
+
+
+#: What a training process imports before anything else.
+_NEEDED = ("torch", "transformers", "trl", "accelerate")
+
+
+def check_settings(algorithm: str, values: Mapping[str, Any], own: Iterable[str] = ()) -> None:
+    """Check the trainer's keys without loading it. Raises UsageError naming all that is wrong, or what is not installed."""
+    for module in _NEEDED:
+        if find_spec(module) is None:
+            raise UsageError.missing_extra(module, "train")
+    reports = values.get("report_to")
+    if "tensorboard" in ([reports] if isinstance(reports, str) else reports or ()) and find_spec("tensorboard") is None:
+        raise UsageError.missing_extra("tensorboard", "train,tensorboard")
+    classes = {"trainer": (f"gymdata.train.trainers.{algorithm}", "CONFIG"), "model": _MODEL}
+    fields = {name: source_fields(*place) for name, place in classes.items()}
+    known = {name: found for name, found in fields.items() if found is not None}
+    if len(known) == len(classes):  # else the training process checks them, a little later
+        sort_settings(values, known, own)
+
+
+def sort_settings(
+    values: Mapping[str, Any], classes: Mapping[str, Fields], own: Iterable[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """``values`` by class: name of class → its keyword arguments. The first class that has a key gets it.
+
+    ``classes``: the fields of each and their types, as ``fields_of``. ``own``: gymdata's keys, offered as nearest names too.
+    Raises UsageError for unknown or reserved keys and wrong types, all at once.
+    """
+    sorted_values: dict[str, dict[str, Any]] = {name: {} for name in classes}
+    known: set[str] = set().union(*classes.values(), own) - RESERVED.keys()
+    faults: list[UsageError] = []
+    for key, value in values.items():
+        home = next((name for name in classes if key in classes[name]), None)
+        if key in RESERVED:
+            faults.append(UsageError(f"settings: {key!r} cannot be set here", hint=RESERVED[key]))
+        elif home is None:
+            faults.append(UsageError.unknown_key(key, known, "settings"))
+        else:
+            try:
+                sorted_values[home][key] = _coerced(key, value, classes[home][key])
+            except UsageError as error:
+                faults.append(error)
+    if faults:
+        raise UsageError.several(faults)
+    return sorted_values
+
+
+def fields_of(cls: type) -> dict[str, Set[type]]:
+    """Field → the plain types that it takes (none: cannot be told) of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: kinds_of(hints[field.name]) for field in dataclasses.fields(cls) if field.init}
+
+
+def _coerced(key: str, value: Any, kinds: Set[type]) -> Any:
+    """``value`` as the declared type, or UsageError. Only lossless readings: 1 as 1.0, "1e-6" as a number, x as [x]."""
+    if value is None or not kinds or any(_is(value, kind) for kind in kinds):
+        return value
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                if kind in kinds:
+                    return kind(value)
+    if list in kinds and not isinstance(value, dict):
+        return [value]
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise UsageError.bad_value(f"settings: {key}", value, names)
+
+
+def kinds_of(hint: Any) -> set[type]:
+    """The plain types that a hint allows; empty when it has none that can be checked."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [kinds_of(part) for part in typing.get_args(hint) if part is not type(None)]
+        return set().union(*parts) if all(parts) else set()
+    plain = typing.get_origin(hint) or hint
+    if not isinstance(plain, type) or plain not in (int, float, bool, str, list, dict):
+        return set()
+    return {plain}
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

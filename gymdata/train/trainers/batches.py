@@ -1,0 +1,134 @@
+"""Batches straight from saved ids and masks.
+
+What always holds: a batch holds the ids and masks of its rows as they are in the file, right-padded, position for
+position; rows are named, so that every later step can say which sequences it is looking at. The dataset that TRL gets is
+row numbers only: there is no text that it could tokenise again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import TrainingArguments
+
+from gymdata.train.data import Sequences
+
+#: The model is given the tensors of a batch; these belong to the trainer.
+ROWS = "rows"
+#: Of packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
+#: holds each token's position in that sequence.
+SEGMENTS = "segments"
+
+
+def row_dataset(rows: int, args: TrainingArguments, order: np.ndarray | None = None) -> Dataset:
+    """Row numbers 0 … rows − 1 (in ``order``), filled up so that every process gets as many full batches as the others.
+
+    Left alone, the data loader would even this out by training some rows twice; a row number ≥ ``rows`` is instead a
+    filler, which carries no trained token and no weight. A single process needs none.
+    """
+    multiple = args.world_size * args.per_device_train_batch_size if args.world_size > 1 else 1
+    padded = -(-rows // multiple) * multiple
+    real = list(range(rows)) if order is None else order.tolist()
+    return Dataset.from_dict({"row": real + list(range(rows, padded))})
+
+
+@dataclass
+class PairCollator:
+    """Rows to the tensors that TRL's DPO loss reads: chosen sides first, rejected sides after (shape (2·B, L))."""
+
+    sequences: Sequences
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
+        real = len(self.sequences) // 2
+        source = rows % real
+        ids, attention, mask = padded(
+            self.sequences, np.concatenate([2 * source, 2 * source + 1]), self.pad_token_id, self.pad_to_multiple_of
+        )
+        mask[np.tile(rows >= real, 2)] = 0
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(attention),
+            "completion_mask": torch.from_numpy(mask),
+            ROWS: rows,
+        }
+
+
+@dataclass
+class PackedCollator:
+    """Rows of several sequences each (``bins``) to tensors: positions begin again with each sequence and no attention mask
+    is given, by which models keep the sequences apart; what fills a row up is a sequence too, masked. ``flat``: all rows
+    in one, as flash attention needs it."""
+
+    sequences: Sequences
+    bins: list[np.ndarray]
+    pad_token_id: int
+    flat: bool = False
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        numbers = [int(example["row"]) for example in examples]
+        members = [self.bins[number % len(self.bins)] for number in numbers]
+        width = max(int(self.sequences.lengths[m].sum()) for m in members)
+        shape = (len(numbers), width)
+        ids, mask = np.full(shape, self.pad_token_id, np.int64), np.zeros(shape, np.int64)
+        positions, segments = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+        rows = []
+        for line, (number, sequences) in enumerate(zip(numbers, members, strict=True)):
+            real, at = number < len(self.bins), 0
+            for sequence in sequences.tolist():
+                span = self.sequences.span(sequence)
+                here = slice(at, at + span.stop - span.start)
+                ids[line, here] = self.sequences.ids[span]
+                mask[line, here] = self.sequences.mask[span] if real else 0
+                positions[line, here] = np.arange(here.stop - at)
+                segments[line, here] = sequence
+                rows.append(sequence if real else sequence + len(self.sequences))
+                at = here.stop
+            positions[line, at:] = np.arange(width - at)
+        if self.flat:
+            ids, mask, positions, segments = (a.reshape(1, -1) for a in (ids, mask, positions, segments))
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "completion_mask": torch.from_numpy(mask),
+            "position_ids": torch.from_numpy(positions),
+            "weight": torch.ones(len(ids)),
+            SEGMENTS: segments,
+            ROWS: np.array(rows, np.int64),
+        }
+
+
+def padded(
+    sequences: Sequences, which: np.ndarray, pad: int, multiple: int | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ids, attention mask and loss mask of the sequences ``which``, each int64 of shape (len(which), L)."""
+    spans = [sequences.span(int(index)) for index in which]
+    return padded_lists([(sequences.ids[span], sequences.mask[span]) for span in spans], pad, multiple)
+
+
+def padded_lists(
+    lists: Sequence[tuple[np.ndarray, np.ndarray]], pad: int, multiple: int | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ids, attention mask and loss mask of sequences given as (ids, mask), each int64 of shape (len(lists), L)."""
+    lengths = np.array([len(ids) for ids, _ in lists])
+    width = int(lengths.max())
+    if multiple:
+        width = -(-width // multiple) * multiple
+    ids = np.full((len(lists), width), pad, np.int64)
+    mask = np.zeros((len(lists), width), np.int64)
+    attention = (np.arange(width) < lengths[:, None]).astype(np.int64)
+    for line, (own, trained) in enumerate(lists):
+        ids[line, : len(own)] = own
+        mask[line, : len(own)] = trained
+    return ids, attention, mask
+
+
+def to_multiple(value: Any) -> int | None:
+    """TRL's ``pad_to_multiple_of`` may still be the word for its own choice."""
+    return value if isinstance(value, int) else None

@@ -1,0 +1,200 @@
+"""DPO on exact tokens: TRL's DPOTrainer, given saved ids and masks in place of text.
+
+What always holds: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed
+code are used as they are. Only what it has no place for is computed here: reference log-probabilities without a text
+dataset, and the weight and margin of a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from gymdata.errors import UsageError
+from gymdata.train.data import TrainingPairs
+from gymdata.train.settings import TrainDpoConfig
+from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
+from gymdata.train.trainers.exact import Exact, pad_id
+from gymdata.train.trainers.token_check_callback import Witness
+
+CONFIG = DPOConfig
+#: Losses that are a mean over pairs of something that a weight and a margin can be put into.
+WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft")
+
+
+def build(config: TrainDpoConfig, data: TrainingPairs, _job: dict[str, Any], **trainer: Any) -> ExactDPOTrainer:
+    """The trainer for a job (see ``run``); ``trainer`` are DPOTrainer's own arguments, ``args`` and ``witness`` among
+    them."""
+    saved = data.sequences.logprob_sums().reshape(-1, 2) if config.ref == "saved" else None
+    if saved is not None:
+        trainer["args"].precompute_ref_log_probs = True
+    return ExactDPOTrainer(
+        pairs=data, reference=saved, pair_weights=config.pair_weights, margin_scale=config.margin_scale, **trainer
+    )
+
+
+class ExactDPOTrainer(Exact, DPOTrainer):
+    """DPOTrainer over ``pairs``. ``reference``: float64 (n, 2), log-probabilities of chosen and rejected, if known."""
+
+    def __init__(
+        self,
+        *,
+        pairs: TrainingPairs,
+        witness: Witness,
+        reference: np.ndarray | None,
+        pair_weights: bool,
+        margin_scale: float,
+        args: DPOConfig,
+        processing_class: Any,
+        **rest: Any,
+    ) -> None:
+        self.pairs = self.data = pairs
+        self.witness = witness
+        self.reference = reference
+        self.weight = pairs.weight if pair_weights else np.ones(len(pairs))
+        self.margin = margin_scale * pairs.margin
+        self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0))
+        if not self.uniform:
+            _refuse_unweighable(args)
+        super().__init__(
+            args=args,
+            processing_class=processing_class,
+            train_dataset=row_dataset(len(pairs), args),
+            data_collator=PairCollator(pairs.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of)),
+            **rest,
+        )
+        self.watched()
+
+    def _precompute_ref_logps(self, dataset: Any, _name: str, batch_size: int) -> Any:
+        """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
+        if self.reference is not None:
+            return dataset
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise UsageError(
+                "reference log-probabilities cannot be computed beforehand with sharded models",
+                hint="--set precompute_ref_log_probs=false keeps a reference model beside the policy",
+            )
+        longest = self.pairs.sequences.lengths.reshape(-1, 2).max(axis=1)
+        order = np.argsort(-longest, kind="stable")
+        shares = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
+        model = self.ref_model or self.model
+        for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
+            batch = self.data_collator([{"row": int(row)} for row in rows])
+            batch.pop(ROWS)
+            batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
+            chosen, rejected = self._reference_of(model, batch)
+            found[torch.from_numpy(rows)] = torch.stack([chosen, rejected], dim=1).double().cpu()
+        found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum")
+        self.reference = found.cpu().numpy()
+        return dataset
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
+        self.witness.count(inputs)
+        inputs = dict(inputs)
+        rows: np.ndarray = inputs.pop(ROWS)
+        real = rows < len(self.pairs)
+        source = rows % len(self.pairs)
+        if self.reference is not None:
+            known = torch.from_numpy(self.reference[source]).to(self.accelerator.device, torch.float32)
+            inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = known.unbind(dim=1)
+        plain = self.uniform and (real.all() or not set(self.loss_types) <= set(WEIGHABLE))
+        loss = (
+            self._stock_loss(model, inputs, return_outputs)
+            if plain or return_outputs
+            else self._weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), self.margin[source])
+        )
+        self.require_finite(loss[0] if return_outputs else loss, rows)
+        return loss
+
+    def _stock_loss(self, *arguments: Any) -> Any:
+        stock: Any = super()._compute_loss
+        return stock(*arguments)
+
+    def _reference_of(self, *arguments: Any) -> Any:
+        stock: Any = self.compute_ref_log_probs
+        return stock(*arguments)
+
+    def _weighted_loss(
+        self, model: Any, inputs: dict[str, Any], weight: np.ndarray, margin: np.ndarray
+    ) -> torch.Tensor:
+        """Mean over the batch of weight · loss(margin). TRL runs the model and logs its metrics; its loss is set aside."""
+        kept: list[Any] = []
+
+        def recorded(**kwargs: Any) -> Any:
+            kept.append(model(**kwargs))
+            return kept[-1]
+
+        precomputed = self.precompute_ref_logps
+        if "ref_chosen_logps" not in inputs:
+            reference = self._reference_of(self.ref_model or self.model, inputs)
+            inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = reference
+        try:
+            self.precompute_ref_logps = True
+            self._stock_loss(recorded, inputs, False)
+        finally:
+            self.precompute_ref_logps = precomputed
+        mask = inputs["completion_mask"][:, 1:]
+        token_logps = kept[0].log_probs[:, -mask.size(1) :] * mask
+        reference = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
+        per_pair = pair_losses(
+            list(zip(self.loss_types, self.loss_weights, strict=True)),
+            token_logps.sum(dim=1),
+            reference,
+            mask.sum(dim=1),
+            beta=self.beta,
+            margin=torch.from_numpy(margin).to(token_logps),
+            label_smoothing=self.label_smoothing,
+        )
+        return (torch.from_numpy(weight).to(per_pair) * per_pair).mean()
+
+
+def pair_losses(
+    losses: Sequence[tuple[str, float]],
+    logps: torch.Tensor,
+    reference: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    beta: float,
+    margin: torch.Tensor,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """The loss of each pair, shape (B,); ``logps``, ``reference`` and ``lengths`` (2·B,), chosen sides first.
+
+    With a margin of 0 the mean is what TRL computes for the same loss types (``sft``: the batch's mean over tokens). The
+    margin m asks for β·(difference of log-ratios) ≥ m: sigmoid and robust use it as in DPO with an offset
+    (arXiv:2402.10571), hinge raises its corner by it, ipo its target. Raises KeyError for a loss not in ``WEIGHABLE``.
+    """
+    chosen, rejected = (logps - reference).chunk(2)
+    long = lengths.clamp(min=1)
+    chosen_mean, rejected_mean = ((logps - reference) / long).chunk(2)
+    offset = beta * (chosen - rejected) - margin
+    pairs = len(chosen)
+    formulas = {
+        "sigmoid": lambda: -F.logsigmoid(offset),
+        "hinge": lambda: torch.relu(1 - offset),
+        "ipo": lambda: (chosen_mean - rejected_mean - (1 + 2 * margin) / (2 * beta)) ** 2,
+        "robust": lambda: (
+            (-(1 - label_smoothing) * F.logsigmoid(offset) + label_smoothing * F.logsigmoid(-offset))
+            / (1 - 2 * label_smoothing)
+        ),
+        "sigmoid_norm": lambda: -F.logsigmoid(beta * (chosen_mean - rejected_mean) - margin),
+        "sft": lambda: -logps[:pairs] * pairs / lengths[:pairs].sum().clamp(min=1),
+    }
+    return sum((scale * formulas[kind]() for kind, scale in losses), torch.zeros_like(offset))
+
+
+def _refuse_unweighable(args: DPOConfig) -> None:
+    odd = [kind for kind in args.loss_type if kind not in WEIGHABLE]
+    if odd or args.ld_alpha is not None or args.use_weighting or args.f_divergence_type != "reverse_kl":
+        what = f"loss_type {', '.join(odd)}" if odd else "ld_alpha, use_weighting and f_divergence_type"
+        raise UsageError(
+            f"the pairs carry weights or margins, which {what} cannot use (loss types that can: {', '.join(WEIGHABLE)})",
+            hint="choose one of these, or train every pair alike: --set pair_weights=false, margin_scale 0",
+        )

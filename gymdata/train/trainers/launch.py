@@ -1,0 +1,123 @@
+"""Starts the training process and follows it; the parent loads neither torch nor TRL.
+
+What always holds: what the process says for people reaches ``Progress``, everything else goes to ``job/trainer.log``; a
+failure is raised as the error that the process named, or as the trainer's with the last lines of its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gymdata import errors
+from gymdata.progress import Progress
+from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
+from gymdata.store.reading import child_environment
+
+#: The process is offline and says nothing to anybody but its parent.
+_ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "TQDM_DISABLE": "1",
+    "WANDB_DISABLED": "true",
+    "PYTHONUNBUFFERED": "1",
+}
+#: Threads that wait for each other by spinning made a step four times as long on a busy machine; sleeping costs nothing
+#: measurable on a quiet one. The user's own setting wins.
+_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
+_EVENT = "@gymdata "
+_TAIL_LINES = 12
+
+
+def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
+    """Run a job to its end. Returns ``{"proof": …}`` as the process announced it before its first step.
+
+    Raises the GymdataError that the process reported, OutsideError("trainer") when it died without a word, and
+    KeyboardInterrupt after a Ctrl-C that it obeyed.
+    """
+    log = job_file.parent / "trainer.log"
+    told: dict[str, Any] = {}
+    # Events of TensorBoard would go with the checkpoints, which are removed at the end.
+    logs = {"TENSORBOARD_LOGGING_DIR": str(job_file.parent.parent / "logs")}
+    environment = {**_DEFAULTS, **logs, **os.environ, **_ENVIRONMENT, **child_environment()}
+    command = [sys.executable, "-m", "gymdata.train.trainers.run", str(job_file)]
+    with log.open("ab") as noise:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=noise, stdin=subprocess.DEVNULL, env=environment, **OWN_GROUP
+        )
+        try:
+            with interruptions_passed_to(process):
+                assert process.stdout is not None
+                for raw in process.stdout:
+                    line = raw.decode(errors="replace")
+                    if line.startswith(_EVENT):
+                        _hear(json.loads(line[len(_EVENT) :]), told, progress)
+                    else:
+                        noise.write(raw)
+                        noise.flush()
+                code = process.wait()
+        finally:
+            send(process, signal.SIGTERM)
+            process.wait()
+    if "error" in told:
+        raise _error(told["error"])
+    if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if code != 0:
+        raise errors.OutsideError(
+            "trainer",
+            f"the training process {_ending(code)}; its last lines:\n{_tail(log)}",
+            hint=f"the whole log is {log}; the same command resumes from the last checkpoint",
+        )
+    return told
+
+
+def _hear(message: Mapping[str, Any], told: dict[str, Any], progress: Progress) -> None:
+    kind = message["event"]
+    if kind == "step":
+        progress.update(done=message["done"], total=message["total"], fresh=message["fresh"])
+        return
+    if kind == "note":
+        progress.message(message["text"])
+        return
+    told.setdefault(kind, message)
+    if kind == "proof":
+        file, batches = message["file"], message["batches"]
+        same = "equal" if message["equal"] else "NOT EQUAL"
+        progress.message(
+            f"trained tokens: file {file['count']:,} checksum {file['checksum']}, batches {batches['count']:,} checksum "
+            f"{batches['checksum']}: {same}"
+        )
+
+
+def _error(message: Mapping[str, Any]) -> errors.GymdataError:
+    kind = getattr(errors, str(message["type"]), errors.GymdataError)
+    error: errors.GymdataError = kind.__new__(kind)
+    Exception.__init__(error, message["text"])
+    error.message, error.hint = str(message["text"]), None
+    error.exit_code = int(message["exit_code"])
+    if isinstance(error, errors.OutsideError):
+        error.system, error.retryable, error.retry_after_s = "trainer", False, None
+        error.fatal = error.final = False
+    return error
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])

@@ -1,0 +1,126 @@
+"""What a training run tells while it runs and leaves behind: events for the parent, metrics.jsonl and curve.png.
+
+What always holds: only the main process writes; a resumed run's file has every step once.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: ARG002 - a callback is given more than it needs
+import json
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+#: Begins each line of stdout that is meant for the parent process.
+EVENT = "@gymdata "
+METRICS = "metrics.jsonl"
+CURVE = "curve.png"
+
+
+def event(kind: str, **facts: Any) -> None:
+    """Tell the parent process something."""
+    sys.stdout.write(f"{EVENT}{json.dumps({'event': kind, **facts})}\n")
+    sys.stdout.flush()
+
+
+class Recorder(TrainerCallback):
+    """Writes each log entry to metrics.jsonl and reports each step to the parent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / METRICS
+        self._began = time.monotonic()
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began, self._first_step = time.monotonic(), state.global_step
+        if state.is_world_process_zero:
+            event("step", done=state.global_step, total=state.max_steps, fresh=0)
+            # A training that was stopped has said its sums; those of the whole one are still to come.
+            said = (row for row in read_metrics(self.file) if "train_runtime" not in row)
+            kept = [row for row in said if row.get("step", 0) <= state.global_step]
+            self.file.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            event("step", done=state.global_step, total=state.max_steps, fresh=state.global_step - self._first_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        row = {"step": state.global_step, "epoch": state.epoch, "elapsed_s": round(time.monotonic() - self._began, 3)}
+        # Of a resumed training transformers divides the loss of the new steps by the number of all.
+        wrong = {"train_loss"} if self._first_step else set()
+        row |= {key: _plain(value) for key, value in logs.items() if key not in row and key not in wrong}
+        with self.file.open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+class StopOnSignal(TrainerCallback):
+    """The first Ctrl-C finishes the step, saves a checkpoint and stops; the second quits."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._before = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, *_: Any) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stopped:
+            control.should_save = True
+            control.should_training_stop = True
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a torn last line is left out."""
+    rows = []
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def draw_curve(folder: Path) -> None:
+    """curve.png: loss, and rewards, accuracies and ratio where the trainer reports them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or "heldout/accuracy" in row]
+    panels = [
+        ("loss",), ("rewards/chosen", "rewards/rejected", "rewards/margins"), ("rewards/accuracies",),
+        ("accuracy", "heldout/accuracy"), ("ratio/mean",),
+    ]  # fmt: skip
+    panels = [names for names in panels if any(name in row for row in rows for name in names)] or [("loss",)]
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.2), squeeze=False)
+    for axis, names in zip(axes[0], panels, strict=True):
+        for name in names:
+            points = [(row["step"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]
+            axis.plot(
+                [x for x, _ in points], [y for _, y in points], label=name, marker="." if len(points) < 30 else ""
+            )
+        axis.set_xlabel("step")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(folder / CURVE, dpi=110)
+    plt.close(figure)
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,199 @@
+"""A reward model from exact tokens: TRL's RewardTrainer, given the saved ids of pairs in place of text.
+
+What always holds: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read
+where the answer really ends; pairs of held-out tasks are never trained on, and what the model makes of them is in run.json.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: ARG002 - a callback is given more than it needs
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from transformers import Trainer, TrainerCallback
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
+
+from gymdata.errors import UsageError
+from gymdata.stats import mean_ci
+from gymdata.train.data import TrainingPairs
+from gymdata.train.data_reward import RewardPairs
+from gymdata.train.settings import TrainRewardConfig
+from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
+from gymdata.train.trainers.exact import Exact
+from gymdata.train.trainers.token_check_callback import Witness
+
+CONFIG = RewardConfig
+
+
+def build(config: TrainRewardConfig, data: RewardPairs, _job: dict[str, Any], **trainer: Any) -> ExactRewardTrainer:
+    """The trainer for a job (see ``run``); ``trainer`` are RewardTrainer's own arguments, ``args`` and ``witness`` among
+    them."""
+    if not isinstance(trainer["model"], str):
+        raise UsageError(
+            "a reward model is not made from a LoRA folder", hint="merge the adapter into its base model first"
+        )
+    if trainer["peft_config"] is not None:
+        trainer["peft_config"].task_type = "SEQ_CLS"  # the new head is trained whole
+    tokenizer = trainer["processing_class"]
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(distinct_pad(tokenizer, last_ids(data)))
+    return ExactRewardTrainer(
+        data=data,
+        weight=data.weight if config.pair_weights else np.ones(len(data)),
+        margin=config.margin_scale * data.margin,
+        **trainer,
+    )
+
+
+def last_ids(data: RewardPairs) -> set[int]:
+    """The ids that sequences end with, trained or held out."""
+    parts = [data.sequences] + ([] if data.heldout is None else [data.heldout.sequences])
+    return {int(i) for part in parts for i in np.unique(part.ids[part.starts[1:] - 1])}
+
+
+def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
+    """An id to fill up with that is neither the end token nor in ``ends``: the tokenizer's own where it can be, else the
+    unknown token, else any other special one. Raises UsageError when there is none."""
+    special = sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}, reverse=True)
+    for candidate in (tokenizer.pad_token_id, tokenizer.unk_token_id, *special):
+        if candidate is not None and candidate != tokenizer.eos_token_id and candidate not in ends:
+            return int(candidate)
+    raise UsageError(
+        "the tokenizer has no token to fill batches up with that does not also end an answer",
+        hint="add a special token for padding to the tokenizer (and a row to the model's embedding)",
+    )
+
+
+class ExactRewardTrainer(Exact, RewardTrainer):
+    """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry a pair."""
+
+    data: RewardPairs
+    args: RewardConfig
+
+    def __init__(
+        self,
+        *,
+        data: RewardPairs,
+        witness: Witness,
+        weight: np.ndarray,
+        margin: np.ndarray,
+        args: RewardConfig,
+        processing_class: Any,
+        **rest: Any,
+    ) -> None:
+        self.data, self.witness, self.weight, self.margin = data, witness, weight, margin
+        self.tokenizer = processing_class
+        self.uniform = bool(np.all(weight == 1))
+        super().__init__(
+            args=args,
+            processing_class=processing_class,
+            train_dataset=row_dataset(len(data), args),
+            data_collator=self._collator(data, processing_class.pad_token_id, args),
+            **rest,
+        )
+        self.watched()
+        if data.heldout is not None:
+            self.add_callback(_Measure(self))
+
+    @staticmethod
+    def _collator(pairs: TrainingPairs, pad: int, args: RewardConfig) -> PairCollator:
+        return PairCollator(pairs.sequences, pad, to_multiple(args.pad_to_multiple_of))
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        self.witness.count(inputs)
+        rows: np.ndarray = inputs[ROWS]
+        source, real = rows % len(self.data), rows < len(self.data)
+        given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        device = given["input_ids"].device
+        margin = torch.from_numpy(self.margin[source]).to(device, torch.float32)
+        if margin.any():
+            given["margin"] = margin
+        stock: Any = super().compute_loss
+        loss, outputs = stock(model, given, return_outputs=True)
+        if not (self.uniform and real.all()):
+            weight = torch.from_numpy(np.where(real, self.weight[source], 0.0)).to(device, torch.float32)
+            loss = self._weighted(outputs.logits.squeeze(-1).float(), weight, margin, int(real.sum()))
+        self.require_finite(loss, rows)
+        return (loss, outputs) if return_outputs else loss
+
+    def _weighted(self, scores: torch.Tensor, weight: torch.Tensor, margin: torch.Tensor, real: int) -> torch.Tensor:
+        """What TRL computes, as a mean of weighted pairs."""
+        chosen, rejected = scores.chunk(2)
+        pairs = -F.logsigmoid(chosen - rejected - margin)
+        if self.args.center_rewards_coefficient is not None:
+            pairs = pairs + self.args.center_rewards_coefficient * (chosen + rejected) ** 2
+        return (weight * pairs).sum() / max(real, 1)
+
+    @torch.no_grad()
+    def heldout_scores(self) -> np.ndarray:
+        """float64 (held-out pairs, 2): the scores of chosen and rejected."""
+        pairs = self.data.heldout
+        assert pairs is not None
+        collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
+        order = np.argsort(-pairs.sequences.lengths.reshape(-1, 2).max(axis=1), kind="stable")
+        size = self.args.per_device_train_batch_size
+        model: Any = self.model
+        training = model.training
+        model.eval()
+        found = torch.zeros(len(pairs), 2, dtype=torch.float64)
+        shares = [order[i : i + size] for i in range(0, len(order), size)]
+        for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
+            batch = collate([{"row": int(row)} for row in rows])
+            given = {name: batch[name].to(self.accelerator.device) for name in ("input_ids", "attention_mask")}
+            with self.compute_loss_context_manager():
+                scores = model(**given, use_cache=False).logits.squeeze(-1)
+            found[torch.from_numpy(rows)] = torch.stack(scores.double().cpu().chunk(2), dim=1)
+        model.train(training)
+        found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum")
+        return np.asarray(found.cpu().numpy())
+
+    def measure(self) -> dict[str, Any]:
+        """How often the chosen side of held-out pairs scores higher, with a 95 % interval over tasks."""
+        if self.data.heldout is None:
+            return {}
+        return {"heldout": ranking(self.heldout_scores(), self.data.heldout_tasks)}
+
+    def save_trained(self, out: Path) -> None:
+        """The whole model (an adapter is merged), with the pad token that it was trained with."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        if hasattr(model, "merge_and_unload"):
+            if self.is_world_process_zero():
+                model.merge_and_unload().save_pretrained(out)
+        else:
+            self.save_model(str(out))
+
+    def finish(self, out: Path) -> None:
+        """The tokenizer's files were copied as they are; they must name the pad token that the model knows."""
+        file = out / "tokenizer_config.json"
+        settings = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps({**settings, "pad_token": self.tokenizer.pad_token}, indent=2) + "\n")
+
+
+class _Measure(TrainerCallback):
+    """Writes the held-out accuracy to the metrics after each epoch."""
+
+    def __init__(self, trainer: ExactRewardTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        accuracy = float(np.mean(np.diff(self.trainer.heldout_scores(), axis=1) < 0))
+        # Not the trainer's own log, which would close its running means.
+        Trainer.log(self.trainer, {"heldout/accuracy": accuracy})
+
+
+def ranking(scores: np.ndarray, tasks: tuple[str, ...]) -> dict[str, Any]:
+    """Pairs, tasks, and the share of pairs whose chosen side (column 0) scores higher; equal scores count half."""
+    apart = scores[:, 0] - scores[:, 1]
+    right = np.where(apart > 0, 1.0, np.where(apart == 0, 0.5, 0.0))
+    accuracy, low, high = mean_ci(right, tasks)
+    return {
+        "pairs": len(right), "tasks": len(set(tasks)), "accuracy": accuracy, "ci95": [low, high],
+        "mean_margin": float(apart.mean()),
+    }  # fmt: skip

@@ -1,0 +1,325 @@
+"""Batch RL on saved experiences: a transformers.Trainer whose loss uses the saved ids, log-probs and advantages.
+
+What always holds: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
+tokens whose mask is 0 (prompts, tool output, padding) have no part in loss or gradient; the loss is a mean over the
+trained tokens of the whole global batch, so neither batch size, accumulation nor the number of processes changes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
+
+from gymdata.errors import RefusedError, UsageError
+from gymdata.rollouts.logprobs import NEAR, ratio_facts, ratio_text, sampled_at
+from gymdata.train.data_experiences import TrainingExperiences
+from gymdata.train.settings import TrainRlConfig
+from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
+from gymdata.train.trainers.exact import Exact, pad_id
+from gymdata.train.trainers.metrics import event
+from gymdata.train.trainers.token_check_callback import Witness
+
+_MAY_BE_FAR = 0.05
+#: Up to so many logits a batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
+#: again for the gradient, saves memory for time.
+_LOGITS = 2**28
+
+
+@dataclass
+class RLConfig(TrainingArguments):
+    """transformers' arguments, with a learning rate for policies. ``max_length`` is applied before the trainer starts."""
+
+    learning_rate: float = 1e-6
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    model_init_kwargs: dict[str, Any] | None = field(default=None)
+
+
+CONFIG = RLConfig
+
+
+def build(
+    config: TrainRlConfig,
+    data: TrainingExperiences,
+    job: dict[str, Any],
+    *,
+    model: Any,
+    peft_config: Any,
+    **trainer: Any,
+) -> BatchRLTrainer:
+    """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
+    loss = PolicyLoss(**{f.name: getattr(config, f.name) for f in fields(PolicyLoss)})
+    model = with_head(loaded(model, trainer["args"]), data, peft_config)
+    made = BatchRLTrainer(data=data, loss=loss, model=model, **trainer)
+    on_policy = data.policy_hashes == {job["policy_hash"]}
+    made.compare(refuse=on_policy and not config.allow_biased_logprobs)
+    return made
+
+
+def loaded(model: Any, args: RLConfig) -> Any:
+    """The model of a folder, or the model."""
+    return (
+        AutoModelForCausalLM.from_pretrained(model, local_files_only=True, **(args.model_init_kwargs or {}))
+        if isinstance(model, str)
+        else model
+    )
+
+
+def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
+    """With one temperature in the file, log-probs come without ever holding all logits; and the LoRA wrap where asked."""
+    base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
+    temperatures = np.unique(sampled_at(data.temperature))
+    if len(temperatures) == 1:
+        add_fused_lm_head(base, temperature=float(temperatures[0]))
+    if peft is not None:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, peft)
+    return model
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss of each token. ``kl_beta`` times the k3 estimate of the KL to the reference is added.
+
+    ``ppo_clip``: −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A) (Schulman et al. 2017). ``cispo``: −sg(clip(r,
+    1 − cispo_low, 1 + cispo_high))·A·log π (MiniMax-M1, 2025). ``tis_reinforce``: −sg(min(r, tis_cap))·A·log π, token-level
+    truncated importance weights. sg: without gradient.
+    """
+
+    loss: str = "ppo_clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    cispo_low: float = 1.0
+    cispo_high: float = 4.0
+    tis_cap: float = 2.0
+    kl_beta: float = 0.0
+
+    def __call__(
+        self,
+        logps: torch.Tensor,
+        saved: torch.Tensor,
+        advantages: torch.Tensor,
+        reference: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """All of one shape; returns the loss of each token, that shape."""
+        ratio = torch.exp(logps - saved)
+        if self.loss == "ppo_clip":
+            limited = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+            loss = -torch.minimum(ratio * advantages, limited * advantages)
+        elif self.loss == "cispo":
+            loss = -ratio.clamp(1 - self.cispo_low, 1 + self.cispo_high).detach() * advantages * logps
+        else:
+            loss = -ratio.clamp(max=self.tis_cap).detach() * advantages * logps
+        if self.kl_beta and reference is not None:
+            apart = logps - reference
+            loss = loss + self.kl_beta * (torch.expm1(-apart) + apart)
+        return loss
+
+    def limits(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        """Which tokens the loss clips, bool."""
+        if self.loss == "ppo_clip":
+            return ((ratio > 1 + self.clip_high) & (advantages > 0)) | ((ratio < 1 - self.clip_low) & (advantages < 0))
+        if self.loss == "cispo":
+            return (ratio > 1 + self.cispo_high) | (ratio < 1 - self.cispo_low)
+        return ratio > self.tis_cap
+
+
+@dataclass
+class ExperienceCollator:
+    """Rows to tensors: ids and masks (B, L), and for the positions 1 … L − 1 saved log-probs, advantages, reference."""
+
+    data: TrainingExperiences
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+    #: Flat beside the ids; set once the reference is known.
+    reference: np.ndarray | None = None
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
+        source, sequences = rows % len(self.data), self.data.sequences
+        ids, attention, mask = padded(sequences, source, self.pad_token_id, self.pad_to_multiple_of)
+        mask[rows >= len(self.data)] = 0
+        flat = {"saved": sequences.logprobs, "advantages": self.data.advantages}
+        if self.reference is not None:
+            flat["reference"] = self.reference
+        values = {name: np.zeros(ids.shape, np.float32) for name in flat}
+        for line, index in enumerate(source):
+            span = sequences.span(int(index))
+            for name, array in flat.items():
+                values[name][line, : span.stop - span.start] = array[span]
+        for array in values.values():
+            array[mask == 0] = 0
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(attention),
+            "completion_mask": torch.from_numpy(mask),
+            "temperature": torch.from_numpy(sampled_at(self.data.temperature[source]).astype(np.float32)),
+            "weight": torch.from_numpy(self.data.weight[source].astype(np.float32)),
+            **{name: torch.from_numpy(array[:, 1:].copy()) for name, array in values.items()},
+            ROWS: rows,
+        }
+
+
+class BatchRLTrainer(Exact, Trainer):
+    """Trains ``data`` with ``loss``, in rows that ``packed`` makes when given. After ``compare`` the reference is known
+    where the loss needs one."""
+
+    data: TrainingExperiences
+
+    def __init__(
+        self,
+        *,
+        data: TrainingExperiences,
+        witness: Witness,
+        loss: PolicyLoss,
+        args: RLConfig,
+        processing_class: Any,
+        packed: PackedCollator | None = None,
+        **rest: Any,
+    ) -> None:
+        self.data, self.witness, self.policy_loss = data, witness, loss
+        temperatures = np.unique(sampled_at(data.temperature))
+        self.fused, self.temperature = len(temperatures) == 1, float(temperatures[0])
+        collator = ExperienceCollator(data, pad_id(processing_class), args.pad_to_multiple_of)
+        self.collator = collator
+        self._metrics: dict[str, float] = defaultdict(float)
+        super().__init__(
+            args=args,
+            processing_class=processing_class,
+            train_dataset=row_dataset(len(data) if packed is None else len(packed.bins), args),
+            data_collator=collator if packed is None else packed,
+            **rest,
+        )
+        model: Any = self.model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.vocabulary = int(base.config.get_text_config().vocab_size)
+        self.keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+        # The loss is divided by the tokens of the whole global batch here; nothing is left to divide.
+        self.loss_is_scaled_for_ga = True
+        self.watched()
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
+        """Trained tokens of all micro-batches of a step, on all processes."""
+        count = sum(
+            (batch["completion_mask"][:, 1:].sum().to(device) for batch in batch_samples),
+            torch.zeros((), device=device),
+        )
+        if self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum()
+        return count.clamp(min=1)
+
+    def log_probs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """log π of each token of the batch given those before it, (B, L − 1), at its row's temperature; 0 where masked."""
+        ids, mask = batch["input_ids"], batch["completion_mask"][:, 1:] != 0
+        # Packed rows have positions in place of an attention mask.
+        inputs = {"input_ids": ids, "use_cache": False}
+        inputs |= {name: batch[name] for name in ("attention_mask", "position_ids") if name in batch}
+        # Only positions after which some row has a trained token need logits.
+        kept = mask.any(dim=0).nonzero().squeeze(1)
+        if self.fused and len(ids) * len(kept) * self.vocabulary > _LOGITS:
+            labels = ids.masked_fill(batch["completion_mask"] == 0, -100)
+            fused: torch.Tensor = model(**inputs, labels=labels, fused_lm_head=True).log_probs
+            return fused
+        logits = (model(**inputs, logits_to_keep=kept) if self.keeps else model(**inputs)).logits
+        logits = (logits if self.keeps else logits[:, kept]).float()
+        if not self.fused or self.temperature != 1:
+            logits = logits / batch["temperature"][:, None, None]
+        found = selective_log_softmax(logits, ids[:, 1:][:, kept])
+        return torch.zeros(mask.shape, device=ids.device).index_copy(1, kept, found).masked_fill(~mask, 0.0)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        self.witness.count(inputs)
+        inputs = dict(inputs)
+        rows: np.ndarray = inputs.pop(ROWS)
+        inputs.pop(SEGMENTS, None)
+        mask = inputs["completion_mask"][:, 1:] != 0
+        logps = self.log_probs(model, inputs)
+        tokens = self.token_losses(logps, inputs)
+        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        loss = (tokens.masked_fill(~mask, 0.0) * inputs["weight"][:, None]).sum() / count
+        self.require_finite(loss, rows)
+        self._note(logps.detach(), inputs, mask)
+        # Gradients are averaged over the processes, and ours are parts of a sum.
+        scaled = loss * self.args.world_size
+        return (scaled, None) if return_outputs else scaled
+
+    def token_losses(self, logps: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of each token of a batch, (B, L − 1)."""
+        return self.policy_loss(logps, inputs["saved"], inputs["advantages"], inputs.get("reference"))
+
+    def _note(self, logps: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor) -> None:
+        ratio = torch.exp(logps - inputs["saved"])
+        limited = self.policy_loss.limits(ratio, inputs["advantages"])
+        sums = torch.stack([
+            mask.sum(), ratio[mask].sum(), limited[mask].sum(), (inputs["saved"] - logps)[mask].sum(),
+        ]).tolist()  # fmt: skip
+        for name, value in zip(("tokens", "ratio", "clipped", "kl"), sums, strict=True):
+            self._metrics[name] += value
+
+    def log(self, logs: dict[str, float], *more: Any, **kwargs: Any) -> None:
+        """With what the tokens since the last entry were like (those of this process)."""
+        if "loss" in logs and (tokens := self._metrics["tokens"]):
+            named = (("ratio/mean", "ratio"), ("ratio/clipped", "clipped"), ("kl/sampler", "kl"))
+            logs = {**logs, **{name: self._metrics[key] / tokens for name, key in named}}
+            self._metrics.clear()
+        super().log(logs, *more, **kwargs)
+
+    def compare(self, refuse: bool) -> dict[str, float]:
+        """Score the whole file with the model as it was loaded, announce the ratio, and keep what the loss needs of it.
+
+        ``refuse``: the model is the one that sampled the file, so log-probs that disagree with it are an error (L305).
+        """
+        found = self._score_all()
+        mask = self.data.sequences.mask == 1
+        facts = ratio_facts(found[mask], self.data.sequences.logprobs[mask])
+        if self.policy_loss.kl_beta:
+            known = self.data.ref_logprobs
+            self.collator.reference = found.astype(np.float32) if known is None else known
+        if self.is_world_process_zero():
+            event("ratio", **facts)
+            event("note", text=ratio_text(facts))
+        if refuse and facts["share_outside"] > _MAY_BE_FAR:
+            raise RefusedError(
+                f"the saved log-probabilities are not this model's, though the file says that it was sampled with it: "
+                f"{facts['share_outside']:.1%} of the ratios are outside [{NEAR[0]}, {NEAR[1]}]",
+                code="L305",
+                hint="`gymdata audit` shows where; --allow-biased-logprobs trains all the same",
+            )
+        return facts
+
+    def _score_all(self) -> np.ndarray:
+        """log π of every trained token, float64, flat beside the ids; shared among the processes."""
+        sequences = self.data.sequences
+        order = np.argsort(-sequences.lengths, kind="stable")
+        size = self.args.per_device_train_batch_size
+        shares = [order[i : i + size] for i in range(0, len(order), size)]
+        found = torch.zeros(len(sequences.ids), dtype=torch.float64)
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UsageError("batch RL scores the file before training, which a sharded model cannot do yet")
+        model: Any = self.model
+        training = model.training
+        model.eval()
+        with torch.no_grad(), self.compute_loss_context_manager():
+            for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
+                batch = self.collator([{"row": int(row)} for row in rows])
+                batch.pop(ROWS)
+                batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
+                logps = self.log_probs(model, batch).double().cpu()
+                for line, row in enumerate(rows):
+                    span = sequences.span(int(row))
+                    found[span.start + 1 : span.stop] = logps[line, : span.stop - span.start - 1]
+        model.train(training)
+        if self.accelerator.num_processes > 1:
+            found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
+        return found.numpy()

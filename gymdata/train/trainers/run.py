@@ -1,0 +1,274 @@
+"""The training process: ``python -m gymdata.train.trainers.run OUT/job/job.json``.
+
+It is started by ``launch`` and is the only place that loads torch and TRL for training, so that an engine and a trainer
+never hold a device together. With several processes the first one becomes ``accelerate launch`` of itself.
+
+A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,
+the class of its arguments, and ``build(config, data, job, **trainer arguments)``.
+
+What always holds: it dies with its parent; every way to fail is told to the parent as an event; the model is saved only
+after the proof of every epoch held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from gymdata.engines._transformers import load_tokenizer, local_folder
+from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
+from gymdata.store import read_table
+from gymdata.train.settings import TRAINERS
+from gymdata.train.token_checksum import TrainedTokens
+from gymdata.train.trainer_settings import fields_of, sort_settings
+from gymdata.train.trainers.metrics import Recorder, StopOnSignal, draw_curve, event
+
+_THIS = "gymdata.train.trainers.run"
+#: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run one job file; returns the exit code."""
+    _die_with_parent()
+    job = json.loads(Path(argv[0]).read_text())
+    if job["num_processes"] > 1 and "RANK" not in os.environ:
+        _become_launcher(job["num_processes"], argv[0])
+    try:
+        return train(job)
+    except GymdataError as error:
+        event("error", type=type(error).__name__, text=str(error), exit_code=error.exit_code)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001  whatever a library raises is the trainer's failure, told with its text
+        traceback.print_exc()
+        failure = OutsideError("trainer", f"{type(error).__name__}: {error}")
+        event("error", type="OutsideError", text=str(failure), exit_code=failure.exit_code)
+        return failure.exit_code
+
+
+def train(job: dict[str, Any]) -> int:
+    """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
+    out = Path(job["output"])
+    trainer, witness, stopper = assemble(job)
+    seen = witness.rehearse(trainer)
+    if trainer.is_world_process_zero():
+        event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=seen == witness.expected)
+    if job["dry_run"]:
+        trainer.end()
+        return 0
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+    if checkpoint is not None:
+        witness.restore(checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if stopper.stopped:
+        trainer.end()
+        return EXIT_INTERRUPTED
+    measured = trainer.measure()
+    _save(trainer, job, out)
+    if trainer.is_world_process_zero():
+        draw_curve(out)
+        result = {
+            **measured,
+            "trained_tokens": witness.as_json(),
+            "steps": trainer.state.global_step,
+            "epochs": trainer.state.epoch,
+            "resumed_from": checkpoint.name if checkpoint else None,
+            "settings": _resolved(trainer.args),
+            "versions": _versions(),
+        }
+        (out / "job" / "result.json").write_text(json.dumps(result, default=str))
+    trainer.end()
+    return 0
+
+
+def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
+    """(trainer, its witness, what listens for Ctrl-C), everything loaded and nothing trained yet."""
+    from gymdata.train.trainers.token_check_callback import Witness
+
+    module = importlib.import_module(f"gymdata.train.trainers.{job['trainer']}")
+    out = Path(job["output"])
+    args, peft = _arguments(job, module.CONFIG, out)
+    config = TRAINERS[job["trainer"]].of_job(job)
+    data = config.prepare(read_table(job["data"], config.table, columns=config.columns), job["data"])
+    stopper = StopOnSignal()
+    trainer = module.build(
+        config,
+        data,
+        job,
+        witness=Witness(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"])),
+        args=args,
+        model=_model(job, args),
+        peft_config=peft,
+        processing_class=_tokenizer(job["model"]),
+        callbacks=[Recorder(out), stopper],
+    )
+    _quiet(trainer)
+    return trainer, trainer.witness, stopper
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was saved whole and still is, or None. Without its optimizer a training would go on all the
+    same, to other weights."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/gymdata_proof.json") if _is_whole(path)]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(proof: Path) -> bool:
+    files: dict[str, int] = json.loads(proof.read_text())["files"]
+    return all((path := proof.parent / name).is_file() and path.stat().st_size == size for name, size in files.items())
+
+
+def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
+    """(the trainer's arguments, LoRA configuration or None) from our defaults and the user's settings."""
+    import torch
+    from trl.trainer.model_config import ModelConfig
+    from trl.trainer.utils import get_peft_config
+
+    classes = {"trainer": fields_of(config), "model": fields_of(ModelConfig)}
+    given = sort_settings(job["settings"], classes, own=job["own_keys"])
+    gpu = torch.cuda.is_available() and not given["trainer"].get("use_cpu")
+    defaults: dict[str, Any] = {
+        "use_cpu": not gpu,
+        "gradient_checkpointing": gpu,
+        "report_to": "none",
+        "logging_steps": 1,
+        "logging_first_step": True,
+        "save_strategy": "steps",
+        "save_steps": 0.2,
+        "save_total_limit": 2,
+        "precompute_ref_log_probs": not given["trainer"].get("sync_ref_model", False),
+        "dataloader_pin_memory": gpu,
+    }
+    if not given["trainer"].get("fp16"):
+        defaults["bf16"] = gpu
+    if not gpu and job["num_processes"] > 1:
+        defaults["ddp_backend"] = "gloo"
+    known = {f.name for f in dataclasses.fields(config)}
+    fixed = {
+        "output_dir": str(out / "checkpoints"),
+        "max_length": None,
+        "disable_tqdm": True,
+        "remove_unused_columns": True,
+    }
+    try:
+        args = config(**{k: v for k, v in defaults.items() if k in known} | given["trainer"] | fixed)
+        model = ModelConfig(**given["model"])
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"settings: {error}") from error
+    if args.train_batch_size < 1:
+        raise UsageError.bad_value("settings: per_device_train_batch_size", args.train_batch_size, "at least 1")
+    args.model_init_kwargs = {
+        **(args.model_init_kwargs or {}),
+        "dtype": model.dtype,
+        "attn_implementation": model.attn_implementation,
+    }
+    return args, get_peft_config(model)
+
+
+def _model(job: dict[str, Any], args: Any) -> Any:
+    """The model's folder, which TRL loads; of a LoRA folder the loaded base with its adapter ready to be trained on."""
+    folder = local_folder(job["model"])
+    if not (folder / "adapter_config.json").is_file():
+        return str(folder)
+    from peft import AutoPeftModelForCausalLM
+
+    return AutoPeftModelForCausalLM.from_pretrained(
+        folder, is_trainable=True, dtype=args.model_init_kwargs["dtype"], local_files_only=True
+    )
+
+
+def _tokenizer(model: str) -> Any:
+    folder = local_folder(model)
+    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    if not own and (folder / "adapter_config.json").is_file():
+        model = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    return load_tokenizer(model, extra="train")
+
+
+def _save(trainer: Any, job: dict[str, Any], out: Path) -> None:
+    """The model into ``out``, with the tokenizer files of the model that it came from."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if "ref" in getattr(model, "peft_config", {}):
+        model.delete_adapter("ref")
+    trainer.save_trained(out)
+    if not trainer.is_world_process_zero():
+        return
+    for name in _TOKENIZER_FILES:
+        source = local_folder(job["model"]) / name
+        if source.is_file():
+            shutil.copyfile(source, out / name)
+    trainer.finish(out)
+    (out / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json holds the settings
+    # safetensors writes for its owner only; a server of another user reads them too.
+    mask = os.umask(0)
+    os.umask(mask)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o666 & ~mask)
+
+
+def _quiet(trainer: Any) -> None:
+    """Without a terminal transformers prints each log entry; metrics.jsonl has them."""
+    from transformers.trainer_callback import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+
+
+def _resolved(args: Any) -> dict[str, Any]:
+    """Every setting that differs from its class's default or that people look for."""
+    always = {"learning_rate", "num_train_epochs", "per_device_train_batch_size", "seed", "bf16", "beta", "loss_type"}
+    resolved = {}
+    for f in dataclasses.fields(args):
+        if not f.init or f.name in ("output_dir", "logging_dir", "run_name"):
+            continue
+        value = getattr(args, f.name)
+        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        if f.name in always or value != default:
+            resolved[f.name] = value
+    plain: dict[str, Any] = json.loads(json.dumps(resolved, default=str))
+    return plain
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("trl", "transformers", "torch", "accelerate", "peft")}
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when its parent ends; elsewhere the parent's own clean-up must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
+
+
+def _become_launcher(processes: int, job_file: str) -> None:
+    # --multi_gpu is accelerate's name for several processes; the job's use_cpu makes it gloo on the CPU.
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
+    launch += ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    launch += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", _THIS, job_file]
+    os.execv(sys.executable, launch)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

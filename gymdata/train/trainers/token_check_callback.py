@@ -1,0 +1,150 @@
+"""Watches what a trainer trains and compares it with the file: the proof of trained tokens, kept while training runs.
+
+What always holds: what is counted are the labels of the very tensors that the loss is computed from, on every process and
+in every accumulation step; an epoch that trained other tokens than the file holds stops the run. The count survives a
+checkpoint, so a resumed epoch is still proven whole.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: ARG002 - a callback is given more than it needs
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from gymdata.errors import OutsideError
+from gymdata.train.data import Sequences
+from gymdata.train.token_checksum import TrainedTokens, trained_tokens
+from gymdata.train.trainers.batches import ROWS, SEGMENTS
+
+#: Written last into a checkpoint: a checkpoint without it was interrupted while being saved.
+MARKER = "gymdata_proof.json"
+
+
+class Witness(TrainerCallback):
+    """Counts trained tokens of one epoch after another.
+
+    ``sides``: sequences a row of the dataset stands for (2 for pairs, sequence ``sides·row + s``).
+    """
+
+    def __init__(self, sequences: Sequences, sides: int, expected: TrainedTokens) -> None:
+        self.sequences = sequences
+        self.sides = sides
+        self.expected = expected
+        self.rows = len(sequences) // sides
+        self.before: TrainedTokens | None = None
+        self.epochs: list[dict[str, Any]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen, self._due, self._rows_seen = TrainedTokens(), TrainedTokens(), 0
+
+    def count(self, batch: dict[str, Any]) -> None:
+        """Take note of one batch about to be trained on."""
+        seen, due, rows = self._of(batch)
+        self._seen, self._due, self._rows_seen = self._seen + seen, self._due + due, self._rows_seen + rows
+
+    def rehearse(self, trainer: Any) -> TrainedTokens:
+        """Run the trainer's own data loader once, without the model; raises when its batches are not the file."""
+        with torch.random.fork_rng(devices=[]):
+            seen, rows = TrainedTokens(), 0
+            for batch in trainer.get_train_dataloader():
+                part, _, n = self._of(batch)
+                seen, rows = seen + part, rows + n
+        seen, _, rows = _summed(trainer.accelerator, seen, TrainedTokens(), rows)
+        self.before = seen
+        if seen != self.expected or rows != self.rows:
+            raise self._mismatch("the batches", seen, rows)
+        return seen
+
+    def bind(self, trainer: Any) -> None:
+        self._accelerator = trainer.accelerator
+
+    def restore(self, checkpoint: Path) -> None:
+        """Go on from the counts that a checkpoint holds."""
+        held = json.loads((checkpoint / MARKER).read_text())
+        self.epochs = held["epochs"]
+        if held["rows"] == self.rows:
+            self._close_epoch(TrainedTokens.from_json(held["seen"]), TrainedTokens.from_json(held["due"]), self.rows)
+        elif self._accelerator.is_main_process:
+            self._seen, self._due = TrainedTokens.from_json(held["seen"]), TrainedTokens.from_json(held["due"])
+            self._rows_seen = held["rows"]
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
+        if not self._accelerator.is_main_process:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        held = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
+        temporary = folder / f".{MARKER}"
+        temporary.write_text(json.dumps(held))
+        temporary.replace(folder / MARKER)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
+        # The trainer's own count of epochs says whether this one was broken off (max_steps, Ctrl-C) or should be whole.
+        self._close_epoch(seen, due, rows, stopped=abs(state.epoch - round(state.epoch)) > 1e-6)
+
+    def _close_epoch(self, seen: TrainedTokens, due: TrainedTokens, rows: int, stopped: bool = False) -> None:
+        self._forget()
+        whole = rows == self.rows
+        if seen != due or (whole and seen != self.expected) or not (whole or stopped):
+            raise self._mismatch(f"epoch {len(self.epochs) + 1}", seen, rows)
+        self.epochs.append({**seen.as_json(), "rows": rows, "whole": whole, "equal": True})
+
+    def as_json(self) -> dict[str, Any]:
+        """For run.json. ``batches``: what one whole epoch trained; of a run shorter than an epoch, what it trained."""
+        whole = next((e for e in self.epochs if e["whole"]), None)
+        last = whole or (self.epochs[-1] if self.epochs else None)
+        return {
+            "file": self.expected.as_json(),
+            "batches": {"count": last["count"], "checksum": last["checksum"]} if last else None,
+            "equal": whole is not None and TrainedTokens.from_json(whole) == self.expected,
+            "before_first_step": self.before.as_json() if self.before else None,
+            "epochs": self.epochs,
+        }
+
+    def _of(self, batch: dict[str, Any]) -> tuple[TrainedTokens, TrainedTokens, int]:
+        """(trained in this batch, due by the file for its rows, its rows without fillers)."""
+        rows = batch[ROWS]
+        ids = batch["input_ids"].cpu().numpy()
+        mask = batch["completion_mask"].cpu().numpy()
+        line, position = np.nonzero(mask[:, 1:])  # position 0 has nothing before it: the loss never reads it
+        position += 1
+        which = np.concatenate([self.sides * (rows % self.rows) + side for side in range(self.sides)])
+        if SEGMENTS in batch:
+            owner, place = batch[SEGMENTS][line, position], batch["position_ids"].cpu().numpy()[line, position]
+        else:
+            owner, place = which[line], position
+        seen = trained_tokens(self.sequences.keys[owner], place, ids[line, position])
+        real = which[np.tile(rows < self.rows, self.sides)]
+        counts, sums = self.sequences.by_sequence
+        due = TrainedTokens(int(counts[real].sum()), int(sums[real].sum(dtype=np.uint64)))
+        return seen, due, int((rows < self.rows).sum())
+
+    def _mismatch(self, what: str, seen: TrainedTokens, rows: int) -> OutsideError:
+        return OutsideError(
+            "trainer",
+            f"{what} hold other tokens than the file: {seen} in {rows:,} row(s); the file has {self.expected} in "
+            f"{self.rows:,} row(s)",
+            hint="nothing that was trained this way can be trusted; this is a defect in gymdata or in a library below "
+            "it, please report it with the versions in run.json",
+        )
+
+
+def _summed(
+    accelerator: Any, seen: TrainedTokens, due: TrainedTokens, rows: int
+) -> tuple[TrainedTokens, TrainedTokens, int]:
+    """Totals over all processes. Sums of int64 wrap, which is the addition mod 2⁶⁴ that checksums need."""
+    if accelerator.num_processes == 1:
+        return seen, due, rows
+    values = np.array([seen.count, seen.checksum, due.count, due.checksum, rows], dtype=np.uint64).view(np.int64)
+    here = torch.from_numpy(values).to(accelerator.device)
+    summed = accelerator.gather(here).view(-1, 5).sum(dim=0).cpu().numpy().view(np.uint64)
+    count, checksum, due_count, due_checksum, n = (int(v) for v in summed)
+    return TrainedTokens(count, checksum), TrainedTokens(due_count, due_checksum), n

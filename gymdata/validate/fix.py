@@ -1,0 +1,139 @@
+"""Writing a repaired copy of native rollouts: clean rows as they are, faulty ones split, shortened or left out.
+
+What always holds: the source is never written to; the copy validates without errors; the report counts every row that went
+in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from gymdata.errors import DataError
+from gymdata.rollouts.continuity import repair
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.rollouts.violations import Report, Violation
+from gymdata.store import scan_batches
+from gymdata.store.columns import build, spread
+from gymdata.store.lines import decode, encode, iter_lines
+from gymdata.store.paths import Source
+from gymdata.store.tables import row_batches
+
+_BATCH_ROWS = 4096
+
+
+def fixed_rollouts(
+    sources: Sequence[Source], report: Report, choice: repair.Choice, account: repair.FixReport
+) -> Iterator[pa.RecordBatch]:
+    """The repaired rollouts of ``sources``, whose validation gave ``report``; counts in ``account``.
+
+    Raises DataError when a whole file cannot be read, for what it held cannot be counted.
+    """
+    return _fixed(sources, faults_by_row(report), choice, account)
+
+
+def faults_by_row(report: Report) -> dict[str, dict[int, list[Violation]]]:
+    """The errors of each row of each file."""
+    found: dict[str, dict[int, list[Violation]]] = defaultdict(lambda: defaultdict(list))
+    for v in report.violations:
+        if v.severity == "error":
+            found[v.file or ""][v.row].append(v)
+    return found
+
+
+def _fixed(
+    sources: Sequence[Source],
+    faults: dict[str, dict[int, list[Violation]]],
+    choice: repair.Choice,
+    account: repair.FixReport,
+) -> Iterator[pa.RecordBatch]:
+    for source in sources:
+        mine = faults.get(str(source.path), {})
+        unreadable = {row for row, found in mine.items() if any(v.code.startswith("S") for v in found)}
+        account.rows_unreadable += len(unreadable)
+        row = 0
+        for batch in _readable(source, unreadable):
+            rows: list[int] = []
+            while len(rows) < len(batch):
+                if row not in unreadable:
+                    rows.append(row)
+                row += 1
+            yield from _batch(batch, rows, mine, choice, account)
+
+
+def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
+    """The rows of a file without those that cannot be read."""
+    if not unreadable:
+        yield from scan_batches(source.path, ROLLOUTS, batch_size=_BATCH_ROWS)
+        return
+    if source.kind != "jsonl":
+        why = "the file itself is damaged and its rows cannot be told apart"
+        raise DataError.unreadable(source.path, why, "write it again")
+    good = (
+        (number + 1, decode(line), len(line))
+        for number, (_, line) in enumerate(iter_lines(source))
+        if number not in unreadable
+    )
+    yield from row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(source.path))
+
+
+def _batch(
+    batch: pa.RecordBatch,
+    rows: list[int],
+    faults: dict[int, list[Violation]],
+    choice: repair.Choice,
+    account: repair.FixReport,
+) -> Iterator[pa.RecordBatch]:
+    account.rollouts_in += len(batch)
+    faulty = [i for i, row in enumerate(rows) if row in faults]
+    start = 0
+    for i in faulty:
+        if i > start:
+            account.rollouts_out += i - start
+            yield batch.slice(start, i - start)
+        start = i + 1
+        made = _rollout(batch.slice(i, 1), faults[rows[i]], choice, account)
+        if made:
+            account.rollouts_out += len(made)
+            # Through JSON, which is what builds a batch from rows.
+            lines = [decode(encode(row)) for row in made]
+            yield build(lines, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(made))))
+    if start < len(batch):
+        account.rollouts_out += len(batch) - start
+        yield batch.slice(start)
+
+
+def _rollout(
+    one: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: repair.FixReport
+) -> list[dict[str, Any]]:
+    account.rollouts_with_errors += 1
+    for code, n in Counter(v.code for v in faults).items():
+        account.by_code[code] = account.by_code.get(code, 0) + n
+    evidence = from_arrow(one, 0)
+    turns = evidence.turn_structs(0)
+    sizes = [len(t["generation_token_ids"]) for t in turns]
+    expandable = all(v.code not in ("T209", "T210", "T205") for v in faults)
+    roots = repair.chain_roots(turns) if turns and expandable else None
+    plans = {c: repair.plan(len(turns), roots, faults, c) for c in repair.CHOICES}
+    for name, keep in plans.items():
+        account.costs[name].count(sizes, keep)
+    if not plans[choice]:
+        return []
+    (row,) = spread(one)
+    parts = zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True)
+    return [_noted(made, row, choice, faults, part) for made, part in parts]
+
+
+def _noted(
+    made: dict[str, Any], row: dict[str, Any], choice: str, faults: list[Violation], part: Sequence[int]
+) -> dict[str, Any]:
+    extra = json.loads(row["extra"] or "{}")
+    if "prompts_rebuilt" in extra:
+        extra["prompts_rebuilt"] = [n for n, turn in enumerate(part) if turn in extra["prompts_rebuilt"]]
+    extra["fixed"] = {"choice": choice, "rollout_id": row["rollout_id"], "codes": sorted({v.code for v in faults})}
+    return {**made, "extra": json.dumps(extra)}

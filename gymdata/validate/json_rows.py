@@ -1,0 +1,286 @@
+"""Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or in a journal.
+
+What always holds: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
+missing); one bad row never hides another; non-finite numbers are read in every spelling that Python or gymdata writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gymdata.errors import DataError
+from gymdata.rollouts.turn_columns import ROLES, Evidence, Messages, call_ids_of
+from gymdata.rollouts.violations import Violation
+from gymdata.store import journal
+from gymdata.store.lines import NON_FINITE, decode, iter_lines
+from gymdata.store.paths import Source
+from gymdata.validate.json_columns import (
+    COLUMNS,
+    INT_FIELDS,
+    MESSAGE,
+    STATUS,
+    TURN,
+    BadRow,
+    Strange,
+    check_types,
+    kind_of,
+    note_strange,
+    refuse_twice,
+)
+
+_BATCH_TOKENS = 1_000_000
+_BATCH_ROWS = 20_000
+_LISTS = {
+    "prompt_delta_ids": np.int32,
+    "generation_token_ids": np.int32,
+    "generation_log_probs": np.float32,
+}
+
+
+@dataclass(slots=True)
+class _Row:
+    number: int
+    value: Mapping[str, Any]
+    turns: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+
+
+def scan(source: Source) -> Iterator[Evidence | Violation]:
+    """The batches of one JSONL or journal file, and violations for the rows that are in none."""
+    rows: list[_Row] = []
+    tokens = 0
+    strange: dict[str, Strange] = {}
+    try:
+        for number, line in enumerate(_lines(source)):
+            if isinstance(line, Violation):
+                yield line._replace(row=number)
+                continue
+            try:
+                row = _read(number, line)
+            except BadRow as bad:
+                yield Violation(bad.code, number, detail=bad.detail, **bad.more)
+                continue
+            note_strange(number, row.value, strange)
+            rows.append(row)
+            tokens += sum(len(t["prompt_delta_ids"]) + len(t["generation_token_ids"]) for t in row.turns)
+            if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
+                yield _gather(rows)
+                rows, tokens = [], 0
+    except DataError as error:
+        yield Violation("S101", rows[-1].number + 1 if rows else 0, detail=error.message)
+    if rows:
+        yield _gather(rows)
+    for key, seen in strange.items():
+        detail = f"unknown key {key!r} in {seen.rows:,} row(s), which nothing reads"
+        yield Violation(
+            "S102", seen.first, expected="a column of the table", got=key, detail=detail, severity="warning"
+        )
+
+
+def _lines(source: Source) -> Iterator[bytes | Violation]:
+    """The JSON of each row, or what is wrong with its line."""
+    if source.kind != "journal":
+        for _, line in iter_lines(source):
+            yield line
+        return
+    for entry in journal.scan(source.path):
+        if entry.body is not None:
+            yield entry.body
+        elif entry.closed:
+            yield Violation(
+                "S101", 0, detail=f"damaged journal line at byte {entry.offset}: its checksum does not match"
+            )
+        else:
+            # A writer was killed, or is writing now; resuming cuts it off. Nothing that was whole is lost.
+            detail = f"torn last line of the journal at byte {entry.offset}; resuming the run cuts it off"
+            yield Violation("S101", 0, detail=detail, severity="warning")
+
+
+def _read(number: int, line: bytes) -> _Row:
+    try:
+        value = decode(line)
+    except (ValueError, RecursionError) as error:
+        raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise BadRow("S101", f"got {type(value).__name__}, expected an object")
+    name = value.get("rollout_id")
+    known = name if isinstance(name, str) else None
+    try:
+        refuse_twice(line, value)
+        row = _Row(number, value, _turns(value), _messages_of(value))
+        check_types(value, COLUMNS, "")
+        if value.get("status", "completed") not in STATUS:
+            raise BadRow("S102", "status", expected=" or ".join(STATUS), got=kind_of(value["status"]))
+        for index, message in enumerate(row.messages):
+            check_types(message, MESSAGE, f"messages[{index}].")
+        return row
+    except BadRow as bad:
+        bad.more.setdefault("rollout_id", known)
+        raise
+
+
+def _turns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "rollout_id" not in value:
+        raise BadRow("S103", "the row has no rollout_id", expected="rollout_id")
+    for name in ("rollout_id", "group_id"):
+        if name in value and not isinstance(value[name], str):
+            raise BadRow("S102", f"{name}", expected="text", got=kind_of(value[name]))
+    if "turns" not in value:
+        raise BadRow("S103", "the row has no turns", expected="turns")
+    turns = value["turns"] if value["turns"] is not None else []
+    if not isinstance(turns, list):
+        raise BadRow("S102", "turns", expected="a list", got=kind_of(turns))
+    return [_turn(index, turn) for index, turn in enumerate(turns)]
+
+
+def _turn(index: int, turn: Any) -> dict[str, Any]:
+    if not isinstance(turn, dict):
+        raise BadRow("S102", "a turn", turn=index, expected="an object", got=kind_of(turn))
+    check_types(turn, TURN, "", index)
+    result: dict[str, Any] = {"agent": turn.get("agent")}
+    for name in INT_FIELDS:
+        if name not in turn:
+            raise BadRow("S103", f"the turn has no {name}", turn=index, expected=name)
+        if type(turn[name]) is not int:
+            raise BadRow("S102", name, turn=index, expected="an integer", got=kind_of(turn[name]))
+        if not -(2**63) <= turn[name] < 2**63:
+            raise BadRow("S102", name, turn=index, expected="a 64-bit integer", got=str(turn[name]))
+        result[name] = turn[name] if name == "digest" else max(-(2**31), min(2**31 - 1, turn[name]))
+    for name, kind in _LISTS.items():
+        result[name] = _numbers(index, name, turn.get(name), kind)
+    return result
+
+
+def _numbers(turn: int, name: str, values: Any, kind: type) -> np.ndarray:
+    """A list field as an array. A null or missing list is empty: T205 and L301 tell of it."""
+    if values is None:
+        return np.empty(0, kind)
+    if not isinstance(values, list):
+        raise BadRow("S102", name, turn=turn, expected="a list", got=kind_of(values))
+    floats = kind is np.float32
+    types = set(map(type, values))
+    if not types <= ({float, int} if floats else {int}):
+        for position, value in enumerate(values):
+            if type(value) is int or (
+                floats and (type(value) is float or (type(value) is str and value in NON_FINITE))
+            ):
+                continue
+            wanted = "a number" if floats else "an integer"
+            raise BadRow("S102", name, turn=turn, position=position, expected=wanted, got=kind_of(value))
+        values = [NON_FINITE.get(v, v) if isinstance(v, str) else v for v in values]
+    if floats:
+        with np.errstate(over="ignore"):
+            return np.asarray(values, np.float64).astype(np.float32)
+    try:
+        return np.asarray(values, kind)
+    except OverflowError:
+        position = next(i for i, v in enumerate(values) if not -(2**31) <= v < 2**31)
+        got = str(values[position])
+        raise BadRow("S102", name, turn=turn, position=position, expected="a 32-bit integer", got=got) from None
+
+
+def _messages_of(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = value.get("messages")
+    if messages is None:
+        raise BadRow("S103", "the row has no messages", expected="messages")
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise BadRow("S102", "messages", expected="a list of objects", got=kind_of(messages))
+    return messages
+
+
+def _gather(rows: list[_Row]) -> Evidence:
+    """Rows as one batch."""
+    turns = [t for row in rows for t in row.turns]
+    values = [row.value for row in rows]
+    reward = [_number(v.get("reward")) for v in values]
+    evidence = Evidence(
+        rows=np.asarray([row.number for row in rows], np.int64),
+        turn_offsets=_offsets([len(row.turns) for row in rows]),
+        parent=np.asarray([t["parent"] for t in turns], np.int32),
+        prefix=np.asarray([t["prefix_length"] for t in turns], np.int32),
+        digest=np.asarray([t["digest"] for t in turns], np.int64),
+        **_flat(turns, "delta", "prompt_delta_ids"),
+        **_flat(turns, "gen", "generation_token_ids"),
+        **_flat(turns, "lp", "generation_log_probs"),
+        rollout_id=[v["rollout_id"] for v in values],
+        group_id=[v.get("group_id") for v in values],
+        agent=[t["agent"] for t in turns],
+        messages=gather_messages([row.messages for row in rows]),
+        reward=np.asarray([np.nan if r is None else r for r in reward], np.float64),
+        reward_null=np.asarray([r is None for r in reward], np.bool_),
+        bad_parts=[
+            (r, str(name), number)
+            for r, v in enumerate(values)
+            if isinstance(v.get("rewards"), dict)
+            for name, part in v["rewards"].items()
+            if (number := _number(part)) is not None and not np.isfinite(number)
+        ],
+        temperature=np.asarray([_number(v.get("temperature", 1.0)) or 0.0 for v in values], np.float32),
+    )
+    evidence.counts = _counts(rows)
+    return evidence
+
+
+def _counts(rows: list[_Row]) -> dict[str, np.ndarray]:
+    """The count columns. A row without one says nothing that could be wrong, so it gets what its turns amount to."""
+    result = {}
+    for name in _COUNTS:
+        if any(name in row.value for row in rows):
+            counted = [row.value[name] if name in row.value else _COUNTS[name](row.turns) for row in rows]
+            result[name] = np.asarray(counted, np.int64)
+    return result
+
+
+_COUNTS: dict[str, Callable[[list[dict[str, Any]]], int]] = {
+    "n_turns": len,
+    "n_context_tokens": lambda turns: sum(len(t["prompt_delta_ids"]) for t in turns),
+    "n_generated_tokens": lambda turns: sum(len(t["generation_token_ids"]) for t in turns),
+}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _offsets(counts: list[int]) -> np.ndarray:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
+
+
+def _flat(turns: list[dict[str, Any]], short: str, name: str) -> dict[str, Any]:
+    arrays = [t[name] for t in turns]
+    joined = np.concatenate(arrays) if arrays else np.empty(0, _LISTS[name])
+    return {f"{short}_offsets": _offsets([len(a) for a in arrays]), short: joined}
+
+
+def gather_messages(rollouts: list[list[dict[str, Any]]]) -> Messages:
+    """Chat messages (dicts, or rows of the table) as arrays."""
+    flat = [m for messages in rollouts for m in messages]
+    code = {name: i for i, name in enumerate(ROLES)}
+
+    def turn(m: dict[str, Any]) -> int:
+        return m["turn"] if isinstance(m.get("turn"), int) else -1
+
+    def calls(m: dict[str, Any]) -> set[str]:
+        given = m.get("tool_calls")
+        if isinstance(given, list):
+            return {str(c.get("id")) for c in given if isinstance(c, dict)}
+        return call_ids_of(given if isinstance(given, str) else None)
+
+    def answers(assistant: int, tool: int) -> bool:
+        return str(flat[tool]["tool_call_id"]) in calls(flat[assistant])
+
+    return Messages(
+        offsets=_offsets([len(messages) for messages in rollouts]),
+        role=np.asarray([code.get(str(m.get("role")), -1) for m in flat], np.int8),
+        turn=np.asarray([turn(m) for m in flat], np.int32),
+        calls=np.asarray([bool(m.get("tool_calls")) and m["tool_calls"] != "[]" for m in flat], np.bool_),
+        has_call_id=np.asarray([m.get("tool_call_id") is not None for m in flat], np.bool_),
+        answers=answers,
+        surely_answered=np.zeros(len(flat), np.bool_),
+    )

@@ -1,0 +1,227 @@
+"""Validation of pairs files.
+
+What always holds: a file that is no pairs table is a violation with what the store says of it; rows keep their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from gymdata.errors import DataError
+from gymdata.rollouts.checks import byte_view, odd_log_probs, outside
+from gymdata.rollouts.duplicates import content_keys, joined_keys
+from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.store import scan_batches
+from gymdata.store.paths import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SIDES = ("chosen", "rejected")
+_TIE = 1e-9
+
+
+class PairChecks:
+    """Checks pairs batch after batch; remembers what later batches may contradict."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self._limit = vocab_size if vocab_size is not None else 2**31
+        self._preferred: dict[tuple[str, str], str] = {}
+        #: Of each rollout: its prompt, and prompt and completion together. A pair may begin later, where two rollouts fork.
+        self._prompts: dict[str, tuple[int, int]] = {}
+        self._split_of: dict[str, str] = {}
+        self._shared: set[tuple[str, str]] = set()
+        #: Where each content was seen first, and the pair's id there.
+        self._content: dict[bytes, tuple[str, int, str]] = {}
+
+    def batch(self, batch: pa.RecordBatch, first_row: int, file: str) -> list[Violation]:
+        """Violations of one batch of the pairs table; ``first_row`` is its first row's number in ``file``."""
+        ids = batch.column("pair_id").to_pylist()
+
+        def at(row: int, code: str, **more: Any) -> Violation:
+            return Violation(code, first_row + int(row), ids[int(row)], **more)
+
+        found = [at(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
+        # A pair that says the opposite of another is no copy of it, whatever ids it holds.
+        opposite = {v.row for v in found if v.code == "P604"}
+        copies = self._copies(batch, ids, first_row, file)
+        found += [at(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
+        for side in _SIDES:
+            found += [at(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
+        found.sort(key=lambda v: (v.row, v.code))
+        return found
+
+    def _copies(
+        self, batch: pa.RecordBatch, ids: list[str], first_row: int, file: str
+    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """P606: prompt, chosen and rejected of an earlier pair once more, by ids, or by text where a pair has no ids."""
+        for row, key in enumerate(_content(batch)):
+            was = self._content.setdefault(key, (file, first_row + row, ids[row]))
+            if was[:2] != (file, first_row + row):
+                yield row, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}
+
+    def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        prompt, chosen, rejected = (_hashes(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES))
+        for row in np.flatnonzero(_same(batch, chosen, rejected)):
+            yield row, "P601", {}
+        margin = batch.column("margin").to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(~(margin > _TIE)):
+            yield row, "P603", {"expected": "a margin above 0", "got": f"{margin[row]:g}"}
+        for row in np.flatnonzero(_list_lengths(batch.column("prompt_ids")) == 0):
+            if len(batch.column("prompt")[int(row)]) == 0:
+                yield row, "P602", {"detail": "the pair has no prompt"}
+        whole = [_joined(batch.column("prompt_ids"), batch.column(f"{side}_ids")) for side in _SIDES]
+        names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
+        tasks = batch.column("task_id").to_pylist()
+        for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
+            here = f"{file} row {first_row + row}"
+            if better and worse:
+                if (worse, better) in self._preferred:
+                    yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
+                self._preferred.setdefault((better, worse), here)
+                for name, ids in ((better, whole[0][row]), (worse, whole[1][row])):
+                    was = self._prompts.setdefault(name, (prompt[row], ids))
+                    if was[0] != prompt[row] and was[1] != ids:
+                        yield row, "P602", {"detail": f"rollout {name} began with other prompt ids in another pair"}
+            if task is not None and self._split_of.setdefault(task, file) != file and (task, file) not in self._shared:
+                self._shared.add((task, file))
+                yield row, "P605", {"detail": f"task {task!r} is also in {self._split_of[task]}"}
+
+
+def _list_lengths(lists: Any) -> Any:
+    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+
+
+def _flat(lists: Any) -> tuple[Any, Any]:
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    return offsets - offsets[0], lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
+def _hashes(lists: Any) -> list[int]:
+    """A 64-bit hash a list of int32."""
+    offsets, values = _flat(lists)
+    if not len(values):
+        return [0] * len(lists)
+    data = byte_view(values.to_numpy(zero_copy_only=False))
+    bounds = (offsets * 4).tolist()
+    return [xxhash.xxh3_64_intdigest(data[a:b]) if b > a else 0 for a, b in pairwise(bounds)]
+
+
+def _joined(prompts: Any, sides: Any) -> list[int]:
+    """A 64-bit hash of each prompt followed by its completion, wherever the border between them is."""
+    hashes = []
+    parts = [_flat(prompts), _flat(sides)]
+    data = [byte_view(values.to_numpy(zero_copy_only=False)) if len(values) else b"" for _, values in parts]
+    bounds = [(offsets * 4).tolist() for offsets, _ in parts]
+    for row in range(len(prompts)):
+        digest = xxhash.xxh3_64()
+        for bytes_, at in zip(data, bounds, strict=True):
+            if at[row + 1] > at[row]:
+                digest.update(bytes_[at[row] : at[row + 1]])
+        hashes.append(digest.intdigest())
+    return hashes
+
+
+def _content(batch: pa.RecordBatch) -> list[bytes]:
+    """A key of what each pair holds: its ids, or its messages where neither side has ids."""
+    keys = joined_keys([content_keys(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)])
+    lengths = [_list_lengths(batch.column(f"{side}_ids")) for side in _SIDES]
+    rows = np.flatnonzero((lengths[0] == 0) & (lengths[1] == 0))
+    if len(rows):
+        parts = [_texts(batch.column(name).take(pa.array(rows))) for name in ("prompt", *_SIDES)]
+        for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
+            keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
+    return keys
+
+
+def _texts(lists: Any) -> list[str]:
+    """Each list of messages as one text."""
+    offsets, messages = _flat(lists)
+    fields = [pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")]
+    texts = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
+    return ["\x1e".join(texts[a:b]) for a, b in pairwise(offsets.tolist())]
+
+
+def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
+    """Where both sides have the same ids, or the same messages."""
+    a, b = np.asarray(chosen, np.uint64), np.asarray(rejected, np.uint64)
+    same = (a == b) & (a != 0)
+    sides = [_flat(batch.column(side)) for side in _SIDES]
+    lengths = [np.diff(offsets) for offsets, _ in sides]
+    rows = np.flatnonzero((lengths[0] == lengths[1]) & (lengths[0] > 0) & ~same)
+    if not len(rows):
+        return same
+    owner = np.repeat(rows, lengths[0][rows])
+    step = np.arange(len(owner)) - np.repeat(np.cumsum(lengths[0][rows]) - lengths[0][rows], lengths[0][rows])
+    picked = [values.take(pa.array(offsets[owner] + step)) for offsets, values in sides]
+    differs = np.zeros(len(owner), np.bool_)
+    for name in ("role", "content", "reasoning", "tool_calls"):
+        left, right = (pc.fill_null(pc.struct_field(p, name), "") for p in picked)
+        differs |= pc.not_equal(left, right).to_numpy(zero_copy_only=False)
+    equal = np.bincount(owner, weights=differs, minlength=len(batch)) == 0
+    same[rows] = equal[rows]
+    return same
+
+
+def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Ids, masks and log-probabilities of one side."""
+    offsets, ids = _flat(batch.column(f"{side}_ids"))
+    for place in outside(ids.to_numpy(zero_copy_only=False), limit):
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        more = {"position": int(place - offsets[row]), "expected": f"0 to {limit - 1}", "got": str(ids[int(place)])}
+        yield row, "T206", {**more, "detail": f"in {side}"}
+    counts = np.diff(offsets)
+    for name, code in ((f"{side}_mask", "S102"), (f"{side}_logprobs", "L301")):
+        given = _list_lengths(batch.column(name))
+        for row in np.flatnonzero(given != counts):
+            yield int(row), code, {"expected": str(counts[row]), "got": str(given[row]), "detail": f"length of {name}"}
+    starts, values = _flat(batch.column(f"{side}_logprobs"))
+    numbers = values.to_numpy(zero_copy_only=False)
+    for place, code in odd_log_probs(numbers):
+        row = int(np.searchsorted(starts, place, side="right")) - 1
+        yield row, code, {"position": int(place - starts[row]), "got": str(numbers[place]), "detail": f"in {side}"}
+
+
+def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_size: int | None = None) -> Report:
+    """The report over pairs; ``rollouts`` counts pairs, ``tokens`` their prompt, chosen and rejected ids."""
+    report = Report()
+    checks = PairChecks(vocab_size)
+    found: list[Violation] = []
+    with_ids: list[tuple[str, int]] = []
+    for source in sources:
+        file = str(source.path)
+        row = 0
+        try:
+            for batch in scan_batches(source.path, PAIRS):
+                found += (v._replace(file=file) for v in checks.batch(batch, row, file))
+                with_ids += ((file, row + int(at)) for at in np.flatnonzero(_has_ids(batch)))
+                row += len(batch)
+                report.tokens += sum(_values(batch.column(f"{s}_ids")) for s in ("prompt", "chosen", "rejected"))
+        except DataError as error:
+            code = "S104" if "newer" in error.message else "S103" if "lacks the column" in error.message else "S101"
+            found.append(Violation(code, row, detail=error.message, file=file))
+        report.rollouts += row
+    bad = rows_with_errors(found)
+    report.trainable = sum(place not in bad for place in with_ids)
+    report.violations = selection.apply(found)
+    return report
+
+
+def _has_ids(batch: pa.RecordBatch) -> np.ndarray:
+    """(n,) whether a pair has ids of its prompt and both sides."""
+    lists = (batch.column(f"{side}_ids") for side in ("prompt", "chosen", "rejected"))
+    lengths = np.stack([np.diff(column.offsets.to_numpy()) for column in lists])
+    return np.asarray((lengths > 0).all(axis=0))
+
+
+def _values(lists: pa.ListArray) -> int:
+    offsets = lists.offsets.to_numpy()
+    return int(np.subtract(offsets[-1], offsets[0])) if len(offsets) else 0

@@ -1,0 +1,221 @@
+"""Reading rollouts from Parquet for validation: only the leaves that checks read, ahead of the checks, in row order.
+
+What always holds: rows come in file order; at most a few row groups are in memory, and a file with one giant row group
+is streamed; what cannot be read is a violation that names the file, never an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gymdata.errors import DataError
+from gymdata.rollouts import schema
+from gymdata.rollouts.turn_columns import Evidence, from_arrow
+from gymdata.rollouts.violations import Violation
+
+_SCALARS = (
+    "rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens",
+)  # fmt: skip
+_NESTED = {
+    "rewards": ("name", "value"),
+    "messages": ("role", "turn", "tool_calls", "tool_call_id"),
+    "turns": (
+        "parent", "prefix_length", "prompt_delta_ids", "generation_token_ids", "generation_log_probs", "digest", "agent",
+    ),
+}  # fmt: skip
+_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent"}
+#: Uncompressed bytes of a row group above which it is streamed instead of read at once.
+_GIANT = 256 << 20
+_STREAM_BYTES = 48 << 20
+_READERS = 2
+
+
+def columns_read(file: pq.ParquetFile) -> list[str]:
+    """The Parquet leaf paths that validation reads of ``file``: what a fair rival has to read as well."""
+    wanted = []
+    for i in range(len(file.schema)):
+        path = file.schema.column(i).path.split(".")
+        if (len(path) == 1 and path[0] in _SCALARS) or (len(path) > 3 and path[3] in _NESTED.get(path[0], ())):
+            wanted.append(".".join(path))
+    return wanted
+
+
+def scan(path: Path) -> Iterator[Evidence | Violation]:
+    """The batches of one Parquet file, and violations for what is wrong with the file as a whole."""
+    try:
+        file = pq.ParquetFile(path, memory_map=False, pre_buffer=True)
+    except (pa.ArrowException, OSError) as error:
+        yield Violation("S101", 0, detail=f"the file cannot be read: {_short(error)}")
+        return
+    with file:
+        problems, usable = _file_problems(file)
+        yield from problems
+        if usable:
+            yield from _batches(file, path)
+
+
+def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
+    try:
+        schema.check_version(file.schema_arrow.metadata, "file", schema.ROLLOUTS)
+    except DataError as error:
+        return [Violation("S104" if "newer" in error.message else "S102", 0, detail=error.message)], False
+    names = file.schema_arrow.names
+    required = [*_SCALARS, "messages", "turns"]
+    found = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in required if c not in names]
+    if "turns" not in names:
+        return found, False
+    kind = file.schema_arrow.field("turns").type
+    if not (_is_list(kind) and pa.types.is_struct(kind.value_type)):
+        return [*found, Violation("S102", 0, expected="list<struct>", got=str(kind), detail="column 'turns'")], False
+    inner = {f.name for f in kind.value_type}
+    lost = sorted(_REQUIRED_TURN - inner)
+    found += [Violation("S103", 0, expected=c, detail=f"field {c!r} of turns is missing") for c in lost]
+    return found, not lost
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _batches(file: pq.ParquetFile, path: Path) -> Iterator[Evidence | Violation]:
+    columns = columns_read(file)
+    row = 0
+    try:
+        for batch in _read_ahead(file, path, columns):
+            try:
+                yield from _evidence(_typed(batch), row)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                yield Violation("S102", row, detail=f"rows {row} to {row + len(batch) - 1}: {_short(error)}")
+            row += len(batch)
+    except (pa.ArrowException, OSError) as error:
+        yield Violation("S101", row, detail=f"the file cannot be read from row {row} on: {_short(error)}")
+
+
+def _evidence(batch: pa.RecordBatch, first_row: int) -> Iterator[Evidence | Violation]:
+    """The rows of ``batch`` that can be checked, and an S102 for each that has a null where a check needs a value."""
+    bad: dict[int, Violation] = {}
+    for at, turn, name, position in _nulls(batch):
+        if at not in bad:
+            found = batch.column("rollout_id")[at].as_py() if "rollout_id" in batch.schema.names else None
+            bad[at] = Violation(
+                "S102", first_row + at, found, turn, position, expected="a value", got="null", detail=name
+            )
+    if not bad:
+        yield from_arrow(batch, first_row)
+        return
+    yield from (bad[at] for at in sorted(bad))
+    kept = np.setdiff1d(np.arange(len(batch)), np.fromiter(bad, np.int64, len(bad)))
+    evidence = from_arrow(batch.take(pa.array(kept)), first_row)
+    evidence.rows = first_row + kept
+    yield evidence
+
+
+def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | None]]:
+    """(row of the batch, turn, field, position) of nulls that no array of numbers can hold.
+
+    A whole list that is null is left to T205 and L301, and a null log-probability to L302.
+    """
+    if "rollout_id" in batch.schema.names:
+        for at in np.flatnonzero(batch.column("rollout_id").is_null()):
+            yield int(at), None, "rollout_id", None
+    turns = batch.column("turns")
+    offsets = turns.offsets.to_numpy()
+    struct = turns.values.slice(offsets[0], offsets[-1] - offsets[0])
+
+    def owner(k: int) -> tuple[int, int]:
+        at = int(np.searchsorted(offsets, k + offsets[0], side="right")) - 1
+        return at, int(k + offsets[0] - offsets[at])
+
+    def where_null(values: pa.Array) -> Any:
+        return np.flatnonzero(values.is_null()) if values.null_count else ()
+
+    for k in where_null(struct):
+        yield *owner(k), "a turn", None
+    for name in ("parent", "prefix_length", "digest"):
+        for k in where_null(struct.field(name)):
+            yield *owner(k), name, None
+    for name in ("prompt_delta_ids", "generation_token_ids"):
+        lists = struct.field(name)
+        bounds = lists.offsets.to_numpy()
+        for i in where_null(lists.values.slice(bounds[0], bounds[-1] - bounds[0])):
+            k = int(np.searchsorted(bounds, i + bounds[0], side="right")) - 1
+            yield *owner(k), name, int(i + bounds[0] - bounds[k])
+
+
+def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    giant = any(g.total_byte_size > _GIANT for g in groups)
+    with ThreadPoolExecutor(1 if giant else _READERS) as pool:
+        if giant:
+            rows = max(g.num_rows / max(g.total_byte_size, 1) for g in groups) * _STREAM_BYTES
+            stream = file.iter_batches(batch_size=max(1, int(rows)), columns=columns)
+            yield from _ahead(pool, itertools.repeat(lambda: list(itertools.islice(stream, 1))), 1)
+        else:
+            metadata = file.metadata
+
+            def read(index: int) -> list[pa.RecordBatch]:
+                # One ParquetFile is not for two threads; opening with known metadata costs nothing.
+                with pq.ParquetFile(path, metadata=metadata) as own:
+                    table = own.read_row_group(index, columns=columns, use_threads=False)
+                return list(table.to_batches())
+
+            yield from _ahead(
+                pool, (functools.partial(read, i) for i in range(len(groups)) if groups[i].num_rows), _READERS
+            )
+
+
+def _ahead(pool: ThreadPoolExecutor, jobs: Iterator[Any], parallel: int) -> Iterator[pa.RecordBatch]:
+    """Results in order, with ``parallel`` + 1 jobs under way; ends at the first empty result of an endless stream."""
+    pending: deque[Future[list[pa.RecordBatch]]] = deque()
+    for job in jobs:
+        pending.append(pool.submit(job))
+        if len(pending) > parallel:
+            batches = pending.popleft().result()
+            if not batches:
+                return
+            yield from batches
+    while pending:
+        yield from pending.popleft().result()
+
+
+def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """``batch`` with the types of the rollouts table, cast only where they differ. Raises ArrowInvalid on loss."""
+    arrays, fields = [], []
+    for given, array in zip(batch.schema, batch.columns, strict=True):
+        kind = _expected(given)
+        arrays.append(array if given.type.equals(kind) else array.cast(kind))
+        fields.append(pa.field(given.name, kind))
+    return pa.record_batch(arrays, schema=pa.schema(fields))
+
+
+def _expected(given: pa.Field) -> pa.DataType:
+    kind = schema.ROLLOUTS.schema.field(given.name).type
+    if given.name not in _NESTED:
+        return kind
+    known = {f.name: f for f in kind.value_type}
+    # Names and order as in the file, and nullable as in the file: only types are brought into line.
+    struct = pa.struct([pa.field(f.name, known[f.name].type, f.nullable) for f in given.type.value_type])
+    if _same(struct, given.type.value_type) and pa.types.is_list(given.type):
+        return given.type
+    return pa.list_(struct)
+
+
+def _same(ours: pa.StructType, theirs: pa.StructType) -> bool:
+    def plain(kind: pa.DataType) -> pa.DataType:
+        return pa.list_(plain(kind.value_type)) if pa.types.is_list(kind) else kind
+
+    return all(plain(a.type).equals(plain(b.type)) for a, b in zip(ours, theirs, strict=True))
+
+
+def _short(error: BaseException) -> str:
+    return str(error).splitlines()[0][:300]

@@ -1,0 +1,116 @@
+"""Validation of a path: every file's batches through the checks, into one report.
+
+What always holds: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
+files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gymdata.rollouts import checks
+from gymdata.rollouts.continuity.breaks import Reader
+from gymdata.rollouts.logprobs import sampling_bias
+from gymdata.rollouts.turn_columns import Evidence
+from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.store.paths import Source, sealed_twin
+from gymdata.validate import json_rows as validate_rows
+
+
+def validate_rollouts(
+    sources: Iterable[Source],
+    *,
+    selection: Selection,
+    run: Mapping[str, Any] | None = None,
+    vocab_size: int | None = None,
+    reader: Reader | None = None,
+) -> Report:
+    """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
+
+    ``reader`` gives what decodes ids; it is asked when the first break is met.
+    """
+    report = Report()
+    across = checks.AcrossRows()
+    named = names_reward(run or {})
+    vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
+    sampled_greedily = any_log_prob = False
+    #: Of each file, the rows with token ids.
+    with_ids: dict[str, list[int]] = {}
+    found: list[Violation] = []
+    for source in sources:
+        file = str(source.path)
+        report.files.append(file)
+        here: list[Violation] = []
+        before = report.tokens
+        for batch in _scan(source):
+            if isinstance(batch, Violation):
+                here.append(batch)
+                continue
+            report.rollouts += batch.n
+            report.turns += batch.n_turns
+            report.tokens += batch.n_tokens
+            sampled_greedily = sampled_greedily or (
+                batch.temperature is not None and bool((batch.temperature == 0).any())
+            )
+            any_log_prob = any_log_prob or bool(np.isfinite(batch.lp).any())
+            with_ids.setdefault(file, []).extend(batch.rows[batch.has_ids()].tolist())
+            digests = selection.wants("T209")
+            here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
+            here += across.add(batch, file)
+        found += (
+            v if v.file else v._replace(file=file) for v in calm_t205(sorted(here, key=_place), report.tokens > before)
+        )
+    found += across.finish()
+    settings = (run or {}).get("identity") or {}
+    # Without a single log-probability none is biased.
+    if any_log_prob and (bias := sampling_bias({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
+        found.append(Violation("L304", 0, detail=bias, file=report.files[0] if report.files else None))
+    bad = rows_with_errors(found)
+    report.trainable = sum((file, row) not in bad for file, rows in with_ids.items() for row in rows)
+    order = {file: index for index, file in enumerate(report.files)}
+    report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))
+    return report
+
+
+def calm_t205(found: list[Violation], has_ids: bool) -> list[Violation]:
+    """T205 is a warning when a whole file has no ids, for then it is a file of texts and not a damaged one."""
+    return found if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in found]
+
+
+def _place(v: Violation) -> tuple[int, int, str, int]:
+    return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0
+
+
+def _scan(source: Source) -> Iterator[Evidence | Violation]:
+    if source.kind == "parquet":
+        # Late, so that JSON lines are validated without pyarrow.
+        from gymdata.validate import parquet as validate_parquet
+
+        return validate_parquet.scan(source.path)
+    if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
+        # The run sealed it since it was found.
+        return _scan(sealed)
+    return validate_rows.scan(source)
+
+
+def names_reward(run: Mapping[str, Any]) -> bool:
+    """Whether run.json says that its rollouts were to be scored."""
+    config = run.get("config") or {}
+    places: list[Any] = [run.get("rewards"), run.get("reward")]
+    if isinstance(config, Mapping):
+        places += [config.get("rewards"), config.get("reward")]
+    identity = run.get("identity")
+    if isinstance(identity, Mapping):
+        places += [identity.get("rewards"), identity.get("reward")]
+    return any(bool(p) for p in places)
+
+
+def vocabulary(run: Mapping[str, Any]) -> int | None:
+    """The vocabulary's size as run.json tells it: the model's where the engine knew it, else the tokenizer's."""
+    for part in (run.get("engine"), run.get("chat")):
+        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None

@@ -1,0 +1,395 @@
+"""``gymdata.validate``: any path to a report. Joins the native checks, pairs, and foreign formats.
+
+What always holds: the kind of each file is found from its content; JSON lines are validated without loading pyarrow.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.store.lines import decode, iter_lines
+from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
+from gymdata.store.reading import altered, reading
+
+if TYPE_CHECKING:
+    from gymdata.rollouts.continuity.breaks import Reader
+    from gymdata.rollouts.continuity.repair import Choice, FixReport
+    from gymdata.store import StageOutput
+
+__all__ = ["Report", "Violation", "fix", "validate"]
+
+Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
+#: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
+_FOREIGN_KEYS = (b'"ATIF-', b'"episode"', b'"trajectories"', b'"chosen_response"')
+_FOREIGN = {
+    "atif": "holds ATIF trajectories",
+    "nat-trajectories": "holds trajectories of the NeMo Agent Toolkit",
+    "nat-dpo": "holds DPO rows",
+    "nat-dpo-items": "holds trajectories of DPO items",
+}
+
+
+# What was changed is checked like anything else, and noted; damaged journal lines are violations.
+@reading(allow_changed=True, report=lambda _: None)
+def validate(
+    path: str | Path,
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    strict: bool = False,
+    tokenizer: str | Path | None = None,
+    decode: bool = False,
+    processes: int | None = None,
+) -> Report:
+    """Check rollouts or pairs, token for token, and name every fault.
+
+    ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
+    recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors. ``tokenizer``: a
+    folder whose vocabulary bounds the ids, and whose texts tell the cause of a break (the model folder that run.json names
+    serves for that, too); ``decode`` also compares generations with their messages' text. ``processes``
+    bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
+    nothing can be read there, UsageError for an unknown code.
+    """
+    began = time.perf_counter()
+    selection = Selection.of(select, ignore, strict)
+    sources = _sources(Path(path), str(path))
+    run = _run_json(path)
+    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    reader = _reader(tokenizer, run)
+    report = Report(path=str(path))
+    split = [(kind, source) for source in sources for kind in [kind_of(source)]]
+    _refuse_others(split)
+    for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
+        mine = [source for kind, source in split if kind == wanted]
+        if mine:
+            _merge(report, check(mine, selection, run, vocab_size, reader, 2 if processes is None else processes))
+    if decode:
+        _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
+    report.files = [str(s.path) for s in sources]
+    if (described := find_run_json(path)) is not None:
+        report.notes = altered(described, [s.path for s in sources])
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+@reading(allow_changed=True)
+def fix(
+    path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False, command: Sequence[str] = ()
+) -> FixReport:
+    """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
+
+    ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
+    leaves the rollout out. ``output``: a new .parquet or .jsonl file (NeMo Gym rows stay NeMo Gym rows, .jsonl). The
+    source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
+    when a file cannot be read at all.
+    """
+    from gymdata.rollouts.continuity.repair import CHOICES, FixReport
+
+    target = local_output(output)
+    if choice not in CHOICES:
+        raise UsageError.unknown_choice("--fix", choice, CHOICES)
+    if target.suffix not in (".parquet", ".jsonl"):
+        raise UsageError.bad_value("-o", str(output), "a new file ending in .parquet or .jsonl")
+    sources = _sources(Path(path), str(path))
+    if any(target.exists() and target.samefile(s.path) for s in sources):
+        raise UsageError(f"{output}: is the file to be repaired", hint="nothing is repaired in place: give another -o")
+    split = [(kind_of(s), s) for s in sources]
+    _refuse_others(split)
+    kinds = {kind for kind, _ in split}
+    if len(kinds) != 1 or kinds == {"pairs"}:
+        what = ", ".join(sorted(kinds)) or "nothing"
+        raise UsageError(f"{path}: holds {what}; --fix repairs rollouts of one kind", hint="give one file or run")
+    if kinds == {"nemo"} and target.suffix != ".jsonl":
+        raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
+    account = FixReport(str(path), str(output), choice)
+    settings = {"choice": choice, "path": str(Path(path).resolve())}
+    from gymdata.store import StageOutput
+
+    with StageOutput(beside(target), "fix", [target.name], overwrite=overwrite) as out:
+        out.refuse_other("config", settings, "rollouts that were repaired")
+        _fix(path, sources, "nemo" in kinds, out, account, {"command": list(command), "config": settings})
+    account.errors_after = validate(target).errors if account.rollouts_out else 0
+    return account
+
+
+def _fix(
+    path: str | Path,
+    sources: Sequence[Source],
+    nemo: bool,
+    out: StageOutput,
+    account: FixReport,
+    facts: Mapping[str, Any],
+) -> None:
+    import gymdata
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.store.lineage import parent_of
+
+    report, name = validate(path), out.names[0]
+    if nemo:
+        from gymdata.interop.nemo_gym.fix import fix_nemo_gym
+
+        part = out.part(name)
+        fix_nemo_gym(sources, report.violations, account.choice, part.path, account)
+        part.rows = account.rollouts_out
+    else:
+        from gymdata.validate.fix import fixed_rollouts
+
+        out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
+    # How the rollouts were sampled is asked of the copy as it was of them.
+    run = _run_json(path) or {}
+    counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
+    more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
+    parents = [parent_of(path)]
+    out.finish({**more, **facts, "version": gymdata.__version__, "parents": parents, "counts": counts})
+
+
+def _sources(path: Path, text: str) -> list[Source]:
+    sources = resolve(text, "rollouts")
+    if not sources and path.is_dir():
+        sources = resolve(text, "pairs")
+        # The held-out side of a split lies beside it.
+        for source in list(sources):
+            held = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
+            if held.is_file() and held != source.path:
+                sources.append(Source(held, source.kind, source.compression))
+    return sources
+
+
+def kind_of(source: Source) -> Kind:
+    """What the rows of a file are, from its metadata or its first row."""
+    if source.kind == "parquet":
+        return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
+    if source.kind == "journal":
+        return "rollouts"
+    from gymdata.interop.nemo_gym import scan as nemo_gym
+
+    try:
+        lines = list(_first_lines(source, 20))
+        if any(key in line for line in lines for key in _FOREIGN_KEYS) and _foreign_name(source) is not None:
+            return "foreign"
+        if lines and all(map(_is_task, lines)):
+            return "tasks"
+        for line in lines:
+            if nemo_gym.recognise(line):
+                return "nemo"
+            keys = line[:4096]
+            if b'"pair_id"' in keys or (b'"chosen"' in line and b'"rejected"' in line and b'"turns"' not in line):
+                return "pairs"
+            if b'"turns"' in line or b'"rollout_id"' in line:
+                return "rollouts"
+    except DataError:
+        # Unreadable from some line on: the scan says where.
+        return "rollouts"
+    return "rollouts"
+
+
+def _foreign_name(source: Source) -> str | None:
+    """The format of a file that is imported before it is checked; None when it is in none."""
+    from gymdata.interop import formats
+
+    try:
+        name = formats.detect([source])
+    except (DataError, UsageError):
+        return None
+    return name if name in _FOREIGN else None
+
+
+def _of_another_project(path: Path) -> str:
+    (source,) = resolve(str(path))
+    return _FOREIGN[_foreign_name(source) or ""]
+
+
+def _is_task(line: bytes) -> bool:
+    """Whether a row asks something and tells no answer: neither turns nor a response, nor a reply at the end."""
+    if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"chosen"')):
+        return False
+    try:
+        row = decode(line)
+    except ValueError:
+        return False
+    if not isinstance(row, dict):
+        return False
+    said = row.get("messages")
+    if isinstance(said, list) and said:
+        return isinstance(said[-1], dict) and said[-1].get("role") != "assistant"
+    return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
+
+
+def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
+    """Raises DataError for tasks, and for what is to be imported first, naming each file once."""
+    foreign = [source.path for kind, source in split if kind == "foreign"]
+    if foreign:
+        listed = "\n".join(f"{path}: {_of_another_project(path)}, and is checked after an import" for path in foreign)
+        files = " ".join(shlex.quote(str(path)) for path in foreign)
+        raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
+    for kind, source in split:
+        if kind == "tasks":
+            raise DataError(
+                f"{source.path}: holds tasks, and no rollouts or pairs",
+                hint=f"`gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them; validate RUN then",
+            )
+
+
+def _first_lines(source: Source, count: int) -> Iterator[bytes]:
+    """Non-blank lines from the start of a file."""
+    if source.compression is None:
+        with source.path.open("rb") as file:
+            lines = (line.removeprefix(BOM) for line in file)
+            yield from islice((line for line in lines if not line.isspace()), count)
+        return
+    yield from islice((line for _, line in iter_lines(source)), count)
+
+
+def _is_pairs_parquet(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return (schema.metadata or {}).get(b"gymdata.schema") == b"pairs" or (
+        "turns" not in schema.names and {"chosen", "rejected"} <= set(schema.names)
+    )
+
+
+def _run_json(path: str | Path) -> Mapping[str, Any] | None:
+    file = find_run_json(path)
+    return None if file is None else read_facts(file)
+
+
+def _vocab_size(folder: str | Path) -> int:
+    """Ids that a tokenizer folder can mean: one above its largest."""
+    file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
+    if not file.is_file():
+        from gymdata.engines._transformers import load_tokenizer
+
+        return len(load_tokenizer(folder))
+    value = json.loads(file.read_bytes())
+    vocab = (value.get("model") or {}).get("vocab") or {}
+    ids = [*vocab.values()] if isinstance(vocab, dict) else range(len(vocab))
+    added = [token["id"] for token in value.get("added_tokens") or []]
+    return max([*ids, *added], default=-1) + 1
+
+
+def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
+    """What decodes ids: by the tokenizer that was given, or that of the model folder in run.json; None without one."""
+    folder = tokenizer
+    if folder is None:
+        model = ((run or {}).get("identity") or {}).get("model")
+        if not isinstance(model, str) or not Path(model, "tokenizer.json").is_file():
+            return None
+        folder = model
+
+    def read() -> Any:
+        from gymdata.engines.chat import token_text
+
+        return token_text.reader(folder)()
+
+    import functools
+
+    return functools.cache(read)
+
+
+def _merge(report: Report, more: Report) -> None:
+    report.rollouts += more.rollouts
+    report.trainable += more.trainable
+    report.turns += more.turns
+    report.tokens += more.tokens
+    report.violations += more.violations
+
+
+def _rollouts(
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    vocab: int | None,
+    reader: Reader | None,
+    processes: int,
+) -> Report:
+    from gymdata.validate.rollouts import validate_rollouts
+
+    del processes
+    return validate_rollouts(sources, selection=selection, run=run, vocab_size=vocab, reader=reader)
+
+
+def _pairs(
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    vocab: int | None,
+    reader: Reader | None,
+    processes: int,
+) -> Report:
+    from gymdata.validate.pairs import validate_pairs
+
+    del processes, run, reader
+    return validate_pairs(sources, selection=selection, vocab_size=vocab)
+
+
+def _nemo(
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    vocab: int | None,
+    reader: Reader | None,
+    processes: int,
+) -> Report:
+    from gymdata.interop.nemo_gym import scan as nemo_gym
+
+    del run
+    report = Report()
+    parts: list[tuple[str, nemo_gym.Part]] = []
+    found: list[Violation] = []
+    for source in sources:
+        file = str(source.path)
+        part = nemo_gym.scan(source.path, source.compression, vocab, processes, reader)
+        parts.append((file, part))
+        report.rollouts += part.rollouts
+        report.turns += part.turns
+        report.tokens += part.tokens
+        calm = part.turns_with_ids == 0
+        for v in part.violations:
+            severity: Any = "warning" if calm and v.code == "T205" else v.severity
+            found.append(v._replace(file=file, severity=severity))
+        # Without a single log-probability none is biased.
+        if part.turns_with_log_probs:
+            from gymdata.rollouts.logprobs import sampling_bias
+
+            for row, settings in part.settings:
+                if bias := sampling_bias(settings):
+                    found.append(Violation("L304", row, detail=bias, file=file))
+    found += nemo_gym.across_rows(parts)
+    bad = rows_with_errors(found)
+    report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
+    order = {file: index for index, (file, _) in enumerate(parts)}
+    found.sort(key=lambda v: (order[v.file or ""], v.row, -1 if v.turn is None else v.turn))
+    report.violations = selection.apply(found)
+    return report
+
+
+def _decode(
+    report: Report,
+    sources: list[Source],
+    selection: Selection,
+    run: Mapping[str, Any] | None,
+    tokenizer: str | Path | None,
+) -> None:
+    """Add T207."""
+    folder = tokenizer or ((run or {}).get("identity") or {}).get("model")
+    if folder is None:
+        raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
+    from gymdata.engines._transformers import load_tokenizer
+    from gymdata.validate.decode import decoded_faults
+
+    loaded = load_tokenizer(folder)
+    found = decoded_faults(sources, lambda ids: str(loaded.decode(list(ids), skip_special_tokens=False)))
+    report.violations += selection.apply(found)

@@ -1,0 +1,135 @@
+"""Every trainer on one saved set of rollouts of the shipped policy: how far each raises held-out accuracy.
+
+What always holds: the trainers see the same rollouts and start from the same policy; every step is a command that a user
+could type, run as a process of its own; the figures are recomputed from sealed held-out runs and the trainings' run.json.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymdata import demo
+from gymdata.errors import RefusedError
+from gymdata.store import read_run_json
+
+#: Trainer → what it is called in the table, in the order of the table.
+POLICIES = {
+    "sft": "SFT on the best right rollout of each task",
+    "kto": "KTO on all rollouts",
+    "dpo": "DPO on pairs",
+    "rl": "batch RL on GRPO advantages",
+}
+
+
+def compare_trainers(
+    output: str | Path = "runs/compare-trainers",
+    *,
+    num_rollouts: int = 8,
+    limit: int | None = None,
+    trainers: Sequence[str] = (*POLICIES, "reward"),
+    seed: int = demo.DEFAULT_SEED,
+    threshold: bool = True,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Collect once, train with each of ``trainers``, and return what ``OUTPUT/summary.json`` holds.
+
+    ``limit`` takes only so many tasks of each file. With ``threshold``, raises RefusedError unless every trainer's paired
+    95 % interval of the rise is above zero and the reward model's interval on held-out pairs is above one half.
+    """
+    folder, began = Path(output), time.monotonic()
+    demo._clear(folder, overwrite)
+    run = _Comparison(folder, demo.sample_data(), seed, limit, demo._running(say))
+    run.held_out("heldout-before", run.data / "policy")
+    run.collect_once(num_rollouts)
+    for name in trainers:
+        run.train_with(name)
+        if name in POLICIES:
+            run.held_out(f"heldout-{name}", folder / name)
+    summary = summarise(folder, trainers)
+    summary["seconds"] = round(time.monotonic() - began, 1)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if threshold:
+        _require(summary, folder)
+    return summary
+
+
+def summarise(folder: Path, trainers: Sequence[str]) -> dict[str, Any]:
+    """Held-out rates with Wilson intervals and paired differences, a trainer; and the reward model's ranking."""
+    jobs = {name: read_run_json(folder / name) for name in trainers}
+    found: dict[str, Any] = {"trainers": {}}
+    for name in trainers:
+        facts = {
+            "trained_tokens": jobs[name]["trained_tokens"]["batches"]["count"],
+            "equal": jobs[name]["trained_tokens"]["equal"],
+            "steps": jobs[name]["steps"],
+            "counts": jobs[name]["counts"],
+        }
+        if name == "reward":
+            found["reward_model"] = {**facts, **jobs[name]["heldout"]}
+            continue
+        rise = demo._rise(folder / "heldout-before", folder / f"heldout-{name}")
+        found["before"] = rise.pop("before")
+        found["trainers"][name] = {**facts, **rise}
+    return found
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """The summary as a table."""
+    lines = [
+        "| trainer | steps | tokens trained an epoch | held-out | rise, points (95 %) |",
+        "| --- | ---: | ---: | --- | --- |",
+    ]
+    if before := summary.get("before"):
+        lines.append(f"| none | | | {_rate(before)} | |")
+    for name, facts in summary["trainers"].items():
+        change, (low, high) = facts["difference"]["rate"], facts["difference"]["ci95"]
+        lines.append(
+            f"| {POLICIES[name]} | {facts['steps']} | {facts['trained_tokens']:,} | {_rate(facts['after'])} | "
+            f"**{100 * change:+.1f}** [{100 * low:.1f}, {100 * high:.1f}] |"
+        )
+    if model := summary.get("reward_model"):
+        low, high = model["ci95"]
+        lines.append(
+            f"| reward model | {model['steps']} | {model['trained_tokens']:,} | ranks {model['accuracy']:.1%} of "
+            f"{model['pairs']:,} pairs of {model['tasks']} held-out tasks right [{low:.1%}, {high:.1%}] | |"
+        )
+    return "\n".join(lines)
+
+
+class _Comparison(demo._Commands):
+    """The comparison's steps as command lines over one output folder."""
+
+    def collect_once(self, num_rollouts: int) -> None:
+        rollouts = str(self.folder / "rollouts")
+        flags = ["-r", str(num_rollouts), "--seed", str(self.seed)]
+        self._collect(self.data / "tasks" / "train.jsonl", self.data / "policy", self.folder / "rollouts", flags)
+        self._run("validate", rollouts, "--quiet")
+        self._run("pairs", rollouts, "-o", str(self.folder / "pairs"), "--strategy", "all", "--max-pairs-per-task", "4",
+                  "--seed", str(self.seed))  # fmt: skip
+        self._run("experience", rollouts, "-o", str(self.folder / "experiences"), "--estimator", "grpo")
+
+    def train_with(self, name: str) -> None:
+        source = {"dpo": "pairs", "reward": "pairs", "rl": "experiences"}.get(name, "rollouts")
+        self._run(f"train-{name}", str(self.folder / source), "-m", str(self.data / "policy"), "-o", str(self.folder / name),
+                  "--config", str(self.data / f"{name}.yaml"), "--set", f"seed={self.seed}")  # fmt: skip
+
+
+def _rate(figures: Mapping[str, Any]) -> str:
+    low, high = figures["ci95"]
+    return f"{figures['rate']:.1%} of {figures['n']} [{low:.1%}, {high:.1%}]"
+
+
+def _require(summary: Mapping[str, Any], folder: Path) -> None:
+    poor = [name for name, facts in summary["trainers"].items() if not facts["difference"]["ci95"][0] > 0]
+    if "reward_model" in summary and not summary["reward_model"]["ci95"][0] > 0.5:
+        poor.append("reward")
+    if poor:
+        raise RefusedError(
+            f"not clearly better than before: {', '.join(poor)}",
+            hint=f"{folder / 'summary.json'} has the figures; the runs beside it can be queried",
+        )
