@@ -14,7 +14,7 @@ from tests.validate.generate import native_rows, nemo_rows, with_ids, write_line
 
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 when clean, 1 with errors, 2 for a missing path, an unknown code or an empty file."""
+    """0 when clean, 1 with errors or without rows, 2 for a missing path or an unknown code."""
     clean = write_native(tmp_path, native_rows(n=2), "parquet")
     assert main(["validate", str(clean)]) == 0
     rows = native_rows(n=2)
@@ -23,7 +23,8 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(broken)]) == 1
     assert main(["validate", str(broken), "--ignore", "T209"]) == 0
     (tmp_path / "empty.jsonl").touch()
-    for arguments in (["nowhere.parquet"], [str(broken), "--select", "X1"], [str(tmp_path / "empty.jsonl")], []):
+    assert main(["validate", str(tmp_path / "empty.jsonl")]) == 1
+    for arguments in (["nowhere.parquet"], [str(broken), "--select", "X1"], []):
         assert main(["validate", *arguments]) == 2
     assert "error:" in capsys.readouterr().err
 
