@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gymdata.audit import compare as audit
-from gymdata.engines.forward import ToScore
 from gymdata.engines.port import PolicyModel
+from gymdata.engines.scoring import ToScore
 from gymdata.rollouts.sequences import Stitched
 
 Array = npt.NDArray[Any]

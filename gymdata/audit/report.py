@@ -17,8 +17,8 @@ import pyarrow as pa
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, Suspects
 from gymdata.audit.compare import Compared
-from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.engines.port import PolicyModel
+from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import DataError, RefusedError
 from gymdata.progress import Progress
 from gymdata.rollouts.chains import FlatTurns

@@ -14,7 +14,7 @@ from gymdata.progress import Progress
 from gymdata.rollouts.messages import Message
 
 if TYPE_CHECKING:
-    from gymdata.engines.forward import ToScore
+    from gymdata.engines.scoring import ToScore
 
 FinishReason = Literal["stop", "length", "abort"]
 

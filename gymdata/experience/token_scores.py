@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.engines.port import Critic, PolicyModel
+from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.progress import Progress
 from gymdata.rollouts.sequences import Stitched
 

@@ -14,7 +14,7 @@ from gymdata.audit import causes as diagnosis
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, Probe
 from gymdata.audit.compare import Compared
-from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
+from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import RefusedError
 from gymdata.rollouts.sequences import stitch
 from tests.core.test_stitched import BRANCH, BREAK, RETRY, SHAPES, column
