@@ -104,13 +104,17 @@ class UsageError(GymdataError):
         hint = install_command(extra.replace("engine", "cpu"))
         if "engine" in extra:
             hint += f"   (on a machine with a GPU: {install_command(extra.replace('engine', 'vllm'))})"
-        return cls(f"this needs the Python module {module!r}, which is not installed", hint=hint)
+        return MissingExtraError(f"this needs the Python module {module!r}, which is not installed", hint=hint)
 
     @classmethod
     def missing_module(cls, error: ModuleNotFoundError) -> UsageError | None:
         """``missing_extra`` of a module that an import did not find; None when no extra brings it."""
         module = (error.name or "").partition(".")[0]
         return cls.missing_extra(module, BROUGHT_BY[module]) if module in BROUGHT_BY else None
+
+
+class MissingExtraError(UsageError):
+    """A library that an extra brings is not installed."""
 
 
 class DataError(GymdataError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pydantic
 
-from gymdata.errors import UsageError
+from gymdata.errors import MissingExtraError, UsageError
 from gymdata.finetune.settings import (
     EVALUATORS,
     JUDGE_KEYS,
@@ -286,6 +286,8 @@ def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]
         kind = TRAINERS[algorithm]
         own = kind.of({**given, "model": "", "output": ""}, "settings")
         check_settings(algorithm, own.trainer, own=kind.model_fields)
+    except MissingExtraError:
+        return  # no fault of the file: finetune names everything that it lacks before it starts
     except UsageError as error:
         yield from _of_part(error, f"{where}: trainer_adapters.{name}")
 

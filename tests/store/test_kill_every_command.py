@@ -20,10 +20,10 @@ from gymdata.interop.formats import FORMATS, OF_PAIRS, SUFFIXES
 from tests.judge_server import Behaviour, judge_server
 from tests.rollout_files import rollout, write_run
 
-ROOT = Path(__file__).parents[2]
+SAMPLE = Path(__file__).parents[2] / "sample_data"
 #: What each process has loaded when it is forked.
 _LOADED = [
-    "gymdata.cli.main", "gymdata.api", "gymdata.audit.run", "gymdata.interop.run", "gymdata.experience.run",
+    "gymdata.cli.main", "gymdata.audit.run", "gymdata.interop.run", "gymdata.experience.run",
     "gymdata.filter.run", "gymdata.judge.run", "gymdata.pairs.run", "gymdata.query.run", "gymdata.score.run",
     "gymdata.validate.run", "gymdata.validate.fix", "gymdata.http", "duckdb", "pyarrow.dataset", "aiohttp",
     "typer", "rich.table",
@@ -50,6 +50,10 @@ COMMANDS = {
 for name in FORMATS:
     source, suffix = "{pairs}" if name in OF_PAIRS else "{run}", SUFFIXES.get(name, (".jsonl",))[0]
     COMMANDS[f"export {name}"] = f"export {source} -o {{out}}/x{suffix} --format {name}"
+
+
+#: Each process of these loads torch for seconds.
+SLOW = {"audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs"}
 
 
 @dataclass
@@ -137,16 +141,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         assert main(["export", str(given), "-o", str(folder / f"{name}.jsonl"), "--format", form]) == 0
     with judge_server(Behaviour()) as url:
         files = {name: str(folder / f"{name}.jsonl") for name in words}
+        files |= {"clean": str(SAMPLE / "rollouts" / "clean.jsonl"), "policy": str(SAMPLE / "policy")}
         yield {"run": str(run_folder), "pairs": str(folder / "pairs"), "judge": url, **files}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)])
 def test_a_command_that_was_killed_anywhere_finishes(name: str, made: dict[str, str], tmp_path: Path) -> None:
     """Killed before every file operation in turn: the same command ends with exit code 0 and the output of one that nobody
     killed, with nothing refused, doubled, lost or left over; and repeated, it changes nothing."""
     root = tmp_path / "work"
     out = root / "out"
-    words = COMMANDS[name].format(**made, out=out).split()
+    words = (COMMANDS | SLOW)[name].format(**made, out=out).split()
     root.mkdir()
     operations = run(words, root)
     expected = held(out)
