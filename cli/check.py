@@ -17,14 +17,14 @@ SHOWN = 3
 
 def check(
     model: Annotated[
-        str | None, typer.Argument(help="Model or tokenizer folder; with --endpoint a served name.")
+        str | None, typer.Argument(help="Model or tokenizer folder; with --endpoint, the served model name.")
     ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Base URL of a vLLM server to probe instead.")] = None,
-    chat_template: Annotated[str | None, typer.Option(help="Template file to probe in place of the model's.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Base URL of a vLLM server to probe.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="Chat template file that replaces the model's.")] = None,
     as_json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
 ) -> int:
-    """Probe a chat template, or a server, for what would break multi-turn training. Exit code 1 when something would."""
+    """Probe a chat template, or a server, for problems that break multi-turn training. Exit code 1 if any is found."""
     from gymdata.check import run as checking
     from gymdata.errors import UsageError
 

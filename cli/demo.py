@@ -11,18 +11,20 @@ from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
 
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for everything it makes.")] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output folder.")] = Path("runs/demo"),
     rounds: Annotated[int, typer.Option(help="Rounds of collect, pairs and train-dpo.", min=1)] = 2,
-    num_rollouts: Annotated[int, typer.Option("-r", "--num-rollouts", help="Rollouts a training task.", min=2)] = 8,
-    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Only so many tasks of each file.", min=1)] = None,
-    judged_groups: Annotated[int, typer.Option(help="Groups that the judge compares; 0: no judge.", min=0)] = 300,
-    seed: Annotated[int, typer.Option(help="Makes the whole demo repeatable.")] = 0,
-    threshold: Annotated[bool, typer.Option(help="Fail unless the held-out rate rises by 10 points.")] = True,
+    num_rollouts: Annotated[int, typer.Option("-r", "--num-rollouts", help="Rollouts per training task.", min=2)] = 8,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Use only the first N tasks.", min=1)] = None,
+    judged_groups: Annotated[
+        int, typer.Option(help="Groups compared by the judge; 0 disables the judge.", min=0)
+    ] = 300,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    threshold: Annotated[bool, typer.Option(help="Fail unless held-out accuracy improves by 10 points.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and print the steps; run nothing.")] = False,
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run the whole path on the shipped policy and tasks, and measure the rise on held-out tasks."""
+    """Run the whole path on the shipped policy and tasks, and measure the improvement in held-out accuracy."""
     from gymdata.demo import demo as run
     from gymdata.demo import planned
 

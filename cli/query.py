@@ -31,7 +31,7 @@ def query(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. It can only read."""
+    """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. Read-only."""
     from gymdata.errors import UsageError
     from gymdata.query.run import check_target, run_query, write_result, write_text
     from gymdata.query.types import json_value, python_values

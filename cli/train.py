@@ -17,16 +17,20 @@ from gymdata.train.settings import TRAINERS, TrainConfig
 from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, note
 
 _SOURCES = {
-    "pairs": ("PAIRS", "Pairs: a file, a folder of `gymdata pairs`, or a glob."),
-    "experiences": ("EXPERIENCES", "Experiences: a file, a folder of `gymdata experience`, a glob."),
-    "rollouts": ("RUN", "Rollouts: a run folder, a file or a glob."),
+    "pairs": ("PAIRS", "Pairs: file, output folder of `gymdata pairs`, or glob."),
+    "experiences": ("EXPERIENCES", "Experiences: file, output folder of `gymdata experience`, or glob."),
+    "rollouts": ("RUN", "Rollouts: run folder, file or glob."),
 }
-_Model = Annotated[str | None, typer.Option("-m", "--model", help="Model folder; a LoRA folder goes on training.")]
+_Model = Annotated[
+    str | None, typer.Option("-m", "--model", help="Model folder; a LoRA adapter folder is trained further.")
+]
 _Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Folder for the trained model; resumed when it is there.")
+    Path | None, typer.Option("-o", "--output", help="Folder for the trained model; resumed if it exists.")
 ]
 _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set lora_r=16 …).")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, count and prove the batches; train nothing.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the data and the token checksum of the batches; train nothing.")
+]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks.")]
 #: Flags of every trainer, those of its own settings standing between the two groups.
 _BEFORE: dict[str, tuple[Any, Any]] = {
