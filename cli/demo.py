@@ -72,8 +72,8 @@ def _judged(judged: dict[str, Any]) -> list[tuple[str, object]]:
     rates = {
         "the better one first": accuracy["first_seat"],
         "the better one second": accuracy["second_seat"],
-        "first seat wins": bias["first_seat_wins"],
-        "flips with the seats": bias["order_flips"],
+        "position bias (first wins)": bias["first_seat_wins"],
+        "position inconsistency": bias["order_flips"],
         "longer wins": bias["longer_wins"],
         "ties": bias["ties"],
         "failures": bias["failures"],
@@ -89,7 +89,10 @@ def _judged(judged: dict[str, Any]) -> list[tuple[str, object]]:
 def _after(part: dict[str, Any], which: str) -> list[tuple[str, object]]:
     after = part["after"]
     rise = _rate(part["difference"]).replace(" %  (", " points  (")
-    return [(f"{which}held-out after", f"{_rate(after)}, {after['correct']} of {after['n']}"), (f"{which}rise", rise)]
+    return [
+        (f"{which}held-out after", f"{_rate(after)}, {after['correct']} of {after['n']}"),
+        (f"{which}improvement", rise),
+    ]
 
 
 def _rate(part: dict[str, Any]) -> str:

@@ -148,10 +148,10 @@ def _show(report: ExperiencesReport) -> None:
             *((f"  dropped: {why.replace('_', ' ')}", len(ids)) for why, ids in report.dropped_groups.items()),
             ("sequences", counts["sequences"]),
             *([("  rollouts cut into several", counts["rollouts_cut"])] if counts["rollouts_cut"] else []),
-            *([("  abandoned turns left out", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
+            *([("  abandoned turns dropped", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
             ("trained tokens", counts["trained_tokens"]),
             ("advantage, mean", report.advantage["mean"]),
-            ("advantage, spread", report.advantage["std"]),
+            ("advantage, std", report.advantage["std"]),
             ("written to", report.path),
         ],
     )  # fmt: skip

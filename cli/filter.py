@@ -91,7 +91,7 @@ def _show(report: FilterReport) -> None:
         why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + step.notes
         rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
     if rows:
-        grid(("step", "by", "rollouts in", "out", "groups out", "left out, and why"), rows)
+        grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
     split = len(report.sides) > 1
     sides = [(side, f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks") for side, n in report.sides.items() if split]
     facts(

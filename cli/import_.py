@@ -65,7 +65,7 @@ def import_(
             f"`gymdata validate {output}` names them, `gymdata validate {output} --fix drop -o FILE` leaves them out"
         )
     if done.prompts_refused:
-        note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} says where and why")
+        note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} lists where and why")
     if done.without_token_data:
         note(
             f"{done.without_token_data:,} of {done.rollouts:,} rollouts have no token data: "

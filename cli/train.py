@@ -105,10 +105,10 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [
         (name.replace("_", " "), n) for name, n in result["counts"].items() if name != "trained_tokens"
     ]
-    rows += [("trained tokens an epoch", proof["file"]["count"]), ("batches equal the file", _equal(proof))]
+    rows += [("tokens per epoch", proof["file"]["count"]), ("token checksum", _equal(proof))]
     if heldout := result.get("heldout"):
         low, high = heldout["ci95"]
-        rows.append(("held-out pairs ranked right", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
+        rows.append(("held-out preference accuracy", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
     if ratio := result.get("ratio"):
         rows.append(("ratio before training, mean", ratio["mean"]))
         rows.append(("  effective sample size", f"{ratio['effective_sample_size']:.1%}"))
@@ -119,8 +119,8 @@ def _equal(proof: dict[str, Any]) -> object:
     """A training that stopped inside its first epoch could not feed the whole file; what it fed was held against it."""
     fed = (proof.get("epochs") or [{}])[-1]
     if proof["equal"] or not fed.get("equal"):
-        return proof["equal"]
-    return f"yes, as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+        return {True: "match", False: "MISMATCH"}.get(proof["equal"])
+    return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
 
 
 train_sft = _command(TRAINERS["sft"])

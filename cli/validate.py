@@ -123,7 +123,7 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     print(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
-        print(f"gymdata validate --explain {worst} says what that means")
+        print(f"gymdata validate --explain {worst} explains it")
 
 
 def _worth_a_line(violations: list[Violation]) -> list[Violation]:

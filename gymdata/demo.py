@@ -228,7 +228,7 @@ def _running(say: Callable[[str], None]) -> _Run:
         done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
         if done.returncode not in fine:
             error = GymdataError(
-                f"`gymdata {command[0]}` ended with exit code {done.returncode}; what it said is above",
+                f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",
                 hint=f"gymdata {shlex.join(command)}",
             )
             error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED

@@ -132,7 +132,7 @@ class DataError(GymdataError):
         folder = Path(path)
         inside = [p.name for p in folder.iterdir() if p.suffix in (".parquet", ".jsonl")] if folder.is_dir() else []
         hint = f"it holds {', '.join(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
-        return cls(f"{path}: holds no rows (expected {expected})", hint=hint)
+        return cls(f"{path}: is empty (expected {expected})", hint=hint)
 
     @classmethod
     def nothing_to_train(cls, files: Sequence[Path], table: str) -> DataError:

@@ -215,8 +215,8 @@ class HttpClient:
                 if answers and not whole:
                     raise OutsideError(
                         self.system,
-                        f"{url} answers with more than {most_bytes:,} bytes, which is more than was asked for",
-                        hint="is this the right server? What it goes on to say is not read",
+                        f"{url} answers with more than {most_bytes:,} bytes, more than requested",
+                        hint="is this the right server? The rest of its response is not read",
                     )
                 if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)

@@ -127,7 +127,7 @@ def heated(
     if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
         why = (
             "run.json says raw_logprobs" if logprobs_mode == "raw_logprobs" else
-            f"the tokens themselves were drawn at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
+            f"the tokens themselves were sampled at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
         )  # fmt: skip
         text = (
             f"raw log-probabilities: the saved ones are of temperature 1, before temperature {rows} was applied; {why}"
@@ -135,13 +135,13 @@ def heated(
         return Explanation("raw_logprobs", text, probe.apart, after)
     text = f"another temperature: the saved log-probabilities are of {fit:.4g}, the rows say {rows}"
     if likelier > _TELLING:
-        text += f"; the tokens were drawn at {fit:.4g}, too"
+        text += f"; the tokens were sampled at {fit:.4g}, too"
     elif fit == 1.0:
         text += "; raw log-probabilities would look the same"
         if likelier < -_TELLING:
             return Explanation("raw_logprobs", f"raw log-probabilities, or {text}", probe.apart, after)
     elif likelier < -_TELLING:
-        text += f"; but the tokens were drawn at {rows}"
+        text += f"; but the tokens were sampled at {rows}"
     return Explanation("temperature", text, probe.apart, after)
 
 

@@ -126,7 +126,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, model: str
     if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
         return run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model"))
     if config.write_as is not None:
-        raise UsageError("-o is needed: an audit of something other than one run folder has no place of its own")
+        raise UsageError("-o/--output is required unless the input is a single run folder")
     return None
 
 

@@ -166,7 +166,7 @@ def _collect(
         survey = _ledger(run, key, config).survey(tasks, run.folder)
     elif progress is not None:
         spent = f", {survey.exhausted:,} are out of attempts (see --max-attempts)" if survey.exhausted else ""
-        progress.message(f"nothing owed{spent}: no engine is started")
+        progress.message(f"nothing to do{spent}; engine not started")
     rows = facts_of(_existing(run, SUMMARY_COLUMNS))
     for reward in parts.rewards:
         if reward.function.name in rows["parts"]:

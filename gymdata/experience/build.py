@@ -279,5 +279,5 @@ def _all_dropped(report: ExperiencesReport, rollouts: int) -> RefusedError:
     return RefusedError(
         f"nothing is left of {rollouts:,} rollouts: all groups are dropped ({why})",
         code="R503",
-        hint="collect more rollouts a task at a higher temperature, or --zero-variance keep",
+        hint="collect more rollouts per task at a higher temperature, or --zero-variance keep",
     )

@@ -214,7 +214,7 @@ def _allowed(sources: Sequence[str | Path]) -> int:
             found.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
     if len(found) != 1:
         raise UsageError(
-            "--overlong-buffer: how many tokens a rollout could generate is not known from its run.json",
+            "--overlong-buffer: run.json has no maximum generation length of a rollout",
             hint="give --max-new-tokens N",
         )
     return found.pop()
@@ -225,7 +225,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
         return output_file(output, "experiences.parquet")
     run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
-        raise UsageError("-o is needed: experiences of something other than one run folder have no place of their own")
+        raise UsageError("-o/--output is required unless the input is a single run folder")
     return run / f"experiences-{config.estimator}" / "experiences.parquet"
 
 

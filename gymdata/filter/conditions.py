@@ -169,7 +169,7 @@ class _Reader:
             case ast.Name(id=name) if name in _CONSTANTS:
                 value = _CONSTANTS[name]
                 if value is None:
-                    raise self._refuse(node, "null can only be asked for", "write `… is null` or `… is not null`")
+                    raise self._refuse(node, "null can only be tested", "write `… is null` or `… is not null`")
                 return Value(value)
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 return Column(self._name(node))
@@ -202,7 +202,7 @@ class _Reader:
             value.encode()
             return Value(value)
         if value is None:
-            raise self._refuse(node, "None can only be asked for", "write `… is null` or `… is not null`")
+            raise self._refuse(node, "None can only be tested", "write `… is null` or `… is not null`")
         raise self._refuse(node, f"{value!r} is neither a finite number nor text", None)
 
     def _name(self, node: ast.expr) -> str:

@@ -185,7 +185,7 @@ class _Run:
         status = self.adapter.wait(ref, self.watch)
         if status.state != "completed":
             raise OutsideError(
-                "trainer", f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'it said nothing'}",
+                "trainer", f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'no error message'}",
                 hint="the epochs before it are kept; the same command tries this one again",
             )  # fmt: skip
         return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}

@@ -230,7 +230,7 @@ def plan_of(
     reward, judging = _scoring(config, beside)
     if served and loop.deploy is None and loop.num_epochs - 1 > loop.max_policy_lag:
         raise UsageError(
-            f"{where}: {llm.base_url} goes on serving the first policy, {loop.num_epochs - 1} version(s) behind in the last "
+            f"{where}: {llm.base_url} keeps serving the first policy, {loop.num_epochs - 1} version(s) behind in the last "
             f"epoch, and max_policy_lag is {loop.max_policy_lag}",
             hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
         )

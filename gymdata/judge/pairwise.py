@@ -175,7 +175,7 @@ class Referee:
             return Judged(match, "refused", None, raw, usage, record["refused"], cached)
         verdict = self._verdict(record)
         if verdict is None:
-            said = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "the judge said nothing"
+            said = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
             return Judged(match, "unparsed", None, raw, usage, said, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 

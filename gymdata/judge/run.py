@@ -70,7 +70,7 @@ class JudgeSummary:
             *([("  of one rollout, left out", self.groups_of_one)] if self.groups_of_one else []),
             ("comparisons", sum(counts.values())),
             *((f"  {status}", n) for status, n in counts.items() if n),
-            ("judge asked / verdicts kept", f"{self.asked:,} / {self.cached:,}"),
+            ("judge calls / cached verdicts", f"{self.asked:,} / {self.cached:,}"),
             (
                 f"rewards ({self.aggregator})",
                 f"{self.scored:,}" + (f", {self.unscored:,} without" * bool(self.unscored)),

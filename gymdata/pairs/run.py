@@ -317,7 +317,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
         return output_file(output, "pairs.parquet")
     run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
-        raise UsageError("-o is needed: pairs of something other than one run folder have no place of their own")
+        raise UsageError("-o/--output is required unless the input is a single run folder")
     chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
     name = re.sub(r"[^\w.+-]", "_", chosen)
     return run / f"pairs-{name}" / "pairs.parquet"

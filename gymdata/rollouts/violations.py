@@ -275,7 +275,7 @@ CODES: dict[str, Code] = _registry(
         "P604",
         "contradictory pairs",
         "error",
-        "another pair says the opposite",
+        "another pair has the opposite preference",
         "Two pairs of one file prefer A over B and B over A. Reported at the later one.",
     ),
     Code(

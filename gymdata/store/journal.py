@@ -49,7 +49,7 @@ class Repair:
     truncated: bool
 
     def __str__(self) -> str:
-        what = "torn tail cut off" if self.truncated else "broken line left out"
+        what = "torn tail cut off" if self.truncated else "broken line skipped"
         return f"{self.path.name}: {what} at byte {self.offset} ({self.length} bytes, kept in {self.path.name}.torn)"
 
 

@@ -142,7 +142,7 @@ class Bridge:
         alone_end = len(before) - head if alone is None else (alone_ends[alone - 1] if alone else 0)
         if closing is None or written is None or written.rstrip() != before[head : head + alone_end].rstrip():
             raise RefusedError(
-                f"what closes an assistant's turn cannot be told from what follows it: {after[head : head + 80]!r}",
+                f"what closes an assistant's turn cannot be distinguished from what follows it: {after[head : head + 80]!r}",
                 hint=_HINT,
             )
         ids = rest_ids[closing + 1 :]

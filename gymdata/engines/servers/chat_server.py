@@ -49,7 +49,7 @@ _TOOL = {
     },
 }
 _RENDERS_AGAIN = (
-    "the server takes messages only and writes every prompt anew: one that no longer begins with what was sampled is kept "
+    "the server takes messages only and re-renders every prompt: one that no longer begins with what was sampled is kept "
     "as a break (--on-break fail refuses it)"
 )
 
@@ -82,7 +82,7 @@ class ChatServerSampler(ServerSampler):
         """Continue one conversation ``request.n`` times. Raises OutsideError("engine")."""
         asked = request.conversation
         if asked is None:
-            raise UsageError("a server that takes messages was asked without a conversation")
+            raise UsageError("a server that takes messages was called without a conversation")
         body = self._chat_body(asked, self._room(request), request.n, request.seed)
         sent = None
         if self.way == "ids":

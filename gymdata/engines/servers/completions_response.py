@@ -15,7 +15,7 @@ from gymdata.engines.sampling import best_alternatives
 from gymdata.errors import OutsideError
 
 _NO_IDS = (
-    "it takes a vLLM server of version 0.10.2 or later, asked directly: a proxy must pass `return_token_ids` through"
+    "it takes a vLLM server of version 0.10.2 or later, called directly: a proxy must pass `return_token_ids` through"
 )
 _NO_LOGPROBS = "start the server without --max-logprobs 0"
 

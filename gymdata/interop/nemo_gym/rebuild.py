@@ -158,7 +158,7 @@ class _Row:
         for ids in (held, generation):
             odd = next((i for i, token in enumerate(ids) if not 0 <= token < self._chat.vocab_size), None)
             if odd is not None:
-                raise _Refusal(f"id {ids[odd]} is none of this tokenizer's {self._chat.vocab_size}", odd)
+                raise _Refusal(f"id {ids[odd]} is not one of this tokenizer's {self._chat.vocab_size}", odd)
         before = self._spoken[: self._ends[number]]
         try:
             rendered = self._chat.encode(self._chat.text(before, self._tools or None, generate=True))
@@ -220,7 +220,7 @@ def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | N
     for place in (params, metadata if isinstance(metadata, dict) else {}):
         for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):
             if place.get(name):
-                return f"the request has {name!r}, which changes the prompt in a way that the row does not tell"
+                return f"the request has {name!r}, which changes the prompt in a way that the row does not record"
     if not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
         return "a tool that is no function has no place in the template"
     for _, item in walk(items):

@@ -252,7 +252,7 @@ def _extra(kept: Mapping[str, Any]) -> str:
     try:
         return STRICT.encode({_KEPT: kept})
     except ValueError:
-        raise BadItem("S101", "a number that is not finite, in a field that is none of the format's") from None
+        raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
 
 
 def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:

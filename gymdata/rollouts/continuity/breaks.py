@@ -142,7 +142,7 @@ _SAME_TEXT_AROUND = 4
 EXPLANATIONS = {
     "T200": "what the model wrote became another text, and no known cause fits",
     "T201": "the same text came back as other tokens: it was decoded and encoded again",
-    "T202": "the assistant turn was rendered anew: equal after parsing tool calls and white space",
+    "T202": "the assistant turn was re-rendered: equal after parsing tool calls and white space",
     "T203": "a message that came before was changed or removed",
     "T204": "the front of the conversation was dropped",
 }
