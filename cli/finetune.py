@@ -88,7 +88,7 @@ def finetune(
             if "." not in key and Path(value).suffix in (".yaml", ".yml"):
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
-    with Board() as board, prints_apart():
+    with LiveTable() as board, prints_apart():
         result = run(
             config or config_file or "", overrides, dataset=dataset,
             validation_dataset=validation_dataset, validation_interval=validation_interval,
@@ -156,7 +156,7 @@ def _rate(found: Mapping[str, Any]) -> str:
     return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{interval}"
 
 
-class Board:
+class LiveTable:
     """Who watches the loop: on a terminal a live table of epochs, elsewhere a line a stage and an epoch."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Board:
         self._doing = ""
         self._live: Live | None = None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> LiveTable:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -225,7 +225,7 @@ class Crediting:
                 known = experiences.evidence_of(part, columns, batch.column("rollout_id"))
                 given.append(experiences.give_credit(part, outcome, steps, self.settings, known, after))
                 if self.config.target_agents:
-                    given[-1].restrict(part.said_by(self.config.target_agents))
+                    given[-1].restrict(part.agent_mask(self.config.target_agents))
             yield row, parts, given, n
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:

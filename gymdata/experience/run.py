@@ -23,12 +23,11 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.store.lineage import (
     Paths,
-    Unwatched,
     changed_rollouts,
     concat,
     parent_of,
@@ -262,7 +261,7 @@ def _score(
 
     for model in models.values():
         for source in sources:
-            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or Unwatched())
+            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
     how = config.dtype or "auto", config.device, config.batch_tokens
     policy = critic = None
     if config.reference is not None:

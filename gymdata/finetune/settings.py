@@ -286,7 +286,7 @@ EVALUATORS = ("reward", "genrm")
 JUDGE_KEYS = set(JudgeConfig.model_fields) - {"path", "output", "name", "limit", "aggregate_only", "retry_unparsed",
                                               "overwrite"}  # fmt: skip
 #: Sections of the NeMo Agent Toolkit that nothing here reads, and what does their work.
-UNHONOURED = {
+IGNORED_KEYS = {
     "workflow": "a rollout is the policy with the tools of trajectory_builders.NAME.env",
     "functions": "tools come from trajectory_builders.NAME.env",
     "function_groups": "tools come from trajectory_builders.NAME.env",

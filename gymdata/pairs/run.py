@@ -138,8 +138,8 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
             code="R501",
             hint="score them with `gymdata score RUN --reward …`",
         )
-    contenders = pairs.contenders(rollouts, config.strategy, config.min_margin)
-    rollouts = _with_tokens(sources, rollouts, contenders, config.target_agents)
+    eligible = pairs.eligible(rollouts, config.strategy, config.min_margin)
+    rollouts = _with_tokens(sources, rollouts, eligible, config.target_agents)
     left_out["branches"] = _count_branches(rollouts, config.breaks)
     direct = _direct(judged_in, rollouts) if judged_in else None
     selection = pairs.select_pairs(

@@ -98,7 +98,7 @@ def select_pairs(
         margin = ordered.score[first] - ordered.score[second]
     _refuse_far_apart(frame, ordered, first, second, margin)
     counts.candidates = len(margin)
-    pairs = _Alive(frame, chosen, rejected, margin, counts)
+    pairs = _Candidates(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
     pairs.drop("margin", margin <= min_margin + TOLERANCE)
     for reason, bad in veto(chosen, rejected) if veto is not None else ():
@@ -120,7 +120,7 @@ def select_pairs(
     return Selection(chosen[kept], rejected[kept], margin[kept], counts)
 
 
-def contenders(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
+def eligible(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
     """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
     ordered = _Ordered(frame)
     first, second = ordered.candidates(strategy)
@@ -268,7 +268,7 @@ def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:
     return bool(np.logical_and.reduce([key[1:] == key[:-1] for key in sorted_keys]).any())
 
 
-class _Alive:
+class _Candidates:
     """Candidates and which of them are still pairs; each is dropped at most once, for the first reason met."""
 
     def __init__(

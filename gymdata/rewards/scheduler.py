@@ -129,7 +129,7 @@ def _after_first_prompt(turns: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 @dataclass(slots=True)
-class RewardDesk:
+class RewardScheduler:
     """Scores rollouts as they finish. Quick functions run at once; the others in a thread, on whatever has gathered.
 
     A batch that takes longer than ``timeout_s`` fails for all of its members; its thread is left behind. Functions that

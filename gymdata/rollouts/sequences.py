@@ -66,13 +66,13 @@ class Stitched:
     turn_agent: pa.Array
     abandoned: int = 0
 
-    def spread(self, values: Array, dtype: Any = np.float32) -> Array:
+    def scatter_to_tokens(self, values: Array, dtype: Any = np.float32) -> Array:
         """One value a sampled token → one a token of the sequences, 0 on context."""
         full = np.zeros(len(self.ids), dtype)
         full[self.mask] = values if self.source is None else values[self.source]
         return full
 
-    def said_by(self, agents: Collection[str]) -> npt.NDArray[np.bool_]:
+    def agent_mask(self, agents: Collection[str]) -> npt.NDArray[np.bool_]:
         """Which sampled tokens are of turns of these agents."""
         return np.repeat(turns_of(self.turn_agent, agents), np.diff(self.turn_ends, prepend=0))
 

@@ -49,14 +49,14 @@ class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
 
 
 @dataclass(slots=True)
-class Strange:
+class UnknownKey:
     """A key that the table does not have: the first row with it, and in how many it is."""
 
     first: int
     rows: int = 0
 
 
-def note_strange(number: int, value: Mapping[str, Any], strange: dict[str, Strange]) -> None:
+def record_unknown_key(number: int, value: Mapping[str, Any], strange: dict[str, UnknownKey]) -> None:
     """A key that nobody reads may be one that was misspelt, so each is told once a file."""
     keys = {key for key in value if key not in _KNOWN[""]}
     for where, items in (("turns[].", value.get("turns") or ()), ("messages[].", value["messages"])):
@@ -65,10 +65,10 @@ def note_strange(number: int, value: Mapping[str, Any], strange: dict[str, Stran
             if not known.issuperset(item):
                 keys |= {where + key for key in item if key not in known}
     for key in sorted(keys):
-        strange.setdefault(key, Strange(number)).rows += 1
+        strange.setdefault(key, UnknownKey(number)).rows += 1
 
 
-def refuse_twice(line: bytes, value: Mapping[str, Any]) -> None:
+def reject_duplicate_keys(line: bytes, value: Mapping[str, Any]) -> None:
     """Raise S102 for a key that an object of the row has twice, of which a JSON parser silently keeps the last."""
     # A key ends with a quote and a colon; inside a text that quote is escaped.
     if line.count(b'":') - line.count(b'\\":') == _count_keys(value):

@@ -12,9 +12,9 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from gymdata.judge.pairwise import Contest, Entrant, digest
+from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.request_queue import Outcome
-from gymdata.judge.verdict_cache import Kept
+from gymdata.judge.verdict_cache import VerdictCache
 
 
 class NotAnswered(Exception):  # noqa: N818 - an answer of its own kind, not a defect
@@ -32,17 +32,17 @@ class Member:
 
     key: str
     identity: tuple[str, str, str] | None
-    contest: Contest  # with this one entrant
+    contest: Comparison  # with this one entrant
     index: int | None = None
 
     @property
-    def entrant(self) -> Entrant:
-        return self.contest.entrants[0]
+    def candidate(self) -> Candidate:
+        return self.contest.candidates[0]
 
     @property
     def content(self) -> str:
         """What must not change when a request is repeated."""
-        return digest(repr(self.contest.conversation), self.entrant.answer, self.contest.principle or "")
+        return digest(repr(self.contest.conversation), self.candidate.answer, self.contest.principle or "")
 
     @property
     def seat(self) -> tuple[str, ...] | None:
@@ -54,7 +54,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Position:
     member: Member
     answer: asyncio.Future[float]
 
@@ -63,7 +63,7 @@ class _Seat:
 class _Cohort:
     key: str
     number: int
-    seats: list[_Seat] = field(default_factory=list)
+    seats: list[_Position] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -75,8 +75,8 @@ class Cohorts:
         self,
         size: int,
         timeout_s: float,
-        decide: Callable[[Contest], Awaitable[Outcome]],
-        answers: Kept,
+        decide: Callable[[Comparison], Awaitable[Outcome]],
+        answers: VerdictCache,
         max_waiting: int,
     ) -> None:
         self.size, self.timeout_s, self._decide, self._answers = size, timeout_s, decide, answers
@@ -84,9 +84,9 @@ class Cohorts:
         self._waiting = 0
         self._stopping: NotAnswered | None = None
         self._open: dict[str, _Cohort] = {}
-        self._seats: dict[tuple[str, ...], _Seat] = {}
+        self._seats: dict[tuple[str, ...], _Position] = {}
         #: Contests that left a member without a reward: its repetition asks again for what failed.
-        self._unanswered: dict[tuple[str, str, str], Contest] = {}
+        self._unanswered: dict[tuple[str, str, str], Comparison] = {}
         self._numbers: dict[str, int] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self.completed = self.expired = self.failed = 0
@@ -136,7 +136,7 @@ class Cohorts:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _sit(self, member: Member) -> _Seat:
+    def _sit(self, member: Member) -> _Position:
         loop = asyncio.get_running_loop()
         cohort = self._open.get(member.key)
         # The last member of a cohort is always let in: it ends the waiting of the others.
@@ -146,7 +146,7 @@ class Cohorts:
             number = self._numbers.get(member.key, 0) if member.identity else 0
             cohort = self._open[member.key] = _Cohort(member.key, number)
             cohort.timer = loop.call_later(self.timeout_s, self._expire, cohort)
-        seat = _Seat(member, loop.create_future())
+        seat = _Position(member, loop.create_future())
         # A caller that has hung up leaves nobody to look at a fault.
         seat.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         cohort.seats.append(seat)
@@ -179,14 +179,14 @@ class Cohorts:
             if not seat.answer.done():
                 seat.answer.set_exception(fault)
 
-    def _forget(self, seat: _Seat) -> None:
+    def _forget(self, seat: _Position) -> None:
         if seat.member.seat is not None:
             self._seats.pop(seat.member.seat, None)
 
     async def _judge(self, cohort: _Cohort) -> None:
         # By rollout id, so that a group judged again after a restart has the same seats and finds its verdicts.
         if all(seat.member.identity for seat in cohort.seats):
-            cohort.seats.sort(key=lambda seat: natural(seat.member.entrant.rollout_id))
+            cohort.seats.sort(key=lambda seat: natural(seat.member.candidate.rollout_id))
         if cohort.seats[0].member.identity:
             self._numbers[cohort.key] = cohort.number + 1
         try:
@@ -203,7 +203,7 @@ class Cohorts:
             self._settle(seat.member, contest, outcome, place, seat)
 
     def _settle(
-        self, member: Member, contest: Contest, outcome: Outcome, place: int, seat: _Seat | None
+        self, member: Member, contest: Comparison, outcome: Outcome, place: int, seat: _Position | None
     ) -> float | None:
         """Keep the reward, then tell whoever waits for it."""
         reward = outcome.rewards[place]
@@ -222,10 +222,10 @@ class Cohorts:
                     seat.answer.set_result(reward)
         return reward
 
-    async def _again(self, member: Member, contest: Contest) -> float:
+    async def _again(self, member: Member, contest: Comparison) -> float:
         """Judge a contest once more for a member that it left without a reward; what was judged is not asked again."""
-        place = next(n for n, e in enumerate(contest.entrants) if e.rollout_id == member.entrant.rollout_id)
-        before = replace(member, contest=replace(contest, entrants=[contest.entrants[place]]))
+        place = next(n for n, e in enumerate(contest.candidates) if e.rollout_id == member.candidate.rollout_id)
+        before = replace(member, contest=replace(contest, candidates=[contest.candidates[place]]))
         _same(member, before.content)
         outcome = await self._decide(contest)
         reward = self._settle(member, contest, outcome, place, None)
@@ -233,18 +233,18 @@ class Cohorts:
             raise NotAnswered("judge_failed", outcome.why_none(place))
         return reward
 
-    def _contest(self, cohort: _Cohort) -> Contest:
+    def _contest(self, cohort: _Cohort) -> Comparison:
         first = cohort.seats[0].member.contest
-        entrants = [
-            Entrant(e.rollout_id or str(n), n, e.answer, e.reasoning)
-            for n, e in enumerate(seat.member.entrant for seat in cohort.seats)
+        candidates = [
+            Candidate(e.rollout_id or str(n), n, e.answer, e.reasoning)
+            for n, e in enumerate(seat.member.candidate for seat in cohort.seats)
         ]
         group = first.group_id
         if not group:
-            group = digest(repr(first.conversation), first.principle or "", *(e.answer for e in entrants))
+            group = digest(repr(first.conversation), first.principle or "", *(e.answer for e in candidates))
         elif cohort.number:
             group = f"{group}+{cohort.number}"
-        return Contest(first.run_id, group, first.task_id or group, first.conversation, entrants, first.principle)
+        return Comparison(first.run_id, group, first.task_id or group, first.conversation, candidates, first.principle)
 
 
 def natural(text: str) -> list[tuple[int, int | str]]:

@@ -21,7 +21,7 @@ from gymdata.train.data import TrainingPairs
 from gymdata.train.settings import TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = DPOConfig
 #: Losses that are a mean over pairs of something that a weight and a margin can be put into.
@@ -46,7 +46,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         self,
         *,
         pairs: TrainingPairs,
-        witness: Witness,
+        witness: TokenChecksumCallback,
         reference: np.ndarray | None,
         pair_weights: bool,
         margin_scale: float,

@@ -14,14 +14,14 @@ import torch
 
 from gymdata.errors import OutsideError
 from gymdata.train.data import TrainingData
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 
 class Exact:
     """Comes before the library's trainer among the bases. ``data`` and ``witness`` are set before its ``__init__``."""
 
     data: TrainingData
-    witness: Witness
+    witness: TokenChecksumCallback
     state: Any
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:

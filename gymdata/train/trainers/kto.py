@@ -21,7 +21,7 @@ from gymdata.train.data_kto import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import ROWS, padded, padded_lists, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = KTOConfig
 _KL = "KL_"
@@ -84,7 +84,13 @@ class ExactKTOTrainer(Exact, KTOTrainer):
     """KTOTrainer over ``data``. ``reference``: float64 (rows, 2), log-probs of each row's own and crossed completion."""
 
     def __init__(
-        self, *, data: TrainingLabels, witness: Witness, args: KTOConfig, processing_class: Any, **rest: Any
+        self,
+        *,
+        data: TrainingLabels,
+        witness: TokenChecksumCallback,
+        args: KTOConfig,
+        processing_class: Any,
+        **rest: Any,
     ) -> None:
         self.data, self.witness = data, witness
         self.reference: np.ndarray | None = None

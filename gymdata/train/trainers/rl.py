@@ -25,7 +25,7 @@ from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
 from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 _MAY_BE_FAR = 0.05
 #: Up to so many logits a batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
@@ -179,7 +179,7 @@ class BatchRLTrainer(Exact, Trainer):
         self,
         *,
         data: TrainingExperiences,
-        witness: Witness,
+        witness: TokenChecksumCallback,
         loss: PolicyLoss,
         args: RLConfig,
         processing_class: Any,
