@@ -70,10 +70,10 @@ def _judged(judged: dict[str, Any]) -> list[tuple[str, object]]:
     accuracy, bias = judged["accuracy"], judged["bias"]
     counts = judged["comparisons"]
     rates = {
-        "the better one first": accuracy["first_seat"],
-        "the better one second": accuracy["second_seat"],
-        "position bias (first wins)": bias["first_seat_wins"],
-        "position inconsistency": bias["order_flips"],
+        "the better one first": accuracy["first_position"],
+        "the better one second": accuracy["second_position"],
+        "position bias (first wins)": bias["position_bias"],
+        "position inconsistency": bias["position_inconsistency"],
         "longer wins": bias["longer_wins"],
         "ties": bias["ties"],
         "failures": bias["failures"],

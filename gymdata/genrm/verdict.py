@@ -49,7 +49,7 @@ class Verdict:
     ranking: float | None
 
     def swap(self) -> Verdict:
-        """The same judgement with the seats exchanged."""
+        """The same judgement with the positions exchanged."""
         return Verdict(self.score_2, self.score_1, None if self.ranking is None else 7.0 - self.ranking)
 
 

@@ -151,7 +151,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         truncated=config.truncated,
         duplicates="keep" if config.keep_duplicates else "drop",
         seed=config.seed,
-        veto=partial(direct.vetoes, both_seats=config.order != "any") if direct is not None else None,
+        veto=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
@@ -199,7 +199,7 @@ def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
     contradicted = {"order_flipped": int(direct.flipped.sum()), "contradicted": int(direct.mixed.sum())}
     return {
         "compared": len(direct.low),
-        "in_both_seats": int(direct.both_seats.sum()),
+        "in_both_positions": int(direct.both_positions.sum()),
         **contradicted,
         "cycles": triples,
     }

@@ -28,7 +28,7 @@ STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
 TOLERANCE = 1e-9
 #: Why a candidate is no pair, in the order in which the reasons are looked at.
 REASONS = (
-    "tie", "margin", "not_in_both_seats", "order_flipped", "against_comparisons", "undecided", "other_prompt",
+    "tie", "margin", "not_in_both_positions", "order_flipped", "against_comparisons", "undecided", "other_prompt",
     "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "duplicate", "over_the_cap",
     "length_balance",
 )  # fmt: skip
