@@ -1,6 +1,6 @@
 """What commands share: flags that mean the same everywhere, tables, progress, and the ending of a command.
 
-What always holds: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
+Invariants: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
 few seconds.
 """
 

@@ -1,6 +1,6 @@
 """Which groups of rollouts an epoch learns from: variance filter, order by difficulty, and a share that grows.
 
-What always holds: the share is a function of the epoch alone, counted in exact decimals; a group whose scores are not all
+Invariants: the share is a function of the epoch alone, counted in exact decimals; a group whose scores are not all
 known and finite never passes a filter that it cannot be judged by; the state names tasks, not positions. The settings and
 their names follow the curriculum learning that the NeMo Agent Toolkit documents for its finetuning harness.
 """

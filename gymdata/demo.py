@@ -1,7 +1,7 @@
 """The main job on the shipped policy and tasks: measure, (collect, validate, pairs, train-dpo) a few times, measure again.
 
 Beside it one round from the same first rollouts whose pairs come from the shipped judge, which never sees a reward.
-What always holds: every step is a command that a user could type, run as a process of its own, so that engine and trainer
+Invariants: every step is a command that a user could type, run as a process of its own, so that engine and trainer
 never hold the machine together; the figures are recomputed from the sealed held-out runs and from nothing else.
 """
 

@@ -1,6 +1,6 @@
 """Every error that gymdata raises on purpose, and the wording of each.
 
-What always holds: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
+Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
 code that the command line ends with; a fault from outside names the outside system that it came from. Callers build
 errors through the named constructors, so that one fault has one wording.
 """

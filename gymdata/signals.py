@@ -1,6 +1,6 @@
 """Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it.
 
-What always holds: signals are handled in the main thread only, and as before once the work is over.
+Invariants: signals are handled in the main thread only, and as before once the work is over.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``gymdata audit``: every sampled token scored by a model, compared with what was saved, and the cause of a difference.
 
-What always holds: every rollout is compared or counted under the code of what it lacks; breaks, branches and retries are
+Invariants: every rollout is compared or counted under the code of what it lacks; breaks, branches and retries are
 scored under the prompts that the model really read; an explanation is tested on tokens that disagree, not guessed.
 """
 

@@ -1,6 +1,6 @@
 """``gymdata audit``: saved log-probabilities against a forward pass of a model, and where that says they come from.
 
-What always holds: rollouts are only read; what the files themselves say of policy and tokenizer is told before any figure;
+Invariants: rollouts are only read; what the files themselves say of policy and tokenizer is told before any figure;
 an audit that another model or number format made is replaced only when asked.
 """
 

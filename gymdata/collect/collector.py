@@ -1,6 +1,6 @@
 """Tasks in, rollouts on disk: the stage, given an engine, an environment and an open run.
 
-What always holds: a rollout is journaled the moment it is scored; whatever ends the loop, what was journaled stays; a
+Invariants: a rollout is journaled the moment it is scored; whatever ends the loop, what was journaled stays; a
 failure is recorded with everything that was sampled in it.
 """
 

@@ -1,6 +1,6 @@
 """One rollout that is made elsewhere: a workflow is asked once, and its calls become turns where it gave their ids.
 
-What always holds: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
+Invariants: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
 reward, and is owed; one without ids is kept as messages, with no token data.
 """
 

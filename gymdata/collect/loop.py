@@ -1,6 +1,6 @@
 """Bounded workers over one shared iterator of owed rollouts.
 
-What always holds: at most ``concurrency`` rollouts exist at a time, however many are owed; a finished one goes to the
+Invariants: at most ``concurrency`` rollouts exist at a time, however many are owed; a finished one goes to the
 sink at once and is forgotten; after ``Stop.drain`` nothing new is started and what is in flight ends by itself; an error
 that is not a rollout's own failure stops everything and is raised once the workers have ended.
 """

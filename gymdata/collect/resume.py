@@ -1,6 +1,6 @@
 """Which rollouts are owed: asked for, not there yet, and not given up.
 
-What always holds: a rollout that is in the run is never owed again; one that failed is owed until it has failed
+Invariants: a rollout that is in the run is never owed again; one that failed is owed until it has failed
 ``max_attempts`` times, where an attempt that ended because the engine died under it does not count (it was not its
 fault) and one whose prompt leaves no room to generate counts for all of them (no other would); a task that was edited
 since rollouts of it were collected is refused, whatever the engine.

@@ -1,6 +1,6 @@
 """``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
 
-What always holds: everything that can be wrong with the input is found before an engine is started or a folder is made;
+Invariants: everything that can be wrong with the input is found before an engine is started or a folder is made;
 a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
 """
 

@@ -1,6 +1,6 @@
 """What a collect run is made of: the engine, tokenizer, environment and rewards that a configuration names.
 
-What always holds: nothing is started here; settings that cannot work together are found before anything is loaded for long;
+Invariants: nothing is started here; settings that cannot work together are found before anything is loaded for long;
 a served model's tokenizer is never guessed.
 """
 

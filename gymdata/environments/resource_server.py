@@ -6,7 +6,7 @@
 | ``POST /TOOL`` | the policy calls TOOL | the call's arguments, a JSON object | its text is the tool message |
 | ``POST /verify`` | the rollout ended, or was cut | the row, and ``response`` with the items | ``reward``, and more |
 
-What always holds: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
+Invariants: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
 ``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is told to the policy;
 every other fault is the server's, and no reward comes of it. A tool call that the server may have carried out (it hung, or
 the connection broke) is never sent again: the rollout fails, and another attempt gets a new session.

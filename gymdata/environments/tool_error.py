@@ -1,6 +1,6 @@
 """What a policy is told in a tool message.
 
-What always holds: it is text that every file can hold, at most 64 KiB of it, and where it was cut it says so.
+Invariants: it is text that every file can hold, at most 64 KiB of it, and where it was cut it says so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Experiences: the sequences of a batch of rollouts, each token with its advantage and return.
 
-What always holds: credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the
+Invariants: credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the
 sequences that are trained; context has advantage 0 and mask 0; the numbers are ``gymdata.credit``'s.
 """
 

@@ -1,6 +1,6 @@
 """The small language of ``gymdata filter``: conditions over columns, read with Python's grammar and nothing of its power.
 
-What always holds: only what is listed here can be written; a name that is not a known column is an error that names the
+Invariants: only what is listed here can be written; a name that is not a known column is an error that names the
 nearest; a condition is checked whole before any row is looked at. Nothing of the text is ever run: what comes out is a
 tree that an evaluator turns into its own operations.
 

@@ -1,6 +1,6 @@
 """The shipped trainer, ``_type: epochs``: collect, select, make data, train, validate, and the same again.
 
-What always holds: each stage is begun only when those before it are done and what it made is on disk before the state
+Invariants: each stage is begun only when those before it are done and what it made is on disk before the state
 says so; sampling, judging and training are processes of their own and never two at a time; a job that did not complete
 ends the loop.
 """

@@ -1,6 +1,6 @@
 """report.html of a finetuning run: one file with the curve in it, the epochs as a table, and what each left out and why.
 
-What always holds: everything from outside is escaped; the page needs no network.
+Invariants: everything from outside is escaped; the page needs no network.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``gymdata finetune``: joins one YAML file to a trajectory builder, a trainer adapter and a loop over epochs.
 
-What always holds: everything that can be wrong with the configuration is found before a folder is made or a process is
+Invariants: everything that can be wrong with the configuration is found before a folder is made or a process is
 started; what a run must keep on a resume is named by content, not by path.
 """
 

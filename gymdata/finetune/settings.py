@@ -1,6 +1,6 @@
 """Settings of ``gymdata finetune``: the sections of one YAML file, with the names that the NeMo Agent Toolkit publishes.
 
-What always holds: every key is known or an error that names the nearest; what a part of the loop does not read is never
+Invariants: every key is known or an error that names the nearest; what a part of the loop does not read is never
 accepted in silence. Parts (``_type``) that are not shipped are classes of the user's, and get their keys as they are.
 """
 

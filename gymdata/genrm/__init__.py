@@ -1,6 +1,6 @@
 """Pairwise judging, without the judge: which comparisons are made, what a judge's text says, and what it adds up to.
 
-What always holds: a comparison that failed is missing and never a number; swapping the positions of every comparison changes
+Invariants: a comparison that failed is missing and never a number; swapping the positions of every comparison changes
 no reward; the order of the rows changes nothing. "As published" names the reference behaviour that users know; where
 ours differs, the function says how.
 """

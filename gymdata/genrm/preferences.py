@@ -1,6 +1,6 @@
 """What the comparisons say about each two responses directly, beside what the aggregate says.
 
-What always holds: the order of the rows changes nothing; a pair whose winner depends on the positions is no preference.
+Invariants: the order of the rows changes nothing; a pair whose winner depends on the positions is no preference.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rewards from wins alone: the share of wins, and Bradley–Terry strengths with standard errors.
 
-What always holds: a tie is half a win for each side, and so is each of two comparisons in opposite positions that contradict
+Invariants: a tie is half a win for each side, and so is each of two comparisons in opposite positions that contradict
 each other; a response without a judged comparison has NaN.
 """
 

@@ -1,6 +1,6 @@
 """Rollouts to contests, and judged contests to rewards, tables and a report.
 
-What always holds: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
+Invariants: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
 its transcript; reasoning is never shown; neither the order of rollouts nor of comparisons changes anything.
 """
 

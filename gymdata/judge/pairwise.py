@@ -1,6 +1,6 @@
 """Judging: each match asked once, its verdict kept by content, and every match accounted for.
 
-What always holds: a verdict that was paid for is never asked for again; every match of a schedule ends as judged,
+Invariants: a verdict that was paid for is never asked for again; every match of a schedule ends as judged,
 unparsed, refused or failed, and only judged ones have numbers; the same contest judged again gives the same rows.
 """
 

@@ -1,6 +1,6 @@
 """``judge``: rollouts of a group compared pairwise, and rewards from the comparisons, beside the rollouts.
 
-What always holds: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
+Invariants: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
 and started again, no judgement is paid for twice; aggregating anew judges nothing.
 """
 

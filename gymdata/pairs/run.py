@@ -1,6 +1,6 @@
 """``gymdata pairs``: scored rollouts in, a pairs file out, and an account of what became of every candidate.
 
-What always holds: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
+Invariants: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
 same rollouts and settings give the same file; the output's run.json leads back to the rollouts.
 """
 

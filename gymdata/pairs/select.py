@@ -1,6 +1,6 @@
 """Pairs that begin where their two rollouts part.
 
-What always holds: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
+Invariants: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
 token, and only what both share moves to the prompt.
 """
 

@@ -1,6 +1,6 @@
 """How rollouts get rewards, while they are collected and afterwards.
 
-What always holds: each named part is kept; a function that fails leaves its part null and says why, and never turns into
+Invariants: each named part is kept; a function that fails leaves its part null and says why, and never turns into
 a number; the total is Σ weight·value over the parts that apply (a function that answers None says that it does not
 apply), and null when none does or any failed. Functions score each rollout on its own: how they are batched must not
 matter, because it depends on what finished when.

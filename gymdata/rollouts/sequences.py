@@ -1,6 +1,6 @@
 """Rollouts as training sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
 
-What always holds: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout
+Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout
 also stand together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest
 was checked. ``gymdata.rollouts.turns.sequences`` defines the cut; rollouts that are one chain take a form without loops.
 """

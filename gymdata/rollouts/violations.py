@@ -1,6 +1,6 @@
 """What validation found: single violations, which of them count, and the report over all of them.
 
-What always holds: the list of violations is complete and in the order of files and rows; counts are those of the list;
+Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list;
 nothing here needs pyarrow unless a table is asked for, so that a small file is validated without loading it.
 """
 

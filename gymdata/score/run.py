@@ -1,6 +1,6 @@
 """``score``: new scores for saved rollouts, without sampling.
 
-What always holds: rollouts are not touched; scores of earlier calls stay (a rollout's last row counts); a function that
+Invariants: rollouts are not touched; scores of earlier calls stay (a rollout's last row counts); a function that
 fails on a rollout gives a row with status ``failed`` and no value.
 """
 

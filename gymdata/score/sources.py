@@ -1,6 +1,6 @@
 """Where rewards come from: named ones, a user's functions, a reward model, a server, or a recipe of all of these.
 
-What always holds: a reward model reads only ids that mean the same in its tokenizer; a server gets the text of the saved
+Invariants: a reward model reads only ids that mean the same in its tokenizer; a server gets the text of the saved
 ids; every source has a name of its own, and one that says what it is.
 """
 

@@ -1,6 +1,6 @@
 """failures.jsonl: attempts that ended without a rollout, with their kind and the turns so far.
 
-What always holds: a failure is never a rollout and has no reward; each line carries its checksum, as a journal's does; a
+Invariants: a failure is never a rollout and has no reward; each line carries its checksum, as a journal's does; a
 torn last line is cut off and kept aside.
 """
 

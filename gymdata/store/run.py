@@ -1,6 +1,6 @@
 """A run folder being written: journal, segments, run.json, resume.
 
-What always holds: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
+Invariants: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
 moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
 """
 

@@ -1,6 +1,6 @@
 """Rollouts as a supervised trainer gets them: which are chosen, and their exact ids with masks on every generation.
 
-What always holds: a rollout without a known reward is never chosen for its reward; a rollout that breaks or branches
+Invariants: a rollout without a known reward is never chosen for its reward; a rollout that breaks or branches
 gives several sequences, each sampled token trained once; the choice does not depend on the order of the rows.
 """
 

@@ -1,6 +1,6 @@
 """The trainers: settings of each training command, which table it reads and how that becomes what is trained.
 
-What always holds: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
+Invariants: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
 model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The command's
 process and the training process make their data by the same ``prepare`` from the same settings.
 

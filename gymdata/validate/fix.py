@@ -1,6 +1,6 @@
 """Writing a repaired copy of native rollouts: clean rows as they are, faulty ones split, shortened or left out.
 
-What always holds: the source is never written to; the copy validates without errors; the report counts every row that went
+Invariants: the source is never written to; the copy validates without errors; the report counts every row that went
 in.
 """
 

@@ -1,6 +1,6 @@
 """What the columns of a JSON row may hold, for validation without pyarrow: types, known keys, keys given twice.
 
-What always holds: a value of another type than its column's is S102 at its place; a key that nothing reads is told, once a
+Invariants: a value of another type than its column's is S102 at its place; a key that nothing reads is told, once a
 file; the types are those of the schema (a test compares them).
 """
 

@@ -1,6 +1,6 @@
 """Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or in a journal.
 
-What always holds: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
+Invariants: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
 missing); one bad row never hides another; non-finite numbers are read in every spelling that Python or gymdata writes.
 """
 

@@ -1,6 +1,6 @@
 """Validation of a path: every file's batches through the checks, into one report.
 
-What always holds: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
+Invariants: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
 files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
 """
 

@@ -1,6 +1,6 @@
 """How a chat template closes an assistant's turn, and what it writes between that and the model's next word.
 
-What always holds: nothing that the model wrote is rendered; in its place stands a fixed text, rendered once alone and once
+Invariants: nothing that the model wrote is rendered; in its place stands a fixed text, rendered once alone and once
 with the new messages after it. A bridge is given only when both renderings are the same up to the token that closes the
 stand-in, when the new messages are really in it, and when the ids of the whole say the same as the ids of the part.
 """

@@ -10,7 +10,7 @@ the first that the server proves is used for the whole run:
   server splices them before its rendering of what is new;
 - ``messages``: nothing but messages; the prompt is what the server makes of them.
 
-What always holds: a prompt is kept as the server reports that it read it, in every way and on every turn, never as it was
+Invariants: a prompt is kept as the server reports that it read it, in every way and on every turn, never as it was
 meant. The prompt that would be on policy (the ids held and the bridge to what is new; where the template rewrites the past,
 the splice of the ids held into the rendering) is sent where that is possible, and nothing is ever claimed where it is not:
 a reported prompt that leaves what was sampled is a break of the row, with its position, and ``--on-break fail`` makes it a

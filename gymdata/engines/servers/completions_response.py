@@ -1,6 +1,6 @@
 """What a server's answers say: generations with their evidence, or why there are none.
 
-What always holds: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
+Invariants: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
 them checked; any other answer is the engine's fault, which may pass.
 """
 

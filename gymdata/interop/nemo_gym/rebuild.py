@@ -2,7 +2,7 @@
 
 A call whose generation was captured and whose prompt was not gets the prompt that the conversation's template writes: the
 first call the rendering of what comes before it, a later call the ids held so far and, by ``splice``, what is new in the
-rendering. What always holds: captured prompts, generations and log-probabilities are never changed; a prompt that cannot be
+rendering. Invariants: captured prompts, generations and log-probabilities are never changed; a prompt that cannot be
 proved is not made but refused by name, and one that a later captured prompt speaks against is taken back. What nothing in
 the row can show (a first message that was edited, a tokenizer that is not the model's but has its ids) is not noticed, so
 rebuilt prompts stay marked.

@@ -1,7 +1,7 @@
 """Preference pairs of the NeMo Agent Toolkit: DPO JSON lines (``prompt``, ``chosen_response``, ``rejected_response``), and
 trajectories whose episodes are ``DPOItem``s.
 
-What always holds: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
+Invariants: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
 else a row says is kept with its messages, so that exporting gives it back. The format holds one text a response: a pair
 that has more is left out and counted. Pairs of these files have no token ids, and DPO lines no margin (it is NaN).
 """

@@ -1,6 +1,6 @@
 """The compare server that online trainers call: /compare, /verify, /health, /metrics.
 
-What always holds: requests and answers keep the published shapes; every request ends in a reward or in a status that says
+Invariants: requests and answers keep the published shapes; every request ends in a reward or in a status that says
 why there is none, also when the server stops; what was judged is written down before it is answered.
 """
 

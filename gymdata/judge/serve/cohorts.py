@@ -1,6 +1,6 @@
 """Gathers the members of a group that arrive one by one, judges them together and answers each with its own reward.
 
-What always holds: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
+Invariants: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
 further member opens another; with group and rollout ids a repeated request joins or repeats its own answer and is never a
 second member; an answer that was given is kept and given again, also after a restart; no more members wait than may.
 """

@@ -1,6 +1,6 @@
 """One contest to rewards, for the compare server: judged, written down, aggregated.
 
-What always holds: every match of the schedule is in the result or among its failures; a response none of whose matches was
+Invariants: every match of the schedule is in the result or among its failures; a response none of whose matches was
 judged has no reward here, whatever it is answered later.
 """
 

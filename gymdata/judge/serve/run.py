@@ -1,6 +1,6 @@
 """``serve-genrm``: joins a configuration to a judge, a folder and the compare server, and serves until it is stopped.
 
-What always holds: one process serves a folder; what is in the folder is used again after a restart.
+Invariants: one process serves a folder; what is in the folder is used again after a restart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where two id lists that begin alike run together again: the differing spans of a break.
 
-What always holds: spans are in order, the first begins at the break, and outside of them both lists agree up to the end
+Invariants: spans are in order, the first begins at the break, and outside of them both lists agree up to the end
 of the first one; the cost grows as n·log n with the tokens after the break.
 """
 

@@ -1,6 +1,6 @@
 """What every trainer on exact tokens shares, whichever library class it is made from.
 
-What always holds: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
+Invariants: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
 cut or drop; a loss that is not finite stops the run with the rollouts of its batch.
 """
 

@@ -1,6 +1,6 @@
 """Starts the training process and follows it; the parent loads neither torch nor TRL.
 
-What always holds: what the process says for people reaches ``Progress``, everything else goes to ``job/trainer.log``; a
+Invariants: what the process says for people reaches ``Progress``, everything else goes to ``job/trainer.log``; a
 failure is raised as the error that the process named, or as the trainer's with the last lines of its log.
 """
 

@@ -1,6 +1,6 @@
 """A reward model from exact tokens: TRL's RewardTrainer, given the saved ids of pairs in place of text.
 
-What always holds: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read
+Invariants: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read
 where the answer really ends; pairs of held-out tasks are never trained on, and what the model makes of them is in run.json.
 """
 

@@ -1,6 +1,6 @@
 """Batch RL on saved experiences: a transformers.Trainer whose loss uses the saved ids, log-probs and advantages.
 
-What always holds: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
+Invariants: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
 tokens whose mask is 0 (prompts, tool output, padding) have no part in loss or gradient; the loss is a mean over the
 trained tokens of the whole global batch, so neither batch size, accumulation nor the number of processes changes it.
 """

@@ -6,7 +6,7 @@ never hold a device together. With several processes the first one becomes ``acc
 A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,
 the class of its arguments, and ``build(config, data, job, **trainer arguments)``.
 
-What always holds: it dies with its parent; every way to fail is told to the parent as an event; the model is saved only
+Invariants: it dies with its parent; every way to fail is told to the parent as an event; the model is saved only
 after the proof of every epoch held.
 """
 

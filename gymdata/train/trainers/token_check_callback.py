@@ -1,6 +1,6 @@
 """Watches what a trainer trains and compares it with the file: the proof of trained tokens, kept while training runs.
 
-What always holds: what is counted are the labels of the very tensors that the loss is computed from, on every process and
+Invariants: what is counted are the labels of the very tensors that the loss is computed from, on every process and
 in every accumulation step; an epoch that trained other tokens than the file holds stops the run. The count survives a
 checkpoint, so a resumed epoch is still proven whole.
 """
