@@ -30,7 +30,7 @@ MATCH_COLUMNS = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "r
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class JudgeGroups:
     """All rollouts as contests. ``alone``: groups of one, which nobody can be compared in."""
 
     contests: list[Comparison]
@@ -45,7 +45,7 @@ class Field:
         return candidates, runs, np.repeat(np.arange(len(sizes)), sizes)
 
 
-def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> Field:
+def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
     """Contests by group, groups by id, members by index. ``limit`` takes the first so many groups."""
     prompts, completions = chains.split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
     groups: dict[str, list[int]] = {}
@@ -64,7 +64,7 @@ def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | 
         contests.append(
             Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
-    return Field(contests, alone, sum(len(groups[g]) for g in chosen))
+    return JudgeGroups(contests, alone, sum(len(groups[g]) for g in chosen))
 
 
 def _entrant(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Candidate:
@@ -150,8 +150,8 @@ class Aggregation:
         return self.method + "".join(f" {name}={value:g}" for name, value in changed.items())
 
 
-def rewards_of(comparisons: pa.Table, field: Field, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
-    """Rewards by entrant (as ``Field.numbered``), the bias report, and the comparisons as columns.
+def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
+    """Rewards by entrant (as ``JudgeGroups.numbered``), the bias report, and the comparisons as columns.
 
     Comparisons of rollouts that are not in the field are left out.
     """
@@ -205,7 +205,7 @@ def _first(truths: pa.ChunkedArray | pa.Array) -> int | None:
     return place if place >= 0 else None
 
 
-def score_table(rewards: Rewards, field: Field, name: str, source: str) -> pa.Table:
+def score_table(rewards: Rewards, field: JudgeGroups, name: str, source: str) -> pa.Table:
     """Rewards as rows of the scores table; no valid comparison is a failed score without a value."""
     candidates, runs, _ = field.numbered()
     rows = []

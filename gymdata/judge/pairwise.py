@@ -73,7 +73,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class VerdictParser:
     """How answers are read and asked for again. Published reading fills in the defaults."""
 
     strict: bool = True
@@ -89,7 +89,7 @@ class Reading:
 
 
 @lru_cache(maxsize=1024)
-def _read(reading: Reading, text: str) -> Verdict | None:
+def _read(reading: VerdictParser, text: str) -> Verdict | None:
     """Each answer is read when it comes and when it is counted, and judges say few different things."""
     if reading.strict:
         return genrm.parse_strict(text)
@@ -116,7 +116,7 @@ class PairwiseJudge:
         self,
         judge: Judge,
         kept: Verdicts,
-        reading: Reading,
+        reading: VerdictParser,
         *,
         seed: int = 0,
         concurrency: int | None = None,

@@ -22,7 +22,15 @@ from gymdata import genrm
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.gc_tuning import rare_collections
 from gymdata.genrm.aggregate import Adjustments
-from gymdata.judge.groups import COLUMNS, Aggregation, Field, field_of, refuse_odd_matches, rewards_of, score_table
+from gymdata.judge.groups import (
+    COLUMNS,
+    Aggregation,
+    JudgeGroups,
+    field_of,
+    refuse_odd_matches,
+    rewards_of,
+    score_table,
+)
 from gymdata.judge.judges import load_judge, reading_of
 from gymdata.judge.pairwise import STATUSES, Comparison, Judged, PairwiseJudge, comparison_rows, judge_all
 from gymdata.judge.port import Judge, JudgeAnswer
@@ -177,7 +185,7 @@ class _StartedWhenAsked:
 
 
 async def _judge_field(
-    config: JudgeConfig, field: Field, judge: Judge, kept: VerdictCache, progress: Progress | None
+    config: JudgeConfig, field: JudgeGroups, judge: Judge, kept: VerdictCache, progress: Progress | None
 ) -> tuple[list[list[Judged]], PairwiseJudge]:
     pairwise_judge = PairwiseJudge(
         judge,
@@ -211,7 +219,7 @@ async def _judge_field(
 
 
 def _aggregate_again(
-    out: StageOutput, config: JudgeConfig, field: Field, how: Aggregation, command: str | None
+    out: StageOutput, config: JudgeConfig, field: JudgeGroups, how: Aggregation, command: str | None
 ) -> JudgeSummary:
     folder = out.folder
     if not (folder / "comparisons.parquet").is_file():
@@ -229,7 +237,7 @@ def _aggregate_again(
 def _finish(
     out: StageOutput,
     config: JudgeConfig,
-    field: Field,
+    field: JudgeGroups,
     how: Aggregation,
     comparisons: pa.Table,
     facts: Mapping[str, Any],

@@ -151,7 +151,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         truncated=config.truncated,
         duplicates="keep" if config.keep_duplicates else "drop",
         seed=config.seed,
-        veto=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
+        reject=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)

@@ -73,7 +73,7 @@ def select_pairs(
     truncated: Literal["keep", "drop"] = "keep",
     duplicates: Literal["keep", "drop"] = "drop",
     seed: int = 0,
-    veto: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
+    reject: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
 ) -> Selection:
     """Pairs of rows of ``frame``.
 
@@ -87,7 +87,7 @@ def select_pairs(
 
     ``max_per_task`` keeps the widest margins; ``length_balance`` is the largest allowed share of pairs whose chosen side
     is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
-    ``veto`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
+    ``reject`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
     """
     _check_settings(strategy, min_margin, max_per_task, length_balance)
     counts, ordered = PairCounts(), _Ordered(frame)
@@ -101,7 +101,7 @@ def select_pairs(
     pairs = _Candidates(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
     pairs.drop("margin", margin <= min_margin + TOLERANCE)
-    for reason, bad in veto(chosen, rejected) if veto is not None else ():
+    for reason, bad in reject(chosen, rejected) if reject is not None else ():
         pairs.drop(reason, bad)
     pairs.drop_by_content(truncated)
     if duplicates == "drop":
@@ -369,9 +369,9 @@ class _Candidates:
         ids = self.frame["rollout_id"]
         # Equal margins are common; drawing among them by hash keeps early tasks from being favoured.
         names = zip(ids.take(self.chosen[longer]).to_pylist(), ids.take(self.rejected[longer]).to_pylist(), strict=True)
-        lot = np.array([xxhash.xxh3_64_intdigest(f"{a}\x1f{b}".encode(), seed) for a, b in names], np.uint64)
+        tie_break = np.array([xxhash.xxh3_64_intdigest(f"{a}\x1f{b}".encode(), seed) for a, b in names], np.uint64)
         out = np.zeros(len(self.alive), dtype=bool)
-        out[longer[np.lexsort((lot, -self.margin[longer]))[allowed:]]] = True
+        out[longer[np.lexsort((tie_break, -self.margin[longer]))[allowed:]]] = True
         self.drop("length_balance", out)
 
 
