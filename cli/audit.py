@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
 _Model = Annotated[
-    str | None, typer.Option("-m", "--model", help="Model or LoRA folder (default: the run's own policy).")
+    str | None, typer.Option("-m", "--model", help="Model or LoRA adapter folder (default: the run's policy).")
 ]
-_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the report (RUN/audit-MODEL).")]
-_Limit = Annotated[int | None, typer.Option("-n", "--limit", help="So many rollouts, evenly spread.")]
+_Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder for the report (default: RUN/audit-MODEL).")
+]
+_Limit = Annotated[int | None, typer.Option("-n", "--limit", help="Audit N rollouts, evenly spaced.")]
 _Tolerance = Annotated[
-    float | None, typer.Option("--tolerance", help="Largest |Δ| that is rounding (1e-3 for float32; bfloat16 0.5).")
+    float | None,
+    typer.Option("--tolerance", help="Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16)."),
 ]
 _WriteAs = Annotated[
-    str | None, typer.Option("--write-as", help="ref_logprobs: also write recomputed log-probs and entropies.")
+    str | None, typer.Option("--write-as", help="ref_logprobs: also write recomputed logprobs and entropies.")
 ]
-_Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: cuda where there is one).")
-]
-_Dtype = Annotated[str | None, typer.Option("--dtype", help="auto (default), float32, bfloat16 or float16.")]
-_Batch = Annotated[int | None, typer.Option("--batch-tokens", help="Tokens of a forward pass (default 16384).")]
+_Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: cuda if available).")]
+_Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16 (default: auto).")]
+_Batch = Annotated[int | None, typer.Option("--batch-tokens", help="Tokens per forward pass (default: 16384).")]
 #: Width of a bar in characters.
 _BAR = 24
 
@@ -41,7 +42,7 @@ def audit(
     output: _Output = None,
     limit: _Limit = None,
     tolerance: _Tolerance = None,
-    worst: Annotated[int | None, typer.Option("--worst", help="Tokens to show (default 10).")] = None,
+    worst: Annotated[int | None, typer.Option("--worst", help="Tokens to show (default: 10).")] = None,
     write_as: _WriteAs = None,
     device: _Device = None,
     dtype: _Dtype = None,
@@ -52,7 +53,7 @@ def audit(
     json: JsonFlag = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")] = False,
 ) -> int:
-    """Recompute log-probabilities with a forward pass and compare them with the saved ones.
+    """Recompute logprobs with a forward pass and compare them with the saved ones.
 
     Exit code 1 when they are not the model's (L305); then the likely cause is named.
     """

@@ -17,14 +17,14 @@ SHOWN = 3
 
 def check(
     model: Annotated[
-        str | None, typer.Argument(help="Model or tokenizer folder; with --endpoint a served name.")
+        str | None, typer.Argument(help="Model or tokenizer folder; with --endpoint, the served model name.")
     ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Base URL of a vLLM server to probe instead.")] = None,
-    chat_template: Annotated[str | None, typer.Option(help="Template file to probe in place of the model's.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Base URL of a vLLM server to probe.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="Chat template file that replaces the model's.")] = None,
     as_json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
 ) -> int:
-    """Probe a chat template, or a server, for what would break multi-turn training. Exit code 1 when something would."""
+    """Probe a chat template, or a server, for problems that break multi-turn training. Exit code 1 if any is found."""
     from gymdata.check import run as checking
     from gymdata.errors import UsageError
 
@@ -38,7 +38,7 @@ def check(
             emit_json(served.as_dict())
         else:
             rows = [(f.name, "yes" if f.ok else ("NO" if f.needed else "no"), f.detail) for f in served.findings]
-            grid(("asked", "answer", "detail"), rows, title=served.endpoint)
+            grid(("probe", "result", "detail"), rows, title=served.endpoint)
         return 0 if served.ok else 1
     if model is None:
         raise UsageError("no model given", hint="gymdata check MODEL, or gymdata check --endpoint URL")
@@ -58,20 +58,20 @@ def _show(report: ModelReport) -> None:
     if len(found.breaks) > SHOWN:
         print(f"… and {len(found.breaks) - SHOWN} more: --json gives all")
     for probe, why in list(found.no_bridge.items())[:1]:
-        print(f"{probe}: turns cannot be held: {why}")
+        print(f"{probe}: token IDs cannot be carried over: {why}")
     rows: list[tuple[str, object]] = [
         ("template", report.template_name or "not one that is known"),
         ("prefix-preserving", found.prefix_preserving),
-        ("holds ids from turn to turn", found.bridges),
+        ("carries token IDs over", found.bridges),
         ("strips from earlier turns", ", ".join(found.strips) or "nothing"),
         ("never writes", ", ".join(found.ignores) or "–"),
         ("refuses", "; ".join(f"{name} ({why})" for name, why in found.refused.items()) or "nothing"),
         ("end of turn", ", ".join(f"{text} ({i})" for i, text in found.end_of_turn)),
         ("generation mask", report.generation_mask or "no markers"),
-        ("text encodes back", found.text_stable),
-        ("random ids encode back", f"{found.random_ids_stable:.0%} of runs of 8"),
+        ("text round-trips", found.text_stable),
+        ("random ids round-trip", f"{found.random_ids_stable:.0%} of runs of 8"),
         (
-            "cure",
+            "template patch",
             "none known" if cure is None else f"{cure.name} ({'keeps' if cure.check.ok else 'also changes'} turns)",
         ),
         ("verdict", _verdict(report)),
@@ -81,10 +81,10 @@ def _show(report: ModelReport) -> None:
 
 def _verdict(report: ModelReport) -> str:
     if report.ok:
-        return "turns hold"
+        return "the template is prefix-preserving"
     cure = report.cure
     if cure is not None and cure.check.ok:
-        return f"turns break; `gymdata collect` uses {cure.name} unless --no-keep-reasoning"
+        return f"not prefix-preserving; `gymdata collect` uses {cure.name} unless --no-keep-reasoning"
     if report.check.bridges:
-        return "rendered again, turns break; `gymdata collect` holds the ids and its rollouts do not"
-    return "turns break, and no known template cures it"
+        return "not prefix-preserving; `gymdata collect` extends the token IDs, so its rollouts have no breaks"
+    return "not prefix-preserving, and no template patch is known"

@@ -1,6 +1,6 @@
 """What commands share: flags that mean the same everywhere, tables, progress, and the ending of a command.
 
-What always holds: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
+Invariants: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
 few seconds.
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags beat it.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags take precedence.")]
 SetFlag = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
-OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start again, replacing what is there.")]
+OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start over, replacing existing output.")]
 AllowChangedFlag = Annotated[
-    bool, typer.Option("--allow-changed", help="Read sealed files that differ from what run.json recorded.")
+    bool, typer.Option("--allow-changed", help="Read sealed files that differ from the record in run.json.")
 ]
-SeedFlag = Annotated[int | None, typer.Option("--seed", help="Makes everything that is drawn repeatable.")]
+SeedFlag = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 
 _UNWRAPPED = 1_000
 #: What was counted in less time than this is no rate: much of it came at once.

@@ -11,18 +11,20 @@ from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
 
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for everything it makes.")] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output folder.")] = Path("runs/demo"),
     rounds: Annotated[int, typer.Option(help="Rounds of collect, pairs and train-dpo.", min=1)] = 2,
-    num_rollouts: Annotated[int, typer.Option("-r", "--num-rollouts", help="Rollouts a training task.", min=2)] = 8,
-    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Only so many tasks of each file.", min=1)] = None,
-    judged_groups: Annotated[int, typer.Option(help="Groups that the judge compares; 0: no judge.", min=0)] = 300,
-    seed: Annotated[int, typer.Option(help="Makes the whole demo repeatable.")] = 0,
-    threshold: Annotated[bool, typer.Option(help="Fail unless the held-out rate rises by 10 points.")] = True,
+    num_rollouts: Annotated[int, typer.Option("-r", "--num-rollouts", help="Rollouts per training task.", min=2)] = 8,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Use only the first N tasks.", min=1)] = None,
+    judged_groups: Annotated[
+        int, typer.Option(help="Groups compared by the judge; 0 disables the judge.", min=0)
+    ] = 300,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    threshold: Annotated[bool, typer.Option(help="Fail unless held-out accuracy improves by 10 points.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and print the steps; run nothing.")] = False,
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run the whole path on the shipped policy and tasks, and measure the rise on held-out tasks."""
+    """Run the whole path on the shipped policy and tasks, and measure the improvement in held-out accuracy."""
     from gymdata.demo import demo as run
     from gymdata.demo import planned
 
@@ -68,10 +70,10 @@ def _judged(judged: dict[str, Any]) -> list[tuple[str, object]]:
     accuracy, bias = judged["accuracy"], judged["bias"]
     counts = judged["comparisons"]
     rates = {
-        "the better one first": accuracy["first_seat"],
-        "the better one second": accuracy["second_seat"],
-        "first seat wins": bias["first_seat_wins"],
-        "flips with the seats": bias["order_flips"],
+        "the better one first": accuracy["first_position"],
+        "the better one second": accuracy["second_position"],
+        "position bias (first wins)": bias["position_bias"],
+        "position inconsistency": bias["position_inconsistency"],
         "longer wins": bias["longer_wins"],
         "ties": bias["ties"],
         "failures": bias["failures"],
@@ -87,7 +89,10 @@ def _judged(judged: dict[str, Any]) -> list[tuple[str, object]]:
 def _after(part: dict[str, Any], which: str) -> list[tuple[str, object]]:
     after = part["after"]
     rise = _rate(part["difference"]).replace(" %  (", " points  (")
-    return [(f"{which}held-out after", f"{_rate(after)}, {after['correct']} of {after['n']}"), (f"{which}rise", rise)]
+    return [
+        (f"{which}held-out after", f"{_rate(after)}, {after['correct']} of {after['n']}"),
+        (f"{which}improvement", rise),
+    ]
 
 
 def _rate(part: dict[str, Any]) -> str:

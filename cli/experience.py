@@ -17,38 +17,66 @@ _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder,
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
 _Estimator = Annotated[
     str | None,
-    typer.Option("--estimator", help="grpo (default), rloo, reinforce, reinforce-baseline, gae, cpgd or dr-grpo."),
+    typer.Option(
+        "--estimator", help="grpo, rloo, reinforce, reinforce-baseline, gae, cpgd or dr-grpo (default: grpo)."
+    ),
 ]
-_Rewards = Annotated[str | None, typer.Option("--rewards", help="outcome (default), steps or steps+outcome.")]
-_Unit = Annotated[str | None, typer.Option("--discount-unit", help="γ between tokens (token) or turns (turn).")]
-_Reward = Annotated[str | None, typer.Option("--reward", help="A named reward or a re-scoring, not the total.")]
-_Gamma = Annotated[float | None, typer.Option("--gamma", help="Discount (default 1).")]
-_Lambda = Annotated[float | None, typer.Option("--lambda", "--lam", help="λ of gae (default 1).")]
-_KlCoef = Annotated[float | None, typer.Option("--kl-coef", help="KL to the reference, taken from the reward.")]
-_KlKind = Annotated[str | None, typer.Option("--kl-estimator", help="k1 (default), k2 or k3.")]
-_Norm = Annotated[str | None, typer.Option("--reward-norm", help="none (default), std or mean-std, after shaping.")]
-_RewardClip = Annotated[str | None, typer.Option("--reward-clip", help="C for −C to C, or LOW,HIGH; after the norm.")]
-_Buffer = Annotated[int | None, typer.Option("--overlong-buffer", help="Punish answers this close to the limit.")]
-_Factor = Annotated[float | None, typer.Option("--overlong-factor", help="The largest punishment (default 1).")]
-_MaxNew = Annotated[int | None, typer.Option("--max-new-tokens", help="The limit, when run.json does not say it.")]
-_Weights = Annotated[
-    bool, typer.Option("--clip-filter-weights", help="Weigh informative groups up by the share of the others.")
+_Rewards = Annotated[
+    str | None, typer.Option("--rewards", help="Rewards to use: outcome, steps or steps+outcome (default: outcome).")
 ]
-_Whiten = Annotated[bool, typer.Option("--whiten", help="Advantages to mean 0 and spread 1 over all tokens.")]
-_CrossBatch = Annotated[bool, typer.Option("--normalize-cross-batch", help="The same with a floor under the variance.")]
-_MeanOnly = Annotated[bool, typer.Option("--mean-only", help="Of that, only take the mean away.")]
-_Clip = Annotated[float | None, typer.Option("--advantage-clip", help="Limit of advantages, last of all.")]
-_Entropy = Annotated[float | None, typer.Option("--entropy-ratio", help="Train this share of a rollout's tokens.")]
-_Zero = Annotated[str | None, typer.Option("--zero-variance", help="Groups without variance: drop or keep.")]
-_Truncated = Annotated[str | None, typer.Option("--truncated", help="Truncated rollouts: keep (default) or drop.")]
-_Abandoned = Annotated[str | None, typer.Option("--abandoned", help="Retries nothing continues: keep or drop.")]
-_Columns = Annotated[Path | None, typer.Option("--token-columns", help="ref_logprobs, values, entropy by rollout.")]
-_Reference = Annotated[str | None, typer.Option("--reference", help="Model for ref_logprobs, KL and entropy.")]
-_Critic = Annotated[str | None, typer.Option("--critic", help="Model with a value head (one label) for gae.")]
-_Device = Annotated[str | None, typer.Option("--device", help="For both: cpu, cuda or cuda:N.")]
-_Dtype = Annotated[str | None, typer.Option("--dtype", help="For both: auto (default), float32, bfloat16, float16.")]
-_Batch = Annotated[int | None, typer.Option("--batch-tokens", help="Tokens of their forward passes (16384).")]
-_Agents = Annotated[str | None, typer.Option("--target-agents", help="Train the turns of these agents only: a,b.")]
+_Unit = Annotated[str | None, typer.Option("--discount-unit", help="Unit that γ discounts: token or turn.")]
+_Reward = Annotated[
+    str | None, typer.Option("--reward", help="Named reward or re-scoring to use (default: the total reward).")
+]
+_Gamma = Annotated[float | None, typer.Option("--gamma", help="Discount factor γ (default: 1).")]
+_Lambda = Annotated[float | None, typer.Option("--lambda", "--lam", help="λ of GAE (default: 1).")]
+_KlCoef = Annotated[
+    float | None, typer.Option("--kl-coef", help="Coefficient of the KL penalty in the reward (default: 0).")
+]
+_KlKind = Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator: k1, k2 or k3 (default: k1).")]
+_Norm = Annotated[
+    str | None,
+    typer.Option("--reward-norm", help="Normalize rewards after shaping: none, std or mean-std (default: none)."),
+]
+_RewardClip = Annotated[
+    str | None, typer.Option("--reward-clip", help="Clip normalized rewards to [−C, C] or [LOW, HIGH]: C or LOW,HIGH.")
+]
+_Buffer = Annotated[
+    int | None, typer.Option("--overlong-buffer", help="Soft overlong penalty buffer, in tokens (DAPO).")
+]
+_Factor = Annotated[float | None, typer.Option("--overlong-factor", help="Maximum overlong penalty (default: 1).")]
+_MaxNew = Annotated[
+    int | None, typer.Option("--max-new-tokens", help="Maximum generation length, if run.json has none.")
+]
+_Weights = Annotated[bool, typer.Option("--clip-filter-weights", help="Upweight non-degenerate groups.")]
+_Whiten = Annotated[bool, typer.Option("--whiten", help="Normalize advantages to mean 0, std 1 over all tokens.")]
+_CrossBatch = Annotated[bool, typer.Option("--normalize-cross-batch", help="Whiten with a floor on the variance.")]
+_MeanOnly = Annotated[bool, typer.Option("--mean-only", help="Center only (no variance scaling).")]
+_Clip = Annotated[
+    float | None, typer.Option("--advantage-clip", help="Clip advantages to this absolute value, as the last step.")
+]
+_Entropy = Annotated[
+    float | None, typer.Option("--entropy-ratio", help="Train only this share of tokens per rollout, by entropy.")
+]
+_Zero = Annotated[str | None, typer.Option("--zero-variance", help="Groups without reward variance: drop or keep.")]
+_Truncated = Annotated[
+    str | None, typer.Option("--truncated", help="Truncated rollouts: keep or drop (default: keep).")
+]
+_Abandoned = Annotated[str | None, typer.Option("--abandoned", help="Keep or drop abandoned branches.")]
+_Columns = Annotated[
+    Path | None, typer.Option("--token-columns", help="Table of ref_logprobs, values or entropy per rollout.")
+]
+_Reference = Annotated[
+    str | None, typer.Option("--reference", help="Reference model for ref_logprobs, KL and entropy.")
+]
+_Critic = Annotated[str | None, typer.Option("--critic", help="Value model (one label) for GAE.")]
+_Device = Annotated[str | None, typer.Option("--device", help="Device for both models: cpu, cuda or cuda:N.")]
+_Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="dtype for both models: auto, float32, bfloat16 or float16 (default: auto)."),
+]
+_Batch = Annotated[int | None, typer.Option("--batch-tokens", help="Tokens per forward pass (default: 16384).")]
+_Agents = Annotated[str | None, typer.Option("--target-agents", help="Train only the turns of these agents: a,b.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 
 
@@ -90,7 +118,7 @@ def experience(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Turn scored rollouts into experiences: training sequences with an advantage for every token."""
+    """Turn scored rollouts into experiences: training sequences with one advantage per token."""
     given = locals()
     from gymdata.experience.run import build_experiences
     from gymdata.experience.settings import ExperienceConfig
@@ -120,10 +148,10 @@ def _show(report: ExperiencesReport) -> None:
             *((f"  dropped: {why.replace('_', ' ')}", len(ids)) for why, ids in report.dropped_groups.items()),
             ("sequences", counts["sequences"]),
             *([("  rollouts cut into several", counts["rollouts_cut"])] if counts["rollouts_cut"] else []),
-            *([("  abandoned turns left out", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
+            *([("  abandoned turns dropped", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
             ("trained tokens", counts["trained_tokens"]),
             ("advantage, mean", report.advantage["mean"]),
-            ("advantage, spread", report.advantage["std"]),
+            ("advantage, std", report.advantage["std"]),
             ("written to", report.path),
         ],
     )  # fmt: skip

@@ -10,7 +10,7 @@ import typer
 
 from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 
-_Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for formats of pairs.")]
+_Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for pair formats.")]
 _Format = Annotated[
     str,
     typer.Option(
@@ -21,7 +21,7 @@ _Format = Annotated[
 ]
 _Output = Annotated[
     Path,
-    typer.Option("-o", "--output", help="File to write: .jsonl, for verl .parquet, for trajectories .json as well."),
+    typer.Option("-o", "--output", help="File to write: .jsonl; verl: .parquet; trajectories: also .json."),
 ]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 
@@ -34,7 +34,7 @@ def export(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> int:
-    """Write rollouts (or pairs) in another project's format, and say what that format loses."""
+    """Write rollouts (or pairs) in another project's format, and report what that format loses."""
     from gymdata.interop.run import export_rollouts
 
     done = export_rollouts(path, output, format, overwrite=overwrite, command=sys.argv)

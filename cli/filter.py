@@ -15,12 +15,28 @@ if TYPE_CHECKING:
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
-_Where = Annotated[list[str] | None, typer.Option("--where", metavar="CONDITION", help='"reward > 0.5"; repeatable.')]
-_Group = Annotated[
-    list[str] | None, typer.Option("--group-where", metavar="CONDITION", help='Whole groups: "0 < mean_reward < 1".')
+_Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where", metavar="CONDITION", help='Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.'
+    ),
 ]
-_BestBy = Annotated[str | None, typer.Option("--best-by", metavar="NUMBER", help="What is best (default: reward).")]
-_Balance = Annotated[str | None, typer.Option("--balance", metavar="COLUMN", help="As many of each value of it.")]
+_Group = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group-where",
+        metavar="CONDITION",
+        help='Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.',
+    ),
+]
+_BestBy = Annotated[
+    str | None,
+    typer.Option("--best-by", metavar="NUMBER", help="Number that ranks rollouts for --best-n (default: reward)."),
+]
+_Balance = Annotated[
+    str | None,
+    typer.Option("--balance", metavar="COLUMN", help="Keep the same number of rollouts per value of this column."),
+]
 
 
 def filter_(
@@ -28,21 +44,27 @@ def filter_(
     output: _Output = None,
     where: _Where = None,
     group_where: _Group = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe", help="One of those with equal tokens in a group.")] = False,
-    best_n: Annotated[int | None, typer.Option("--best-n", help="So many of each group.")] = None,
+    dedupe: Annotated[
+        bool, typer.Option("--dedupe", help="Keep one of the rollouts of a group with identical tokens.")
+    ] = False,
+    best_n: Annotated[int | None, typer.Option("--best-n", help="Keep the best N rollouts per group.")] = None,
     best_by: _BestBy = None,
     balance: _Balance = None,
-    split_by: Annotated[str | None, typer.Option("--split-by", help="task: a train and a test file.")] = None,
-    test_share: Annotated[float | None, typer.Option("--test-share", help="Of the tasks (default 0.1).")] = None,
+    split_by: Annotated[
+        str | None, typer.Option("--split-by", help="Write a train and a test file, split by task: task.")
+    ] = None,
+    test_share: Annotated[
+        float | None, typer.Option("--test-share", help="Share of tasks in the test file (default: 0.1).")
+    ] = None,
     seed: SeedFlag = None,
     config: ConfigFile = None,
     sets: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report counts only; write nothing.")] = False,
     json: JsonFlag = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Keep the rollouts that pass every step, and say how many did not, and why.
+    """Keep the rollouts that pass every step, and report how many were dropped, by reason.
 
     Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
     sum_ before a number's name. A comparison with a missing value is not true.
@@ -69,7 +91,7 @@ def _show(report: FilterReport) -> None:
         why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + step.notes
         rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
     if rows:
-        grid(("step", "by", "rollouts in", "out", "groups out", "left out, and why"), rows)
+        grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
     split = len(report.sides) > 1
     sides = [(side, f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks") for side, n in report.sides.items() if split]
     facts(

@@ -20,33 +20,40 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-_Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="What to run.")]
-_ConfigFile = Annotated[Path | None, typer.Option("--config_file", "--config-file", help="The same, as an option.")]
+_Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")]
+_ConfigFile = Annotated[
+    Path | None, typer.Option("--config_file", "--config-file", help="Configuration file, as an option.")
+]
 _Override = Annotated[
     list[str] | None,
-    typer.Option("-o", "--override", metavar="KEY VALUE", help="Set a dotted key; repeatable. A key that is in no "
-                 "section is one of finetuning."),
+    typer.Option("-o", "--override", metavar="KEY VALUE", help="Set a dotted key; repeatable. A key without a "
+                 "section belongs to finetuning."),
 ]  # fmt: skip
-_Dataset = Annotated[str | None, typer.Option("--dataset", help="Tasks to train on.")]
-_HeldOut = Annotated[str | None, typer.Option("--validation-dataset", "--validation_dataset", help="Held-out tasks.")]
+_Dataset = Annotated[str | None, typer.Option("--dataset", help="Training tasks (file or glob).")]
+_HeldOut = Annotated[
+    str | None, typer.Option("--validation-dataset", "--validation_dataset", help="Held-out tasks (file or glob).")
+]
 _Interval = Annotated[
-    int | None, typer.Option("--validation-interval", "--validation_interval", help="Epochs between (default 5).")
+    int | None,
+    typer.Option("--validation-interval", "--validation_interval", help="Epochs between validations (default: 5)."),
 ]
 _HeldOutConfig = Annotated[
     str | None,
     typer.Option("--validation-config", "--validation-config-file", "--validation_config_file",
-                 help="YAML merged over the configuration for validation alone."),
+                 help="YAML merged over the configuration for validation only."),
 ]  # fmt: skip
-_Endpoint = Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Collect through this vLLM server.")]
+_Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Base URL of a vLLM server to sample from.")
+]
 _Timeout = Annotated[
-    float | None, typer.Option("--endpoint-timeout", "--endpoint_timeout", help="Seconds a request (default 300).")
+    float | None, typer.Option("--endpoint-timeout", "--endpoint_timeout", help="Seconds per request (default: 300).")
 ]
 _Result = Annotated[
     Path | None, typer.Option("--result-json-path", "--result_json_path", help="Also write the final result here.")
 ]
-_Output = Annotated[Path | None, typer.Option("--output", help="Instead of finetuning.output_dir.")]
-_RunId = Annotated[str | None, typer.Option("--run-id", help="Instead of a drawn one.")]
-_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")]
+_Output = Annotated[Path | None, typer.Option("--output", help="Output folder (default: finetuning.output_dir).")]
+_RunId = Annotated[str | None, typer.Option("--run-id", help="Run ID (default: random).")]
+_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")]
 #: Columns of the live table that a narrow terminal does without, the first to go first.
 _SPARED = ("share", "groups", "KL", "tokens", "95 %", "used", "loss")
 
@@ -68,7 +75,7 @@ def finetune(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Run epochs of collect, curriculum, train and validate from one file; killed anywhere, the same command goes on."""
+    """Run epochs of collect, curriculum, train and validate from one file; rerun the same command to resume."""
     from gymdata.errors import UsageError
     from gymdata.finetune.run import finetune as run
 
@@ -81,7 +88,7 @@ def finetune(
             if "." not in key and Path(value).suffix in (".yaml", ".yml"):
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
-    with Board() as board, prints_apart():
+    with LiveTable() as board, prints_apart():
         result = run(
             config or config_file or "", overrides, dataset=dataset,
             validation_dataset=validation_dataset, validation_interval=validation_interval,
@@ -149,7 +156,7 @@ def _rate(found: Mapping[str, Any]) -> str:
     return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{interval}"
 
 
-class Board:
+class LiveTable:
     """Who watches the loop: on a terminal a live table of epochs, elsewhere a line a stage and an epoch."""
 
     def __init__(self) -> None:
@@ -157,7 +164,7 @@ class Board:
         self._doing = ""
         self._live: Live | None = None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> LiveTable:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,14 +13,16 @@ from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
 _Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON lines or JSON (.gz, .zst), or globs.")]
 _From = Annotated[
     str | None,
-    typer.Option("--from", help="nemo-gym, nat-trajectories, nat-dpo, nat-dpo-items or atif (default: told from it)."),
+    typer.Option("--from", help="nemo-gym, nat-trajectories, nat-dpo, nat-dpo-items or atif (default: auto-detect)."),
 ]
 _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")]
-_RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run; drawn when not given.")]
-_Format = Annotated[str, typer.Option("--format", help="parquet or jsonl.")]
+_RunId = Annotated[str | None, typer.Option("--run-id", help="Run ID (default: random).")]
+_Format = Annotated[str, typer.Option("--format", help="File format: parquet or jsonl.")]
 _Tokenizer = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="The policy's folder: rebuild prompts that NeMo Gym rows lack (default: never)."),
+    typer.Option(
+        "--tokenizer", help="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not)."
+    ),
 ]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 
@@ -36,7 +38,7 @@ def import_(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> int:
-    """Bring rollouts or pairs of other projects into a run, row by row. Exit code 1 when some rows were rejected.
+    """Import rollouts or preference pairs of other projects. Exit code 1 when some rows were rejected.
 
     NeMo Gym rows, trajectories and DPO rows of the NeMo Agent Toolkit, ATIF trajectories.
     """
@@ -63,7 +65,7 @@ def import_(
             f"`gymdata validate {output}` names them, `gymdata validate {output} --fix drop -o FILE` leaves them out"
         )
     if done.prompts_refused:
-        note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} says where and why")
+        note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} lists where and why")
     if done.without_token_data:
         note(
             f"{done.without_token_data:,} of {done.rollouts:,} rollouts have no token data: "

@@ -49,13 +49,21 @@ def judge(
     use_principle: UsePrinciple = None,
     show: Show = None,
     constrain: Constrain = None,
-    name: Annotated[str | None, typer.Option(help="Of the comparisons and rewards (default: the judge's).")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: RUN/judge-NAME.")] = None,
-    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Only the first N groups.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the comparisons and rewards (default: the judge's).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Output folder (default: RUN/judge-NAME).")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Judge only the first N groups.")] = None,
     comparison_strategy: Strategy = None,
     num_judges_per_comparison: Judges = None,
-    aggregate_only: Annotated[bool, typer.Option("--aggregate-only", help="New rewards, nothing judged.")] = False,
-    retry_unparsed: Annotated[bool, typer.Option("--retry-unparsed", help="Ask again where no verdict was.")] = False,
+    aggregate_only: Annotated[
+        bool, typer.Option("--aggregate-only", help="Re-aggregate existing verdicts; no judge calls.")
+    ] = False,
+    retry_unparsed: Annotated[
+        bool, typer.Option("--retry-unparsed", help="Retry comparisons without a parsable verdict.")
+    ] = False,
     aggregator_method: Aggregator = None,
     reasoning_bonus: ReasoningBonus = None,
     answer_bonus: AnswerBonus = None,
@@ -76,9 +84,9 @@ def judge(
     set_: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
     as_json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
 ) -> int:
-    """Compare the rollouts of each group with a judge; comparisons, rewards and a bias report lie beside the rollouts."""
+    """Compare the rollouts of each group with a judge; writes comparisons, rewards and a bias report."""
     flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "as_json", "verbose")}
     switches = ("aggregate_only", "retry_unparsed", "overwrite")
     overrides = {k: v for k, v in flags.items() if v is not None and not (k in switches and not v)}

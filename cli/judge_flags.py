@@ -7,51 +7,87 @@ from typing import Annotated
 
 import typer
 
-Genrm = Annotated[str | None, typer.Option("--genrm", metavar="MODEL", help="Judge to run in this process.")]
-Endpoint = Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Judge behind /v1/chat/completions.")]
-Model = Annotated[str | None, typer.Option("-m", "--model", metavar="NAME", help="Of the served judge.")]
+Genrm = Annotated[str | None, typer.Option("--genrm", metavar="MODEL", help="Judge model to run in this process.")]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="URL of a judge served at /v1/chat/completions.")
+]
+Model = Annotated[str | None, typer.Option("-m", "--model", metavar="NAME", help="Judge model name on the server.")]
 PromptFile = Annotated[
     Path | None,
-    typer.Option("--judge-prompt", help="Jinja file for a judge without the roles; 'default' is the shipped one."),
+    typer.Option(
+        "--judge-prompt", help="Jinja prompt for judges without the GenRM roles; 'default' is the shipped one."
+    ),
 ]
-Principle = Annotated[str | None, typer.Option("--principle", help="By which the judge decides.")]
+Principle = Annotated[str | None, typer.Option("--principle", help="Judging criterion (rubric).")]
 UsePrinciple = Annotated[
     bool | None,
-    typer.Option("--use-principle/--no-principle", help="Show one to the judge, or never (default: only --principle)."),
+    typer.Option(
+        "--use-principle/--no-principle",
+        help="Include a principle in the judge prompt (default: only with --principle).",
+    ),
 ]
 Show = Annotated[
-    str | None, typer.Option("--show", help="final (answer only, default) or transcript (with tool calls and results).")
+    str | None,
+    typer.Option("--show", help="What the judge sees: final answer or transcript with tool calls (default: final)."),
 ]
 Constrain = Annotated[
     str | None,
-    typer.Option("--constrain", help="Hold the judge to the verdict's JSON schema: auto (default), on, off."),
+    typer.Option(
+        "--constrain", help="Constrain decoding to the verdict's JSON schema: auto, on or off (default: auto)."
+    ),
 ]
-Strategy = Annotated[str | None, typer.Option("--comparison-strategy", help="circular, all_pairs or both_orders.")]
-Judges = Annotated[int | None, typer.Option("--num-judges-per-comparison", help="Judgements a comparison (default 1).")]
+Strategy = Annotated[
+    str | None, typer.Option("--comparison-strategy", help="Pairs to compare: circular, all_pairs or both_orders.")
+]
+Judges = Annotated[
+    int | None, typer.Option("--num-judges-per-comparison", help="Judgements per comparison (default: 1).")
+]
 Aggregator = Annotated[
-    str | None, typer.Option("--aggregator-method", help="simple_tiebreaker (default), win_rate or bradley_terry.")
+    str | None,
+    typer.Option(
+        "--aggregator-method", help="simple_tiebreaker, win_rate or bradley_terry (default: simple_tiebreaker)."
+    ),
 ]
-ReasoningBonus = Annotated[float | None, typer.Option("--reasoning-bonus", help="For the shortest reasoning on top.")]
-AnswerBonus = Annotated[float | None, typer.Option("--answer-bonus", help="For the shortest answer on top.")]
-TopPercentile = Annotated[float | None, typer.Option("--top-percentile", help="Share that is the top (default 0.2).")]
+ReasoningBonus = Annotated[
+    float | None,
+    typer.Option("--reasoning-bonus", help="Bonus for the shortest reasoning in the top share (default: 0)."),
+]
+AnswerBonus = Annotated[
+    float | None, typer.Option("--answer-bonus", help="Bonus for the shortest answer in the top share (default: 0).")
+]
+TopPercentile = Annotated[
+    float | None, typer.Option("--top-percentile", help="Top share that is eligible for a bonus (default: 0.2).")
+]
 ReasoningCoefficient = Annotated[
-    float | None, typer.Option("--group-reasoning-length-penalty-coeff", help="Weight of reasoning length (default 0).")
+    float | None,
+    typer.Option("--group-reasoning-length-penalty-coeff", help="Weight of the reasoning length penalty (default: 0)."),
 ]
 AnswerCoefficient = Annotated[
-    float | None, typer.Option("--group-answer-length-penalty-coeff", help="Weight of answer length (default 0).")
+    float | None,
+    typer.Option("--group-answer-length-penalty-coeff", help="Weight of the answer length penalty (default: 0)."),
 ]
 StyleCoefficient = Annotated[
-    float | None, typer.Option("--group-style-penalty-coeff", help="Weight of style density (default 0).")
+    float | None, typer.Option("--group-style-penalty-coeff", help="Weight of the style density penalty (default: 0).")
 ]
-DefaultScore = Annotated[float | None, typer.Option("--default-score", help="Default 3.0.")]
-DefaultRanking = Annotated[float | None, typer.Option("--default-ranking", help="Default 3.5.")]
-ParseRetries = Annotated[int | None, typer.Option("--genrm-parse-retries", help="Tries after the first (default 3).")]
+DefaultScore = Annotated[float | None, typer.Option("--default-score", help="Score without a verdict (default: 3.0).")]
+DefaultRanking = Annotated[
+    float | None, typer.Option("--default-ranking", help="Ranking without a verdict (default: 3.5).")
+]
+ParseRetries = Annotated[
+    int | None, typer.Option("--genrm-parse-retries", help="Retries of an unparsable verdict (default: 3).")
+]
 ParseSleep = Annotated[
-    float | None, typer.Option("--genrm-parse-retry-sleep-s", help="Seconds between them (default 0.2).")
+    float | None, typer.Option("--genrm-parse-retry-sleep-s", help="Seconds between these retries (default: 0.2).")
 ]
-Verdicts = Annotated[str | None, typer.Option("--verdicts", help="strict (default) or published.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="Of the judge (default 0.6).")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Of the judge (default 0.95).")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Of a judgement (default: what fits).")]
-RequestTimeout = Annotated[float | None, typer.Option("--request-timeout", help="Seconds a request (default 300).")]
-Concurrency = Annotated[int | None, typer.Option("-c", "--concurrency", help="Judgements in flight.")]
+Verdicts = Annotated[
+    str | None, typer.Option("--verdicts", help="Verdict parsing: strict or published (default: strict).")
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="Sampling temperature of the judge (default: 0.6).")
+]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus sampling of the judge (default: 0.95).")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="Maximum tokens per judgement (default: what fits).")
+]
+RequestTimeout = Annotated[float | None, typer.Option("--request-timeout", help="Seconds per request (default: 300).")]
+Concurrency = Annotated[int | None, typer.Option("-c", "--concurrency", help="Maximum judgements in flight.")]

@@ -15,22 +15,41 @@ if TYPE_CHECKING:
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
-_Reward = Annotated[str | None, typer.Option("--reward", help="A named reward or a re-scoring, not the total.")]
-_From = Annotated[str | None, typer.Option("--from", help="rewards (default) or comparisons, of `gymdata judge`.")]
-_Judge = Annotated[str | None, typer.Option("--judge", help="Whose comparisons, when there are several.")]
-_Order = Annotated[str | None, typer.Option("--order", help="consistent (both seats agree, default) or any.")]
-_Fork = Annotated[bool | None, typer.Option("--fork", help="Prompts go on to where the two rollouts part.")]
-_Strategy = Annotated[str | None, typer.Option("--strategy", help="best-worst (default), all or adjacent.")]
-_Margin = Annotated[float | None, typer.Option("--min-margin", help="Scores differ by more than this (default 0).")]
-_Cap = Annotated[int | None, typer.Option("--max-pairs-per-task", help="Keep the widest margins of a task.")]
-_Balance = Annotated[float | None, typer.Option("--length-balance", help="Largest share in which the longer wins.")]
-_Split = Annotated[float | None, typer.Option("--split", help="Share of the tasks whose pairs are held out.")]
-_Breaks = Annotated[str | None, typer.Option("--breaks", help="Rollouts with breaks: refuse (default) or drop.")]
-_Truncated = Annotated[str | None, typer.Option("--truncated", help="Pairs with one: keep (default) or drop.")]
-_Copies = Annotated[
-    bool, typer.Option("--keep-duplicates", help="Keep pairs with the same ids as another (default: drop them).")
+_Reward = Annotated[
+    str | None, typer.Option("--reward", help="Named reward or re-scoring to use (default: the total reward).")
 ]
-_Agents = Annotated[str | None, typer.Option("--target-agents", help="Train the turns of these agents only: a,b.")]
+_From = Annotated[
+    str | None,
+    typer.Option("--from", help="Source of preferences: rewards or comparisons of `gymdata judge` (default: rewards)."),
+]
+_Judge = Annotated[str | None, typer.Option("--judge", help="Judge whose comparisons are used, if there are several.")]
+_Order = Annotated[
+    str | None, typer.Option("--order", help="consistent (both positions agree) or any (default: consistent).")
+]
+_Fork = Annotated[bool | None, typer.Option("--fork", help="Extend prompts to where the two rollouts diverge.")]
+_Strategy = Annotated[
+    str | None, typer.Option("--strategy", help="Pairing strategy: best-worst, all or adjacent (default: best-worst).")
+]
+_Margin = Annotated[
+    float | None, typer.Option("--min-margin", help="Minimum score difference, exclusive (default: 0).")
+]
+_Cap = Annotated[
+    int | None, typer.Option("--max-pairs-per-task", help="Keep the pairs with the largest margins, up to N per task.")
+]
+_Balance = Annotated[
+    float | None, typer.Option("--length-balance", help="Maximum share of pairs whose longer completion is chosen.")
+]
+_Split = Annotated[float | None, typer.Option("--split", help="Share of tasks held out.")]
+_Breaks = Annotated[
+    str | None, typer.Option("--breaks", help="Rollouts with breaks: refuse or drop (default: refuse).")
+]
+_Truncated = Annotated[
+    str | None, typer.Option("--truncated", help="Pairs with a truncated rollout: keep or drop (default: keep).")
+]
+_Copies = Annotated[
+    bool, typer.Option("--keep-duplicates", help="Keep pairs with identical token IDs (default: drop them).")
+]
+_Agents = Annotated[str | None, typer.Option("--target-agents", help="Train only the turns of these agents: a,b.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 #: Sides of a split as they are called.
 _SIDES = {"heldout": "held-out"}
@@ -60,7 +79,7 @@ def pairs(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Build preference pairs from scored rollouts, with the saved token ids and masks."""
+    """Build preference pairs from scored rollouts, with the saved token IDs and masks."""
     from gymdata.pairs.run import build_pairs
     from gymdata.pairs.settings import PairsConfig
 

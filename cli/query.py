@@ -19,7 +19,7 @@ _Paths = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Run folde
 _Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
-#: A table of more rows than this is not read by anybody.
+#: Longer tables are truncated.
 _SHOWN = 1_000
 
 
@@ -31,7 +31,7 @@ def query(
     json: JsonFlag = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. It can only read."""
+    """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. Read-only."""
     from gymdata.errors import UsageError
     from gymdata.query.run import check_target, run_query, write_result, write_text
     from gymdata.query.types import json_value, python_values

@@ -23,29 +23,33 @@ def score(
         typer.Option(metavar="SPEC", help=REWARD_HELP),
     ] = None,
     reward_model: Annotated[
-        str | None, typer.Option(help="Folder of a reward model, such as `gymdata train-reward` makes.")
+        str | None, typer.Option(help="Reward model folder, as written by `gymdata train-reward`.")
     ] = None,
     reward_url: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Reward server (POST queries, prompts); of several the mean counts."),
+        typer.Option(metavar="URL", help="Reward server (POST queries, prompts); the mean of several is used."),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file that chooses and weights rewards by what the task says.")
+        Path | None, typer.Option(help="YAML file that selects and weights rewards by task fields.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="For --reward-url: whose text is sent (default: the policy's).")
+        str | None, typer.Option(help="Tokenizer that decodes text for --reward-url (default: the policy's).")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of these scores (default: the rewards' names).")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: RUN/scores-NAME.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Changing side of it is a flip (default 0.5).")] = None,
-    reward_timeout: Annotated[float | None, typer.Option(help="Seconds a batch may take (default 300).")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of these scores (default: the rewards' names).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Output folder (default: RUN/scores-NAME).")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="A score that crosses it counts as a flip (default: 0.5).")
+    ] = None,
+    reward_timeout: Annotated[float | None, typer.Option(help="Seconds per batch (default: 300).")] = None,
     config: ConfigFile = None,
     set_: SetFlag = [],  # noqa: B006 - typer copies it
     overwrite: OverwriteFlag = False,
     as_json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
 ) -> int:
-    """Score saved rollouts again without sampling; earlier scores stay, and who flipped is shown."""
+    """Score saved rollouts again without sampling; earlier scores are kept, and flips are reported."""
     flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "as_json", "verbose")}
     overrides = {k: v for k, v in flags.items() if v is not None and not (k == "overwrite" and not v)}
 

@@ -50,20 +50,22 @@ def serve_genrm(
     use_principle: UsePrinciple = None,
     show: Show = None,
     constrain: Constrain = None,
-    host: Annotated[str | None, typer.Option(help="Address to serve on (default 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port (default 8000; 0 takes a free one).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 selects a free one (default: 8000).")] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Name by which others reach this server; repeatable (default: loopback, host)."
-        ),
+        typer.Option(metavar="NAME", help="Allowed Host header; repeatable (default: loopback and --host)."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to keep what was judged (default: nothing is kept).")
+        Path | None, typer.Option("-o", "--output", help="Folder for the verdicts (default: not saved).")
     ] = None,
-    num_rollouts_per_prompt: Annotated[int | None, typer.Option(help="Members of a cohort (default 16).")] = None,
-    cohort_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for its members (default 600).")] = None,
-    on_judge_failure: Annotated[str | None, typer.Option(help="error (503, default) or default-score.")] = None,
+    num_rollouts_per_prompt: Annotated[int | None, typer.Option(help="Rollouts per cohort (default: 16).")] = None,
+    cohort_timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for a complete cohort (default: 600).")
+    ] = None,
+    on_judge_failure: Annotated[
+        str | None, typer.Option(help="On judge failure: error (503) or default-score (default: error).")
+    ] = None,
     comparison_strategy: Strategy = None,
     num_judges_per_comparison: Judges = None,
     aggregator_method: Aggregator = None,
@@ -84,14 +86,18 @@ def serve_genrm(
     request_timeout: RequestTimeout = None,
     concurrency: Concurrency = None,
     seed: SeedFlag = None,
-    max_body_bytes: Annotated[int | None, typer.Option(help="Bytes per request (default 33554432).")] = None,
-    max_responses: Annotated[int | None, typer.Option(help="Responses per /compare request (default 256).")] = None,
-    max_depth: Annotated[int | None, typer.Option(help="Levels of nesting per request (default 100).")] = None,
-    max_waiting: Annotated[int | None, typer.Option(help="Members waiting for their cohorts (default 16384).")] = None,
-    workers: Annotated[int | None, typer.Option(help="More than 1 is refused: a cohort lives in one process.")] = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Maximum bytes per request (default: 33554432).")] = None,
+    max_responses: Annotated[
+        int | None, typer.Option(help="Maximum responses per /compare request (default: 256).")
+    ] = None,
+    max_depth: Annotated[int | None, typer.Option(help="Maximum nesting depth per request (default: 100).")] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(help="Maximum rollouts that wait for their cohort (default: 16384).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Only 1 is supported: a cohort is held by one process.")] = None,
     config: ConfigFile = None,
     set_: SetFlag = [],  # noqa: B006 - typer copies it
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of errors.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Serve pairwise judging over HTTP: /compare, /verify, /health and /metrics."""
     flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "verbose")}

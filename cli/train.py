@@ -17,16 +17,20 @@ from gymdata.train.settings import TRAINERS, TrainConfig
 from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, note
 
 _SOURCES = {
-    "pairs": ("PAIRS", "Pairs: a file, a folder of `gymdata pairs`, or a glob."),
-    "experiences": ("EXPERIENCES", "Experiences: a file, a folder of `gymdata experience`, a glob."),
-    "rollouts": ("RUN", "Rollouts: a run folder, a file or a glob."),
+    "pairs": ("PAIRS", "Pairs: file, output folder of `gymdata pairs`, or glob."),
+    "experiences": ("EXPERIENCES", "Experiences: file, output folder of `gymdata experience`, or glob."),
+    "rollouts": ("RUN", "Rollouts: run folder, file or glob."),
 }
-_Model = Annotated[str | None, typer.Option("-m", "--model", help="Model folder; a LoRA folder goes on training.")]
+_Model = Annotated[
+    str | None, typer.Option("-m", "--model", help="Model folder; a LoRA adapter folder is trained further.")
+]
 _Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Folder for the trained model; resumed when it is there.")
+    Path | None, typer.Option("-o", "--output", help="Folder for the trained model; resumed if it exists.")
 ]
 _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set lora_r=16 …).")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, count and prove the batches; train nothing.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the data and the token checksum of the batches; train nothing.")
+]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks.")]
 #: Flags of every trainer, those of its own settings standing between the two groups.
 _BEFORE: dict[str, tuple[Any, Any]] = {
@@ -101,10 +105,10 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [
         (name.replace("_", " "), n) for name, n in result["counts"].items() if name != "trained_tokens"
     ]
-    rows += [("trained tokens an epoch", proof["file"]["count"]), ("batches equal the file", _equal(proof))]
+    rows += [("tokens per epoch", proof["file"]["count"]), ("token checksum", _equal(proof))]
     if heldout := result.get("heldout"):
         low, high = heldout["ci95"]
-        rows.append(("held-out pairs ranked right", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
+        rows.append(("held-out preference accuracy", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
     if ratio := result.get("ratio"):
         rows.append(("ratio before training, mean", ratio["mean"]))
         rows.append(("  effective sample size", f"{ratio['effective_sample_size']:.1%}"))
@@ -115,8 +119,8 @@ def _equal(proof: dict[str, Any]) -> object:
     """A training that stopped inside its first epoch could not feed the whole file; what it fed was held against it."""
     fed = (proof.get("epochs") or [{}])[-1]
     if proof["equal"] or not fed.get("equal"):
-        return proof["equal"]
-    return f"yes, as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+        return {True: "match", False: "MISMATCH"}.get(proof["equal"])
+    return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
 
 
 train_sft = _command(TRAINERS["sft"])

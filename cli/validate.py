@@ -21,23 +21,25 @@ SHOWN_WARNINGS = 3
 
 def validate(
     path: Annotated[str | None, typer.Argument(help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")] = None,
-    select: Annotated[list[str] | None, typer.Option("--select", help="Only these codes or prefixes (T2).")] = None,
-    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Not these codes or prefixes.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
-    explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="What a code means.")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option("--select", help="Check only these codes or prefixes (T2).")
+    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Skip these codes or prefixes.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
+    explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="Explain a code.")] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", help="Folder: bounds the ids, and its texts tell why a turn breaks."),
+        typer.Option("--tokenizer", help="Tokenizer folder: checks ID bounds and explains breaks by text."),
     ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
     fix: Annotated[str | None, typer.Option("--fix", metavar="CHOICE", help="Repair: split, truncate or drop.")] = None,
-    output: Annotated[str | None, typer.Option("-o", "--output", help="Where --fix writes the copy.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --fix wrote there before.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, complete.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the last line.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, infos too.")] = False,
+    output: Annotated[str | None, typer.Option("-o", "--output", help="Output of --fix.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of --fix.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one complete JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the last line.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, including infos.")] = False,
 ) -> int:
-    """Check rollouts or pairs, token for token, and name every fault. Exit code 1 when errors were found."""
+    """Check rollouts or pairs, token by token, and report every fault. Exit code 1 when errors were found."""
     if explain is not None:
         from gymdata.rollouts.violations import explain as text
 
@@ -121,7 +123,7 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
     print(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
-        print(f"gymdata validate --explain {worst} says what that means")
+        print(f"gymdata validate --explain {worst} explains it")
 
 
 def _worth_a_line(violations: list[Violation]) -> list[Violation]:

@@ -1,6 +1,6 @@
 """Which groups of rollouts an epoch learns from: variance filter, order by difficulty, and a share that grows.
 
-What always holds: the share is a function of the epoch alone, counted in exact decimals; a group whose scores are not all
+Invariants: the share is a function of the epoch alone, counted in exact decimals; a group whose scores are not all
 known and finite never passes a filter that it cannot be judged by; the state names tasks, not positions. The settings and
 their names follow the curriculum learning that the NeMo Agent Toolkit documents for its finetuning harness.
 """
@@ -118,7 +118,7 @@ def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumCo
     first = kept[: count_included(len(kept), percentile)]
     left_out |= {g.task_id: "beyond the epoch's percentile" for g in kept[len(first) :]}
     drawn = _subsample([g.task_id for g in first], epoch, config)
-    left_out |= {g.task_id: "not drawn by random_subsample" for g in first if g.task_id not in set(drawn)}
+    left_out |= {g.task_id: "not sampled by random_subsample" for g in first if g.task_id not in set(drawn)}
     return Selection(tuple(drawn), left_out, _state(epoch, config, percentile, len(groups), drawn))
 
 

@@ -1,7 +1,7 @@
 """The main job on the shipped policy and tasks: measure, (collect, validate, pairs, train-dpo) a few times, measure again.
 
 Beside it one round from the same first rollouts whose pairs come from the shipped judge, which never sees a reward.
-What always holds: every step is a command that a user could type, run as a process of its own, so that engine and trainer
+Invariants: every step is a command that a user could type, run as a process of its own, so that engine and trainer
 never hold the machine together; the figures are recomputed from the sealed held-out runs and from nothing else.
 """
 
@@ -138,8 +138,8 @@ def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> 
 
 
 def summarise_judged(before: Path, after: Path, run: Path) -> dict[str, Any]:
-    """The same for pairs from comparisons, with how far the judge was right: against the rewards, by the better one's seat,
-    and its bias report."""
+    """The same for pairs from comparisons, with the judge's accuracy against the rewards, by the better one's
+    position, and its bias report."""
     judged, job = run / f"judge-{JUDGE}", run.parent / "judged-policy"
     facts = read_run_json(judged)
     rollouts = read_table(run, columns=["rollout_id", "reward"])
@@ -200,7 +200,7 @@ class _Commands:
         return self._train(policy, run, run.parent / "pairs", run.parent / "policy")
 
     def judge(self, policy: Path, run: Path, groups: int) -> Path:
-        """The policy from pairs on which the judge's comparisons agree in both seats; those that failed are counted."""
+        """The policy from pairs on which the judge's comparisons agree in both positions; those that failed are counted."""
         self._run("judge", str(run), "--genrm", str(self.data / "genrm"), "--name", JUDGE, "--show", "transcript",
                   "--max-tokens", "64", "-n", str(groups), "--seed", str(self.seed),
                   fine=(EXIT_OK, EXIT_FAULTS))  # fmt: skip
@@ -228,7 +228,7 @@ def _running(say: Callable[[str], None]) -> _Run:
         done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
         if done.returncode not in fine:
             error = GymdataError(
-                f"`gymdata {command[0]}` ended with exit code {done.returncode}; what it said is above",
+                f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",
                 hint=f"gymdata {shlex.join(command)}",
             )
             error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED

@@ -1,6 +1,6 @@
 """Every error that gymdata raises on purpose, and the wording of each.
 
-What always holds: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
+Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
 code that the command line ends with; a fault from outside names the outside system that it came from. Callers build
 errors through the named constructors, so that one fault has one wording.
 """
@@ -136,7 +136,7 @@ class DataError(GymdataError):
         folder = Path(path)
         inside = [p.name for p in folder.iterdir() if p.suffix in (".parquet", ".jsonl")] if folder.is_dir() else []
         hint = f"it holds {', '.join(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
-        return cls(f"{path}: holds no rows (expected {expected})", hint=hint)
+        return cls(f"{path}: is empty (expected {expected})", hint=hint)
 
     @classmethod
     def nothing_to_train(cls, files: Sequence[Path], table: str) -> DataError:

@@ -1,6 +1,6 @@
 """JSON over HTTP to the outside systems: engines, judges, environments. One place for time limits, retries and wording.
 
-What always holds: every request ends within its time limit; a passing fault (429, 408, 5xx, a broken connection, an
+Invariants: every request ends within its time limit; a passing fault (429, 408, 5xx, a broken connection, an
 answer that cannot be read) is tried again a bounded number of times with growing pauses, no earlier than ``Retry-After``
 asks, and is then raised as the fault of the named system; no fault ever comes back as an answer.
 """
@@ -215,8 +215,8 @@ class HttpClient:
                 if answers and not whole:
                     raise OutsideError(
                         self.system,
-                        f"{url} answers with more than {most_bytes:,} bytes, which is more than was asked for",
-                        hint="is this the right server? What it goes on to say is not read",
+                        f"{url} answers with more than {most_bytes:,} bytes, more than requested",
+                        hint="is this the right server? The rest of its response is not read",
                     )
                 if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)

@@ -1,6 +1,6 @@
 """What people and files are shown of a URL: no user name, no password, no value of its query string, no fragment.
 
-What always holds: only URLs are touched; redacting twice changes nothing. Errors, run.json, settings of child processes and
+Invariants: only URLs are touched; redacting twice changes nothing. Errors, run.json, settings of child processes and
 messages all go through here, so that a key in a URL is nowhere but in the request.
 """
 

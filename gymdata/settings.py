@@ -31,7 +31,7 @@ class Config(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+    def _reject_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """pydantic takes ``true`` for 1, where it is a slip."""
         if _has_truth(value):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)

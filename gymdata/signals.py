@@ -1,6 +1,6 @@
 """Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it.
 
-What always holds: signals are handled in the main thread only, and as before once the work is over.
+Invariants: signals are handled in the main thread only, and as before once the work is over.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _STARTING = "stopping: what is being started is closed as soon as it is up (agai
 _PLAYING = "stopping: rollouts in flight are finished and sealed (again to quit at once)"
 
 
-class Dropped(Exception):  # noqa: N818 - not an error: the user wants out
+class Cancelled(Exception):  # noqa: N818 - not an error: the user wants out
     """Ctrl-C came twice."""
 
 
@@ -72,15 +72,15 @@ class Interrupts(threading.Event):
     drop: Callable[[], object] | None = None
 
 
-async def droppable(work: Coroutine[Any, Any, None], interrupted: Interrupts) -> None:
-    """Await ``work``; raises Dropped when a second Ctrl-C cancelled it."""
+async def cancellable(work: Coroutine[Any, Any, None], interrupted: Interrupts) -> None:
+    """Await ``work``; raises Cancelled when a second Ctrl-C cancelled it."""
     task = asyncio.ensure_future(work)
     interrupted.drop = task.cancel
     try:
         await task
     except asyncio.CancelledError:
         if interrupted.is_set() and task.cancelled():
-            raise Dropped from None
+            raise Cancelled from None
         raise
 
 

@@ -1,6 +1,6 @@
 """Statistics over rollouts: pass@k, avg@k, means and differences with intervals, proportions.
 
-What always holds: no figure depends on the order of the rows; the same input and seed give the same interval; a value
+Invariants: no figure depends on the order of the rows; the same input and seed give the same interval; a value
 that is missing (NaN) is left out and never counted as zero; an interval that the data cannot support is NaN, not a
 made-up width. Rollouts of one task are not independent, so intervals resample tasks, not rollouts.
 """

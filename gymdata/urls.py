@@ -1,6 +1,6 @@
 """URLs of outside systems in settings: how they are checked, put together, and handed to child processes.
 
-What always holds: a user name or password in a URL is refused; a query string goes along with every request and is shown to
+Invariants: a user name or password in a URL is refused; a query string goes along with every request and is shown to
 nobody (``gymdata.redaction``); the settings file of a child process holds placeholders, and their values are in its
 environment only.
 """

@@ -1,6 +1,6 @@
 """What a ``path.py:name`` setting names: how a user's code is loaded, and where it runs.
 
-What always holds: a file that cannot be imported is a UsageError naming it; user code runs in daemon threads, so what
+Invariants: a file that cannot be imported is a UsageError naming it; user code runs in daemon threads, so what
 hangs there can be left behind and never keeps the process from ending.
 """
 

@@ -1,6 +1,6 @@
 """A small real HTTP server that speaks enough of vLLM's API to collect from, and misbehaves on demand.
 
-What always holds: an answer depends only on (seed + choice, prompt ids, max_tokens), so that two runs against it agree.
+Invariants: an answer depends only on (seed + choice, prompt ids, max_tokens), so that two runs against it agree.
 ``python tests/faulty_server.py --port 0 --mode ok --latency 0.01`` prints its port on the first line of stdout.
 POST /fault {"mode": "500", "count": 3} makes the next 3 completions fail (count -1: all from now on).
 /v1/chat/completions writes messages out with a template of its own; ``Settings.way`` says what it lets a client decide.

@@ -1,7 +1,8 @@
 """A judge behind /v1/chat/completions, deterministic and badly behaved on demand.
 
 A response's quality is the number in its text after ``q=``; the verdict follows from both qualities (and, with
-``first_seat_bias``, from the seat). ``faults`` are used up one a request before good answers come; ``always`` never ends.
+``first_position_bias``, from the position). ``faults`` are used up one per request before good answers come; ``always``
+never ends.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Behaviour:
     faults: list[str] = field(default_factory=list)
     always: str | None = None
     latency: float = 0.0
-    first_seat_bias: float = 0.0
+    first_position_bias: float = 0.0
     table: dict[tuple[str, str], str] = field(default_factory=dict)
     #: Fault by response text: every comparison with that text fails so.
     poisoned: dict[str, str] = field(default_factory=dict)
@@ -56,7 +57,7 @@ def quality(text: str) -> float:
 
 
 def verdict(one: str, two: str, bias: float = 0.0) -> str:
-    """The verdict of an honest judge (with ``bias`` for the first seat)."""
+    """The verdict of an honest judge (with ``bias`` for the first position)."""
     a, b = min(5.0, quality(one) + bias), quality(two)
     ranking = 3.5 if a == b else min(6.0, max(1.0, round(3.5 - (a - b) * 0.75 - (0.5 if a > b else -0.5))))
     return "Here it is:\n```json\n" + json.dumps({"score_1": a, "score_2": b, "ranking": ranking}) + "\n```"
@@ -104,7 +105,7 @@ async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamRespons
         return web.json_response({"choices": []})
     text = SAID.get(fault or "") if fault in SAID else None
     if text is None:
-        text = behaviour.table.get((one, two)) or verdict(one, two, behaviour.first_seat_bias)
+        text = behaviour.table.get((one, two)) or verdict(one, two, behaviour.first_position_bias)
     message = {"role": "assistant", "content": text}
     usage = {"prompt_tokens": 10, "completion_tokens": 5}
     return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})

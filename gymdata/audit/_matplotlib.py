@@ -1,6 +1,6 @@
 """The picture of an audit: saved against recomputed log-probs, and how far apart they are by position and by turn.
 
-What always holds: the figures drawn are those of the report; the tokens drawn are spread evenly over all.
+Invariants: the figures drawn are those of the report; the tokens drawn are spread evenly over all.
 """
 
 from __future__ import annotations

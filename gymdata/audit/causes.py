@@ -1,6 +1,6 @@
 """Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
 
-What always holds: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
+Invariants: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
 itself; the model is asked, and nothing is concluded from the size of a difference alone.
 """
 
@@ -95,7 +95,7 @@ def shifted(probe: Probe) -> Explanation | None:
     return Explanation("off_by_one", text.replace("by one", "by two") if abs(by) > 1 else text, before, after)
 
 
-def misread(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
+def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
     """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
     scores that stand so many places later (+) or earlier than they should."""
     scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
@@ -112,7 +112,7 @@ def misread(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
     )
 
 
-def heated(
+def temperature_mismatch(
     probe: Probe, log_probs_at: Callable[[Sequence[float]], Array], logprobs_mode: str | None
 ) -> Explanation | None:
     """Saved numbers of another temperature. ``log_probs_at``: the log-probs of all tokens at each of some temperatures, of
@@ -127,7 +127,7 @@ def heated(
     if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
         why = (
             "run.json says raw_logprobs" if logprobs_mode == "raw_logprobs" else
-            f"the tokens themselves were drawn at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
+            f"the tokens themselves were sampled at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
         )  # fmt: skip
         text = (
             f"raw log-probabilities: the saved ones are of temperature 1, before temperature {rows} was applied; {why}"
@@ -135,13 +135,13 @@ def heated(
         return Explanation("raw_logprobs", text, probe.apart, after)
     text = f"another temperature: the saved log-probabilities are of {fit:.4g}, the rows say {rows}"
     if likelier > _TELLING:
-        text += f"; the tokens were drawn at {fit:.4g}, too"
+        text += f"; the tokens were sampled at {fit:.4g}, too"
     elif fit == 1.0:
         text += "; raw log-probabilities would look the same"
         if likelier < -_TELLING:
             return Explanation("raw_logprobs", f"raw log-probabilities, or {text}", probe.apart, after)
     elif likelier < -_TELLING:
-        text += f"; but the tokens were drawn at {rows}"
+        text += f"; but the tokens were sampled at {rows}"
     return Explanation("temperature", text, probe.apart, after)
 
 
@@ -173,7 +173,7 @@ def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explan
     return Explanation("sampling", text, probe.apart, None)
 
 
-def left_over(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str], number: Array) -> Explanation:
+def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str], number: Array) -> Explanation:
     """What is left when nothing predicts the saved numbers. ``same_policy``: the model's weights are those that the rows
     name (None: not known); ``number``: of each token's turn in its rollout."""
     apart = np.abs(probe.saved.astype(np.float64) - probe.found)
@@ -220,7 +220,7 @@ _Prompts = Mapping[str, Sequence[Sequence[int] | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RunMetadata:
     """What the files say. ``same_policy``: the model's weights are those that sampled (None: not known);
     ``logprobs_mode`` and ``cut_by`` (top_p and the like): of the runs, where they say so."""
 
@@ -230,7 +230,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspects:
+class SuspectTokens:
     """Sequences whose log-probs differ, and of each scored token what a ``Probe`` wants and the number of its turn."""
 
     given: ToScore
@@ -239,7 +239,9 @@ class Suspects:
     number: np.ndarray
 
     @classmethod
-    def of(cls, part: Stitched, given: ToScore, found: np.ndarray, ids: pa.Array, tolerance: float) -> list[Suspects]:
+    def of(
+        cls, part: Stitched, given: ToScore, found: np.ndarray, ids: pa.Array, tolerance: float
+    ) -> list[SuspectTokens]:
         """Some of those in ``part``; ``found``: the scores of ``given``. An empty list when all agree."""
         source = np.arange(given.n_scored) if part.source is None else part.source
         saved = part.log_probs[source]
@@ -258,10 +260,10 @@ class Suspects:
         return [cls(given.take(rows), names, probe, number[kept])]
 
     @classmethod
-    def some_of(cls, parts: Sequence[Suspects]) -> Suspects:
+    def some_of(cls, parts: Sequence[SuspectTokens]) -> SuspectTokens:
         """As many of all of them as explanations are tested on, evenly spread."""
         every = [(part, row) for part in parts for row in range(len(part.given))]
-        chosen: list[tuple[Suspects, int]] = []
+        chosen: list[tuple[SuspectTokens, int]] = []
         scored = tokens = 0
         for at in np.unique(np.linspace(0, len(every) - 1, _SEQUENCES).astype(np.int64)).tolist():
             part, row = every[at]
@@ -272,15 +274,15 @@ class Suspects:
             chosen.append((part, row))
         return _joined([part._one(row) for part, row in chosen])
 
-    def _one(self, row: int) -> Suspects:
+    def _one(self, row: int) -> SuspectTokens:
         span, probe = self.given.scored_span(row), self.probe
         mine = Probe(
             probe.saved[span], probe.found[span], probe.turn[span], probe.position[span], probe.temperature[span]
         )
-        return Suspects(self.given.take(np.array([row])), [self.rollout_ids[row]], mine, self.number[span])
+        return SuspectTokens(self.given.take(np.array([row])), [self.rollout_ids[row]], mine, self.number[span])
 
 
-def _joined(parts: Sequence[Suspects]) -> Suspects:
+def _joined(parts: Sequence[SuspectTokens]) -> SuspectTokens:
     givens = [part.given for part in parts]
     bounds = np.cumsum([0, *(len(g.ids) for g in givens)])
     given = ToScore(
@@ -299,7 +301,7 @@ def _joined(parts: Sequence[Suspects]) -> Suspects:
         np.concatenate([part.probe.temperature for part in parts]),
     )
     names = [name for part in parts for name in part.rollout_ids]
-    return Suspects(given, names, probe, np.concatenate([part.number for part in parts]))
+    return SuspectTokens(given, names, probe, np.concatenate([part.number for part in parts]))
 
 
 def _disagreeing(far: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:
@@ -312,18 +314,22 @@ def _disagreeing(far: np.ndarray, starts: np.ndarray, tolerance: float) -> np.nd
 
 
 def explain(
-    suspects: Sequence[Suspects], model: PolicyModel, tolerance: float, known: Known, renderings: Renderings | None
+    suspects: Sequence[SuspectTokens],
+    model: PolicyModel,
+    tolerance: float,
+    known: RunMetadata,
+    renderings: Renderings | None,
 ) -> Explanation | None:
     """The cause of the differences; None when there are none."""
     if not suspects:
         return None
-    some = Suspects.some_of(suspects)
+    some = SuspectTokens.some_of(suspects)
     probe, given, rounding = some.probe, some.given, audit.MEAN_SHARE * tolerance
     best = best_of(
         [
             shifted(probe),
-            misread(probe, {by: model.log_probs(given, shift=by)[0] for by in (-1, 1)}),
-            heated(probe, lambda at: model.log_probs_at(given, at), known.logprobs_mode),
+            off_by_one(probe, {by: model.log_probs(given, shift=by)[0] for by in (-1, 1)}),
+            temperature_mismatch(probe, lambda at: model.log_probs_at(given, at), known.logprobs_mode),
         ],
         rounding,
     )
@@ -333,10 +339,12 @@ def explain(
     best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding)
     if best is not None:
         return best
-    return truncated(probe, known.cut_by, tolerance) or left_over(probe, known.same_policy, list(prompts), some.number)
+    return truncated(probe, known.cut_by, tolerance) or unexplained(
+        probe, known.same_policy, list(prompts), some.number
+    )
 
 
-def _first_prompts(some: Suspects, renderings: Renderings | None) -> _Prompts:
+def _first_prompts(some: SuspectTokens, renderings: Renderings | None) -> _Prompts:
     """Other prompts that the first turns may have been sampled under."""
     prompts = dict(renderings(some.rollout_ids)) if renderings is not None else {}
     own = [some.given.ids[some.given.span(row)] for row in range(len(some.given))]
@@ -348,12 +356,12 @@ def _first_prompts(some: Suspects, renderings: Renderings | None) -> _Prompts:
     return prompts
 
 
-def _first_scored(some: Suspects, row: int) -> int:
+def _first_scored(some: SuspectTokens, row: int) -> int:
     return int(some.given.mask[some.given.span(row)].argmax())
 
 
 def _under(
-    some: Suspects, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
+    some: SuspectTokens, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
 ) -> Explanation | None:
     """What the first turns' log-probs are under other prompts, one a sequence."""
     ids, masks, temperature, tokens = [], [], [], []

@@ -1,6 +1,6 @@
 """Saved log-probabilities against recomputed ones: how far apart, where, and which turns are not what they claim.
 
-What always holds: Δ is saved − recomputed, in nats, of one and the same token at the temperature of its row; the ratio is
+Invariants: Δ is saved − recomputed, in nats, of one and the same token at the temperature of its row; the ratio is
 exp(−Δ), as batch RL uses it; every turn with a token further apart than the tolerance is in the list of violations.
 """
 
@@ -30,7 +30,7 @@ _MOST_TURNS = 16
 
 
 @dataclass(frozen=True)
-class Compared:
+class LogprobComparison:
     """Sampled tokens of n rollouts in turn order: rollout r has ``offsets[r]:offsets[r + 1]`` of ``saved`` and ``found``
     (float32); turn t ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its ``turn_number[t]``-th.
     ``rows``: the rollouts' places in their input."""
@@ -45,7 +45,7 @@ class Compared:
     turn_number: Array
 
     @classmethod
-    def joined(cls, parts: Sequence[Compared]) -> Compared:
+    def joined(cls, parts: Sequence[LogprobComparison]) -> LogprobComparison:
         """Several batches as one."""
         if len(parts) == 1:
             return parts[0]
@@ -87,7 +87,7 @@ class Compared:
         return int(self.turn_rollout[turn]), int(self.turn_number[turn]), int(self.position[token])
 
 
-def summary(compared: Compared, tolerance: float) -> dict[str, Any]:
+def summary(compared: LogprobComparison, tolerance: float) -> dict[str, Any]:
     """Figures over all tokens. The KL estimates are of sampler to model: k1 = mean Δ, k3 = mean(exp(−Δ) − 1 + Δ)."""
     far = np.abs(compared.apart)
     ratios = ratio_facts(compared.found, compared.saved)
@@ -115,7 +115,7 @@ def summary(compared: Compared, tolerance: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def by_position(compared: Compared) -> list[dict[str, Any]]:
+def by_position(compared: LogprobComparison) -> list[dict[str, Any]]:
     """How far apart tokens are, by their place in the generation: 0, 1, 2, 3, then 4–7, 8–15 and so on."""
     place = compared.position
     wide = place >= _SINGLE
@@ -128,7 +128,7 @@ def by_position(compared: Compared) -> list[dict[str, Any]]:
     return [{"positions": name(b), **row} for b, row in _grouped(compared.apart, bucket)]
 
 
-def by_turn(compared: Compared) -> list[dict[str, Any]]:
+def by_turn(compared: LogprobComparison) -> list[dict[str, Any]]:
     """The same by the number of the turn; late turns share the last line."""
     number = np.minimum(compared.turn_number[compared.turn], _MOST_TURNS)
     return [
@@ -151,7 +151,7 @@ def _grouped(apart: Array, bucket: Array) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def worst(compared: Compared, n: int) -> Array:
+def worst(compared: LogprobComparison, n: int) -> Array:
     """The ``n`` tokens that are furthest apart, the furthest first."""
     far = np.abs(compared.apart)
     n = min(n, len(far))
@@ -160,7 +160,7 @@ def worst(compared: Compared, n: int) -> Array:
     return ordered
 
 
-def violations(compared: Compared, tolerance: float) -> list[Violation]:
+def violations(compared: LogprobComparison, tolerance: float) -> list[Violation]:
     """One L305 for every turn with a token beyond ``tolerance``, at the first such token; one for the whole when only the
     mean is beyond its share of it."""
     far = np.abs(compared.apart)

@@ -1,6 +1,6 @@
 """What an audit needs beside numbers: what the files say of their policy, other renderings of prompts, and text of ids.
 
-What always holds: nothing here is needed for the figures; what is not known is said to be not known.
+Invariants: nothing here is needed for the figures; what is not known is said to be not known.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.audit.causes import Known
-from gymdata.audit.compare import Compared, worst
+from gymdata.audit.causes import RunMetadata
+from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.rollouts.chains import split_messages
 from gymdata.rollouts.logprobs import truncations
@@ -31,7 +31,7 @@ Sources = Sequence[str | Path]
 Runs = Sequence[Mapping[str, Any]]
 
 
-def what_files_say(
+def logprob_settings(
     policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: dict[str, Any]
 ) -> list[str]:
     """Differences of policy, tokenizer, template and sampling that need no forward pass to be seen."""
@@ -56,13 +56,13 @@ def what_files_say(
     return said
 
 
-def known_of(policies: pa.Array, runs: Runs, model_hash: str) -> Known:
+def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata:
     """What is known of the rollouts that disagree; ``policies``: their policy hashes."""
     hashes = set(policies.to_pylist())
     # A served model, and most foreign files, do not tell their weights.
     told = all(_HASH.fullmatch(h or "") for h in hashes)
     same = hashes == {model_hash} if told and (len(hashes) == 1 or model_hash not in hashes) else None
-    return Known(same, _logprobs_mode(runs), _cuts(runs))
+    return RunMetadata(same, _logprobs_mode(runs), _cuts(runs))
 
 
 def _identities(runs: Runs) -> list[Mapping[str, Any]]:
@@ -78,7 +78,7 @@ def _logprobs_mode(runs: Runs) -> str | None:
     return str(modes.pop()) if len(modes) == 1 else None
 
 
-def who_disagrees(rollouts: pa.Table, compared: Compared, off: np.ndarray) -> list[str]:
+def disagreeing_runs(rollouts: pa.Table, compared: LogprobComparison, off: np.ndarray) -> list[str]:
     """Whether some rollouts agree, and what sets the others (row numbers ``off``) apart."""
     agree = np.setdiff1d(compared.rows, off)
     if not len(off) or not len(agree):
@@ -156,7 +156,7 @@ def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"content": None, **chat}
 
 
-def worst_tokens(compared: Compared, sources: Sources, tokenizer: str | None, n: int) -> list[dict[str, Any]]:
+def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str | None, n: int) -> list[dict[str, Any]]:
     """The ``n`` tokens that are furthest apart, with their ids, and their texts where a tokenizer is known."""
     tokens = worst(compared, n).tolist()
     places = [compared.where(token) for token in tokens]

@@ -1,6 +1,6 @@
 """``gymdata audit``: every sampled token scored by a model, compared with what was saved, and the cause of a difference.
 
-What always holds: every rollout is compared or counted under the code of what it lacks; breaks, branches and retries are
+Invariants: every rollout is compared or counted under the code of what it lacks; breaks, branches and retries are
 scored under the prompts that the model really read; an explanation is tested on tokens that disagree, not guessed.
 """
 
@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.audit import compare as audit
-from gymdata.audit.causes import Explanation, Suspects
-from gymdata.audit.compare import Compared
+from gymdata.audit.causes import Explanation, SuspectTokens
+from gymdata.audit.compare import LogprobComparison
+from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import DataError, RefusedError
@@ -93,13 +94,13 @@ class Audit:
         self.sources, self.chosen, self.model, self.tolerance = sources, chosen, model, tolerance
         self._ids = rollouts["rollout_id"].combine_chunks()
         self._temperature = rollouts["temperature"].to_numpy()
-        self.suspects: list[Suspects] = []
-        self.compared: Compared
+        self.suspects: list[SuspectTokens] = []
+        self.compared: LogprobComparison
         self.entropy: np.ndarray | None = None
 
     def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress | None = None) -> None:
         """Score everything; fills the figures of ``report``. Raises RefusedError when nothing can be compared."""
-        parts: list[Compared] = []
+        parts: list[LogprobComparison] = []
         spreads: list[np.ndarray] = []
         left = dict.fromkeys(_LACKS, 0)
         tokens = 0
@@ -124,7 +125,7 @@ class Audit:
                 code=max(left, key=lambda code: left[code]),
                 hint="`gymdata validate` lists what they lack",
             )
-        self.compared = Compared.joined(parts)
+        self.compared = LogprobComparison.joined(parts)
         self.entropy = np.concatenate(spreads) if entropy else None
         report.summary = audit.summary(self.compared, self.tolerance)
         report.positions, report.turns = audit.by_position(self.compared), audit.by_turn(self.compared)
@@ -146,7 +147,7 @@ class Audit:
 
     def _scored(
         self, rows: np.ndarray, turns: pa.ListArray, ids: pa.Array, entropy: bool
-    ) -> tuple[Compared, np.ndarray]:
+    ) -> tuple[LogprobComparison, np.ndarray]:
         parts = stitch(turns, ids)
         order = RolloutOrder(parts, len(rows))
         scored = []
@@ -154,8 +155,8 @@ class Audit:
             given = ToScore.of(part, self._temperature[rows])
             logps, spread = self.model.log_probs(given, entropy=entropy)
             scored.append((in_sampled_order(part, logps), in_sampled_order(part, spread if entropy else logps)))
-            self.suspects += Suspects.of(part, given, logps, ids, self.tolerance)
-        compared = Compared(
+            self.suspects += SuspectTokens.of(part, given, logps, ids, self.tolerance)
+        compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
             rows=rows,
             offsets=order.offsets,

@@ -1,6 +1,6 @@
 """``gymdata audit``: saved log-probabilities against a forward pass of a model, and where that says they come from.
 
-What always holds: rollouts are only read; what the files themselves say of policy and tokenizer is told before any figure;
+Invariants: rollouts are only read; what the files themselves say of policy and tokenizer is told before any figure;
 an audit that another model or number format made is replaced only when asked.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gymdata.audit.causes import explain
 from gymdata.audit.compare import TOLERANCE
-from gymdata.audit.context import Renderings, known_of, what_files_say, who_disagrees, worst_tokens
+from gymdata.audit.context import Renderings, disagreeing_runs, logprob_settings, run_metadata, worst_tokens
 from gymdata.audit.report import Audit, AuditReport
 from gymdata.audit.settings import AuditConfig
 from gymdata.engines.forward import load_policy
@@ -93,7 +93,7 @@ def _compare(
     progress: Progress | None,
 ) -> tuple[AuditReport, Audit]:
     report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
-    report.first = what_files_say(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
+    report.first = logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
     work = Audit(sources, rollouts, _chosen(rollouts.num_rows, config.limit), loaded, report.tolerance)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if not report.ok:
@@ -107,9 +107,9 @@ def _explain(
 ) -> None:
     off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
     policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
-    known = known_of(policies, runs, report.model["policy_hash"])
+    known = run_metadata(policies, runs, report.model["policy_hash"])
     report.explanation = explain(work.suspects, work.model, report.tolerance, known, renderings)
-    report.notes = who_disagrees(rollouts, work.compared, off)
+    report.notes = disagreeing_runs(rollouts, work.compared, off)
 
 
 def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
@@ -126,7 +126,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, model: str
     if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
         return run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model"))
     if config.write_as is not None:
-        raise UsageError("-o is needed: an audit of something other than one run folder has no place of its own")
+        raise UsageError("-o/--output is required unless the input is a single run folder")
     return None
 
 

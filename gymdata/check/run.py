@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat
     from gymdata.engines.servers.vllm_server import Finding
 
-__all__ = ["Cure", "EndpointReport", "ModelReport", "check", "check_endpoint", "cured"]
+__all__ = ["EndpointReport", "ModelReport", "TemplatePatch", "check", "check_endpoint", "patched_template"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class TemplatePatch:
     """A shipped template to use in place of the model's, and what it does. ``template`` is its text."""
 
     name: str
@@ -31,7 +31,7 @@ class ModelReport:
     model: str
     template_name: str | None
     check: TemplateCheck
-    cure: Cure | None
+    cure: TemplatePatch | None
     facts: dict[str, Any]
 
     @property
@@ -102,7 +102,7 @@ def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:
     return EndpointReport(redacted(endpoint), findings, facts)
 
 
-def cured(chat: TransformersChat, tool_parser: str) -> tuple[TransformersChat, list[str]]:
+def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[TransformersChat, list[str]]:
     """The chat to collect with in place of ``chat``, mostly itself, and what to say about it.
 
     A cure is used when the template breaks re-rendered turns and its shipped twin breaks none.
@@ -120,13 +120,13 @@ def cured(chat: TransformersChat, tool_parser: str) -> tuple[TransformersChat, l
     return chat, [f"the chat template rewrites {what}, and no known form keeps it: some later turns will be refused"]
 
 
-def _cure(chat: TransformersChat) -> Cure | None:
+def _cure(chat: TransformersChat) -> TemplatePatch | None:
     from gymdata.engines.chat.template import training_twin
 
     twin = training_twin(chat.tokenizer.chat_template)
     if twin is None:
         return None
-    return Cure(twin.name, twin.text, check_template(_rendering(chat.with_template(twin.text))))
+    return TemplatePatch(twin.name, twin.text, check_template(_rendering(chat.with_template(twin.text))))
 
 
 def _rendering(chat: TransformersChat) -> Any:

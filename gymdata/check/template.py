@@ -1,6 +1,6 @@
 """What a chat template does to a conversation that goes on, found out before anything is sampled.
 
-What always holds: a template is judged by what it renders for the probe conversations and never by its name; a
+Invariants: a template is judged by what it renders for the probe conversations and never by its name; a
 conversation that it refuses to render is said to be refused and does not count as a break; the judgement is the same
 every time, because everything that is drawn is drawn from a fixed seed.
 """

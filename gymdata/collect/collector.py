@@ -1,6 +1,6 @@
 """Tasks in, rollouts on disk: the stage, given an engine, an environment and an open run.
 
-What always holds: a rollout is journaled the moment it is scored; whatever ends the loop, what was journaled stays; a
+Invariants: a rollout is journaled the moment it is scored; whatever ends the loop, what was journaled stays; a
 failure is recorded with everything that was sampled in it.
 """
 
@@ -10,19 +10,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gymdata.collect.episode import NextPrompt, Rollout, Setting
+from gymdata.collect.episode import EpisodeConfig, NextPrompt, Rollout
 from gymdata.collect.loop import play_all
 from gymdata.collect.outcome import Limits
-from gymdata.collect.resume import Ledger
+from gymdata.collect.resume import AttemptTracker
 from gymdata.collect.rows import failure_record, reward_fault_record, rollout_row
 from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import RewardDesk, view_of
+from gymdata.rewards.scheduler import RewardScheduler, view_of
 from gymdata.rollouts.messages import Task
 from gymdata.signals import Stop
 from gymdata.store import Run
 
-__all__ = ["VERDICT", "Collector", "Limits", "NextPrompt", "Setting", "Stop"]
+__all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt", "Stop"]
 
 _SAY_EVERY_S = 0.2
 #: The name of the environment's own reward among the parts.
@@ -35,9 +35,9 @@ class Collector:
     ``there`` what was there before it."""
 
     run: Run
-    setting: Setting
-    desk: RewardDesk
-    ledger: Ledger
+    setting: EpisodeConfig
+    scheduler: RewardScheduler
+    ledger: AttemptTracker
     owed: int
     progress: Progress | None = None
     there: int = 0
@@ -80,8 +80,8 @@ class Collector:
     async def _keep(self, rollout: Rollout) -> None:
         assert rollout.outcome is not None
         parts, faults = [], {}
-        if self.desk.rewards:
-            scored = await self.desk.score(
+        if self.scheduler.rewards:
+            scored = await self.scheduler.score(
                 view_of(
                     messages=rollout.messages,
                     produced_by=rollout.produced_by,

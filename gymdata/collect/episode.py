@@ -1,6 +1,6 @@
 """One rollout that is made elsewhere: a workflow is asked once, and its calls become turns where it gave their ids.
 
-What always holds: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
+Invariants: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
 reward, and is owed; one without ids is kept as messages, with no token data.
 """
 
@@ -29,7 +29,7 @@ NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EpisodeConfig:
     """What all rollouts of a run share. ``on_break``: what becomes of a rollout whose prompt, as the engine reports it,
     leaves what came before; ``next_prompt``: in place of the bridge, for an engine that has the last word on prompts.
     ``sampler``, ``chat`` and ``environment`` are None when a ``workflow`` stands in their place."""
@@ -90,7 +90,7 @@ _KEPT_PROMPTS = 64
 class Rollout:
     """One attempt. After ``play`` exactly one of ``outcome`` and ``failure`` is set."""
 
-    setting: Setting
+    setting: EpisodeConfig
     task: Task
     index: int
     outcome: Outcome | None = None
@@ -280,7 +280,7 @@ def turns_as_json(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in turn.items()} for turn in turns]
 
 
-class ElsewhereRollout(Rollout):
+class WorkflowRollout(Rollout):
     """A ``Rollout`` that the setting's workflow makes."""
 
     async def begin(self) -> None:

@@ -1,6 +1,6 @@
 """Bounded workers over one shared iterator of owed rollouts.
 
-What always holds: at most ``concurrency`` rollouts exist at a time, however many are owed; a finished one goes to the
+Invariants: at most ``concurrency`` rollouts exist at a time, however many are owed; a finished one goes to the
 sink at once and is forgotten; after ``Stop.drain`` nothing new is started and what is in flight ends by itself; an error
 that is not a rollout's own failure stops everything and is raised once the workers have ended.
 """
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from itertools import chain
 
-from gymdata.collect.episode import ElsewhereRollout, Rollout, Setting
+from gymdata.collect.episode import EpisodeConfig, Rollout, WorkflowRollout
 from gymdata.collect.outcome import Failure
 from gymdata.collect.resume import OwedGroup
 from gymdata.engines.port import Generation
@@ -21,7 +21,9 @@ from gymdata.signals import Stop
 Sink = Callable[[Rollout], Awaitable[None]]
 
 
-async def play_all(setting: Setting, groups: Iterator[OwedGroup], sink: Sink, *, concurrency: int, stop: Stop) -> None:
+async def play_all(
+    setting: EpisodeConfig, groups: Iterator[OwedGroup], sink: Sink, *, concurrency: int, stop: Stop
+) -> None:
     """Play every owed rollout; ``sink`` gets each that ended, failed ones too.
 
     Raises the first error that is not one rollout's own. When the engine dies or the environment cannot be reached, every
@@ -58,9 +60,9 @@ def _singly(groups: Iterable[OwedGroup]) -> Iterator[OwedGroup]:
     return (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
 
 
-async def _play_group(setting: Setting, group: OwedGroup, indexes: tuple[int, ...], finish: Sink) -> None:
+async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], finish: Sink) -> None:
     """The members of one group. The first turn of neighbours is one request; then each goes on alone."""
-    kind = Rollout if setting.workflow is None else ElsewhereRollout
+    kind = Rollout if setting.workflow is None else WorkflowRollout
     rollouts = [kind(setting, group.task, index) for index in indexes]
     if len(rollouts) == 1:
         await rollouts[0].begin()

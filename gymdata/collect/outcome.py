@@ -16,7 +16,7 @@
 | ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
 | the user quit (second Ctrl-C) | nothing is kept: the rollout is owed | |
 
-What always holds: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
+Invariants: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
 truncated rollouts are scored alike, because a policy that never ends must be able to learn that. A failed attempt counts
 towards ``--max-attempts`` unless the engine died or the environment cannot be reached: then every rollout in flight fails
 at once, through no fault of its own. A reward function that raises does not make a failure either: the tokens are good, so

@@ -90,14 +90,18 @@ class CollectSummary:
         optional = [
             ("failed attempts", self.failures),
             ("empty generations", self.empty_generations),
-            ("owed (run again)", self.owed),
+            ("pending (rerun to resume)", self.owed),
             ("out of attempts", self.exhausted),
             ("bad task rows skipped", self.skipped_rows),
         ]
         rows += self._scoring()
         rows += [(name, count) for name, count in optional if count]
         if self.interrupted:
-            then = f"{self.owed:,} rollouts are owed; the same command goes on" if self.owed else "nothing is owed"
+            then = (
+                f"{self.owed:,} rollouts are pending; rerun the same command to resume"
+                if self.owed
+                else "nothing is pending"
+            )
             rows.append(("interrupted", then))
         # The time has the engine's start in it, the speed has not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []

@@ -1,6 +1,6 @@
 """Which rollouts are owed: asked for, not there yet, and not given up.
 
-What always holds: a rollout that is in the run is never owed again; one that failed is owed until it has failed
+Invariants: a rollout that is in the run is never owed again; one that failed is owed until it has failed
 ``max_attempts`` times, where an attempt that ended because the engine died under it does not count (it was not its
 fault) and one whose prompt leaves no room to generate counts for all of them (no other would); a task that was edited
 since rollouts of it were collected is refused, whatever the engine.
@@ -65,14 +65,14 @@ class OwedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ResumeState:
     """How much there is to do: rollouts owed, and those out of attempts."""
 
     owed: int
     exhausted: int
 
 
-class Ledger:
+class AttemptTracker:
     """Knows what is there and what failed. Memory: 16 bytes a rollout there, plus one entry a task and failure."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Ledger:
             self._attempts[rollout_id] = max(self._attempts[rollout_id], self._max_attempts)
         return self._attempts[rollout_id]
 
-    def survey(self, tasks: Iterable[Task], run: Path) -> Survey:
+    def resume_state(self, tasks: Iterable[Task], run: Path) -> ResumeState:
         """Walk all tasks once. Raises StoreError.edited_task."""
         edited: list[str] = []
         owed = exhausted = 0
@@ -130,7 +130,7 @@ class Ledger:
                     owed += 1
         if edited:
             raise StoreError.edited_task(run, edited)
-        return Survey(owed, exhausted)
+        return ResumeState(owed, exhausted)
 
     def groups(self, tasks: Iterable[Task]) -> Iterator[OwedGroup]:
         """The owed members, task by task in file order; tasks with nothing owed are passed over."""

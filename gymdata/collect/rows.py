@@ -77,7 +77,7 @@ def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:
 
 
 def reward_fault_record(rollout: Rollout, name: str, message: str) -> dict[str, Any]:
-    """A reward function that failed on a rollout that was kept: nothing is owed for it."""
+    """A reward function that failed on a rollout that was kept: nothing is pending for it."""
     return {
         "kind": "reward",
         "place": f"reward {name}",

@@ -1,6 +1,6 @@
 """``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
 
-What always holds: everything that can be wrong with the input is found before an engine is started or a folder is made;
+Invariants: everything that can be wrong with the input is found before an engine is started or a folder is made;
 a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 import xxhash
 
 from gymdata.collect.collector import Collector
-from gymdata.collect.episode import Setting
+from gymdata.collect.episode import EpisodeConfig
 from gymdata.collect.outcome import Limits
 from gymdata.collect.report import COLUMNS as SUMMARY_COLUMNS
 from gymdata.collect.report import CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
-from gymdata.collect.resume import Ledger, RunKey, Survey
+from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Parts, identity_of, load_parts
 from gymdata.collect.start_checks import check_start
@@ -30,9 +30,9 @@ from gymdata.collect.tasks import TaskFile
 from gymdata.gc_tuning import rare_collections
 from gymdata.progress import Progress
 from gymdata.redaction import redacted, redacted_all
-from gymdata.rewards.scheduler import RewardDesk
+from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.signals import Dropped, Stop, ctrl_c, droppable, run_async
+from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.paths import refuse_unwritable
 from gymdata.user_code import in_thread
@@ -157,16 +157,22 @@ def _collect(
     key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
     fresh = not (run.sealed_rows or run.journal_rows)
     ledger = _ledger(run, key, config)
-    survey = Survey(count * config.num_rollouts, 0) if fresh and not run.resumed else ledger.survey(tasks, run.folder)
+    resume_state = (
+        ResumeState(count * config.num_rollouts, 0)
+        if fresh and not run.resumed
+        else ledger.resume_state(tasks, run.folder)
+    )
     done = _Done()
-    if survey.owed:
-        done = run_async(_play(run, config, parts, tasks, ledger, seed, survey, key, progress))
+    if resume_state.owed:
+        done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()
-        survey = _ledger(run, key, config).survey(tasks, run.folder)
+        resume_state = _ledger(run, key, config).resume_state(tasks, run.folder)
     elif progress is not None:
-        spent = f", {survey.exhausted:,} are out of attempts (see --max-attempts)" if survey.exhausted else ""
-        progress.message(f"nothing owed{spent}: no engine is started")
+        spent = (
+            f", {resume_state.exhausted:,} are out of attempts (see --max-attempts)" if resume_state.exhausted else ""
+        )
+        progress.message(f"nothing to do{spent}; engine not started")
     rows = facts_of(_existing(run, SUMMARY_COLUMNS))
     for reward in parts.rewards:
         if reward.function.name in rows["parts"]:
@@ -179,8 +185,8 @@ def _collect(
         new_rollouts=done.rollouts,
         failures=done.failed,
         empty_generations=done.empty,
-        owed=survey.owed,
-        exhausted=survey.exhausted,
+        owed=resume_state.owed,
+        exhausted=resume_state.exhausted,
         skipped_rows=tasks.skipped,
         seconds=round(time.monotonic() - began, 3),
         tokens_per_s=round(done.tokens / done.seconds, 1) if done.seconds else None,
@@ -188,7 +194,9 @@ def _collect(
         gave_up=config.give_up,
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
-    run.note(counts={**known, "owed": survey.owed, "exhausted": survey.exhausted, "skipped_rows": tasks.skipped})
+    run.note(
+        counts={**known, "owed": resume_state.owed, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
+    )
     return summary
 
 
@@ -209,9 +217,9 @@ async def _play(
     config: CollectConfig,
     parts: Parts,
     tasks: TaskFile,
-    ledger: Ledger,
+    ledger: AttemptTracker,
     seed: int,
-    survey: Survey,
+    resume_state: ResumeState,
     key: RunKey,
     progress: Progress | None,
 ) -> _Done:
@@ -235,7 +243,7 @@ async def _play(
             if progress is not None:
                 for text in facts.get("notes", ()):
                     progress.message(text)
-            setting = Setting(
+            setting = EpisodeConfig(
                 parts.sampler,
                 parts.chat,
                 parts.environment,
@@ -248,13 +256,13 @@ async def _play(
                 workflow=parts.workflow,
                 sampling=config.sampling() | limits.as_dict(),
             )
-            desk = RewardDesk(parts.rewards, in_thread, config.reward_timeout)
+            scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
-            collector = Collector(run, setting, desk, ledger, survey.owed, progress, there)
+            collector = Collector(run, setting, scheduler, ledger, resume_state.owed, progress, there)
             began = time.monotonic()
-            with contextlib.suppress(Dropped):
+            with contextlib.suppress(Cancelled):
                 concurrency = config.concurrency or parts.source.default_concurrency
-                await droppable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
+                await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             return _Done(
                 collector.done,
                 collector.failed,
@@ -275,8 +283,8 @@ def _starting(config: CollectConfig, policy: str) -> str:
     return f"starting vLLM with {config.model or policy} …"
 
 
-def _ledger(run: Run, key: RunKey, config: CollectConfig) -> Ledger:
-    return Ledger(
+def _ledger(run: Run, key: RunKey, config: CollectConfig) -> AttemptTracker:
+    return AttemptTracker(
         key,
         num_rollouts=config.num_rollouts,
         max_attempts=config.max_attempts,

@@ -118,9 +118,16 @@ class CollectConfig(Config):
             "dtype": engine.pop("dtype", "auto"),
             "logprobs_mode": engine.pop("logprobs_mode", "processed_logprobs"),
         }
-        # A server that hears messages may make other prompts of them, so the two are never one run.
-        spoken = {"speaks": "messages"} if self.chat_endpoint is not None else {}
-        return {**self.sampling(), **limits, **modes, **spoken, "engine": engine, "policy_version": self.policy_version}
+        # A chat server may render other prompts from the messages, so the two are never one run.
+        protocol = {"protocol": "chat"} if self.chat_endpoint is not None else {}
+        return {
+            **self.sampling(),
+            **limits,
+            **modes,
+            **protocol,
+            "engine": engine,
+            "policy_version": self.policy_version,
+        }
 
     def operation(self) -> dict[str, Any]:
         """The settings that are free on resume, recorded for each attempt."""

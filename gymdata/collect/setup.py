@@ -1,6 +1,6 @@
 """What a collect run is made of: the engine, tokenizer, environment and rewards that a configuration names.
 
-What always holds: nothing is started here; settings that cannot work together are found before anything is loaded for long;
+Invariants: nothing is started here; settings that cannot work together are found before anything is loaded for long;
 a served model's tokenizer is never guessed.
 """
 
@@ -90,7 +90,7 @@ def load_parts(config: CollectConfig) -> Parts:
     talk = chat.TransformersChat.load(
         tokenizer, chat_template=template, tool_parser=config.tool_parser, keep_reasoning=False
     )
-    talk, notes = checking.cured(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
+    talk, notes = checking.patched_template(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
     parts = Parts(_sampler(config, talk), talk, environment, rewards, model, notes)
     if config.chat_endpoint is not None:
         from gymdata.engines.servers.chat_server import OnPolicyPrompts

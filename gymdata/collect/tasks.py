@@ -1,6 +1,6 @@
 """Task files: JSON Lines (also gzip and zstd) and Parquet, read row by row.
 
-What always holds: tasks stream, so a file of any length costs one row of memory plus about 200 bytes per task; a row that
+Invariants: tasks stream, so a file of any length costs one row of memory plus about 200 bytes per task; a row that
 cannot be used is an error that names file, line and field (or is counted, when asked to skip); two rows never share a
 task_id; a task's content hash depends on every field of its row except ``task_id``, and on no key order.
 

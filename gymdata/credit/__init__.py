@@ -1,6 +1,6 @@
 """Credit: from rewards to the advantage of every generated token. Numpy in, numpy out, masks everywhere.
 
-What always holds: sums and recursions run in float64; a position whose mask is 0 is stepped over and its result is 0, so
+Invariants: sums and recursions run in float64; a position whose mask is 0 is stepped over and its result is 0, so
 what stands there (tool tokens, padding, NaN) changes nothing; a group of one, or one whose rewards are all equal, gives 0
 and never NaN; a missing or non-finite reward is left out of its group's statistics and its own result is NaN.
 

@@ -1,6 +1,6 @@
 """Figures that follow a training: running moments of rewards, and a KL coefficient that steers towards a target.
 
-What always holds: both are functions of the state before and the new numbers; batches may come in any split.
+Invariants: both are functions of the state before and the new numbers; batches may come in any split.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Token-wise parts of credit: KL estimates, placement of rewards, normalisation, clipping, the entropy mask.
 
-What always holds: a result is 0 where the mask is 0, and nothing that stands there is ever read into a statistic.
+Invariants: a result is 0 where the mask is 0, and nothing that stands there is ever read into a statistic.
 """
 
 from __future__ import annotations

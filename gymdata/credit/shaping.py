@@ -1,6 +1,6 @@
 """From scalar rewards of a group's rollouts to what each is worth against the others.
 
-What always holds: missing (NaN) and infinite rewards take no part in their group's statistics and stay NaN; a group with
+Invariants: missing (NaN) and infinite rewards take no part in their group's statistics and stay NaN; a group with
 fewer than two known rewards, or with equal ones, gives 0; no result depends on the order of the rows.
 
 ``rewards`` is (G, n), a group a row; or (N,) with ``groups``, one label a reward; or (N,) alone, which is one group.

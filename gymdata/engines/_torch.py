@@ -1,6 +1,6 @@
 """What a policy thinks of tokens that were sampled (ports.PolicyModel), and a critic of the states between (ports.Critic).
 
-What always holds: a token is scored with the model's output at the token before it, at its row's temperature, over the
+Invariants: a token is scored with the model's output at the token before it, at its row's temperature, over the
 whole vocabulary, in float32: what an engine reports as processed log-probabilities. Logits are never held for more than a
 tile of tokens, so memory is bounded by ``batch_tokens``.
 """

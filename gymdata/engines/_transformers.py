@@ -1,6 +1,6 @@
 """Models and tokenizers that are on this machine: a folder, or a hub name in the local Hugging Face cache.
 
-What always holds: nothing is ever downloaded, and no mistyped path becomes a request to a hub: whatever loads a model or a
+Invariants: nothing is ever downloaded, and no mistyped path becomes a request to a hub: whatever loads a model or a
 tokenizer here gets a folder that exists, or DataError says that there is none.
 """
 

@@ -1,6 +1,6 @@
 """vLLM in this process: ids in, ids and log-probabilities out.
 
-What always holds: nothing is tokenised or detokenised here; log-probabilities are those of the distribution that was really
+Invariants: nothing is tokenised or detokenised here; log-probabilities are those of the distribution that was really
 sampled (``processed_logprobs``) unless the user chose another mode, which the facts then say; Ctrl-C reaches the command
 and never the engine's processes; the engine's processes end with the command, however it ends.
 """

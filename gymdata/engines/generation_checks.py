@@ -1,6 +1,6 @@
 """What must hold of every generation, whichever engine it comes from: in this process or behind HTTP, probe or rollout.
 
-What always holds: a generation that passes can be stored, trained and compared with the model's own log-probabilities; one
+Invariants: a generation that passes can be stored, trained and compared with the model's own log-probabilities; one
 that does not is a fault of the engine (it may pass, so it may be tried again), and its message names what was got, what was
 expected and where.
 """

@@ -1,6 +1,6 @@
 """A vLLM plugin that ends an engine's processes when the process that started them is gone.
 
-What always holds: it acts only on engines that gymdata itself started (``ENGINE_OF`` is in their environment), and only
+Invariants: it acts only on engines that gymdata itself started (``ENGINE_OF`` is in their environment), and only
 in child processes. Without it a SIGKILLed command leaves the engine and its workers alive, holding their memory for ever.
 vLLM loads it in each of its processes through the ``vllm.general_plugins`` entry point.
 """

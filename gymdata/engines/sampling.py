@@ -1,6 +1,6 @@
 """What both engines share: the sampling settings, and the alternatives to a sampled token.
 
-What always holds: every setting is sent explicitly, so that neither a server's nor a checkpoint's own defaults can bend the
+Invariants: every setting is sent explicitly, so that neither a server's nor a checkpoint's own defaults can bend the
 distribution that the log-probabilities are recorded under.
 """
 

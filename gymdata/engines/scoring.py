@@ -111,7 +111,7 @@ def in_sampled_order(part: Stitched, scores: Array) -> Array:
 class RolloutOrder:
     """Sampled tokens of several ``Stitched`` of one batch of ``n`` rollouts, put into the order of the rollouts.
 
-    ``offsets`` (n + 1), ``turn_ends``, ``turn_rollout`` and ``turn_number`` as in ``Compared``.
+    ``offsets`` (n + 1), ``turn_ends``, ``turn_rollout`` and ``turn_number`` as in ``LogprobComparison``.
     """
 
     def __init__(self, parts: Sequence[Stitched], n: int) -> None:

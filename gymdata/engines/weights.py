@@ -1,6 +1,6 @@
 """Who the policy is: hashes of its weights, of its tokenizer and of its chat template.
 
-What always holds: the same weights have the same hash on every machine and under every folder name; a LoRA folder's hash
+Invariants: the same weights have the same hash on every machine and under every folder name; a LoRA folder's hash
 covers its base as well; a model that only a server knows has ``served:NAME``, because its weights cannot be read.
 """
 

@@ -5,7 +5,7 @@ a string that it returns is appended to the last message), ``get_reward()`` (cal
 reward of its last turn) and ``close()``. Or ``Name`` is a function or a list of functions: stateless tools. That is TRL's
 ``environment_factory`` convention, so such classes run unchanged. Schemas come from signatures and docstrings.
 
-What always holds: the episode is over when the policy calls no tool. What the policy does wrong (an unknown tool, bad
+Invariants: the episode is over when the policy calls no tool. What the policy does wrong (an unknown tool, bad
 arguments, a call that makes the tool raise) is told to the policy in a tool message ``{"error": …}``. What the
 environment does wrong (a tool, ``reset`` or ``get_reward`` that hangs; ``reset`` or ``get_reward`` that raises) is an
 OutsideError. Output above 64 KiB is cut, and the message says so. User code runs in daemon threads, never in the loop.
@@ -21,7 +21,7 @@ from typing import Any
 
 from gymdata.engines._transformers import schema_of
 from gymdata.environments.port import StepResult
-from gymdata.environments.tool_error import as_text, clean, told
+from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message, Task
 from gymdata.user_code import in_thread, load_symbol, place_of
@@ -175,19 +175,19 @@ class ToolEpisode:
     async def _run(self, name: str, arguments: Any) -> str:
         tool = self._functions.get(name)
         if tool is None:
-            return told(f"there is no tool {name!r}; the tools are: {', '.join(self._functions)}")
+            return tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._functions)}")
         if not isinstance(arguments, dict):
-            return told(f"the arguments of {name} must be a JSON object")
+            return tool_error_message(f"the arguments of {name} must be a JSON object")
         try:
             inspect.signature(tool).bind(**arguments)
         except TypeError as error:
-            return told(f"{name}: {error}")
+            return tool_error_message(f"{name}: {error}")
         try:
             return as_text(await self._environment.call(tool, arguments))
         except TimeoutError as error:
             raise self._environment.hung(f"tool {name}") from error
         except Exception as error:  # noqa: BLE001 - whatever the tool raises is an answer to the policy's call
-            return told(str(error) or type(error).__name__)
+            return tool_error_message(str(error) or type(error).__name__)
 
 
 def _schema(tool: Tool, spec: str) -> dict[str, Any]:

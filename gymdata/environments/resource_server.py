@@ -6,7 +6,7 @@
 | ``POST /TOOL`` | the policy calls TOOL | the call's arguments, a JSON object | its text is the tool message |
 | ``POST /verify`` | the rollout ended, or was cut | the row, and ``response`` with the items | ``reward``, and more |
 
-What always holds: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
+Invariants: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
 ``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is told to the policy;
 every other fault is the server's, and no reward comes of it. A tool call that the server may have carried out (it hung, or
 the connection broke) is never sent again: the rollout fails, and another attempt gets a new session.
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gymdata.environments.port import StepResult, Verdict
-from gymdata.environments.tool_error import as_text, clean, told
+from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
 from gymdata.rollouts.messages import Message, Task
@@ -140,9 +140,9 @@ class ServerEpisode:
 
     async def _call(self, name: str, arguments: Any) -> str:
         if name not in self._names or name in RESERVED:
-            return told(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}")
+            return tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}")
         if not isinstance(arguments, dict):
-            return told(f"the arguments of {name} must be a JSON object")
+            return tool_error_message(f"the arguments of {name} must be a JSON object")
         return await self._server.http.exchange(
             "POST",
             f"/{quote(name, safe='')}",

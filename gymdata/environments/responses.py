@@ -1,6 +1,6 @@
 """The Responses shape as resource servers and agents speak it: what a rollout is verified by, and one that comes back.
 
-What always holds: the task's own row is sent whole, with ``responses_create_params`` made from its messages and tools where
+Invariants: the task's own row is sent whole, with ``responses_create_params`` made from its messages and tools where
 the row has none; every call has an id and every tool message names the call that it answers.
 """
 

@@ -1,6 +1,6 @@
-"""What a policy is told in a tool message.
+"""Error messages of tools, as the policy reads them.
 
-What always holds: it is text that every file can hold, at most 64 KiB of it, and where it was cut it says so.
+Invariants: it is text that every file can hold, at most 64 KiB of it, and where it was cut it says so.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def told(error: str) -> str:
+def tool_error_message(error: str) -> str:
     """What the policy did wrong."""
     return json.dumps({"error": clean(error)[:2000]}, ensure_ascii=False)

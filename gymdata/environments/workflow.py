@@ -13,7 +13,7 @@ the like). The answer is a JSON object with either
 
 and with ``reward`` where it has one; whatever else it says is kept with the row.
 
-What always holds: ids and log-probabilities are taken exactly as given, or the answer is refused; a rollout without ids has
+Invariants: ids and log-probabilities are taken exactly as given, or the answer is refused; a rollout without ids has
 no token data and is never trained as if it had; no fault of the endpoint becomes a rollout or a reward.
 """
 

@@ -1,6 +1,6 @@
 """Experiences as tensors, for people with their own training loop: ``Experience``, ``Samples``, and what fills them.
 
-What always holds: a batch holds its rows' tokens as they are in the file; padding is on the left and masked everywhere; no
+Invariants: a batch holds its rows' tokens as they are in the file; padding is on the left and masked everywhere; no
 token is added, so a truncated response has no end token that was not sampled; a field whose column the file lacks is None.
 Fields and shapes are those that OpenRLHF publishes for batches of this kind.
 """

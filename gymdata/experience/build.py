@@ -1,6 +1,6 @@
 """From scored rollouts to credited sequences, a batch at a time: rewards first, then as many passes over tokens as needed.
 
-What always holds: every rollout is used or counted under one reason; group statistics are of the whole input, whatever the
+Invariants: every rollout is used or counted under one reason; group statistics are of the whole input, whatever the
 size of a batch; a pass gives the same batches in the same order as the one before.
 """
 
@@ -225,7 +225,7 @@ class Crediting:
                 known = experiences.evidence_of(part, columns, batch.column("rollout_id"))
                 given.append(experiences.give_credit(part, outcome, steps, self.settings, known, after))
                 if self.config.target_agents:
-                    given[-1].restrict(part.said_by(self.config.target_agents))
+                    given[-1].restrict(part.agent_mask(self.config.target_agents))
             yield row, parts, given, n
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
@@ -279,5 +279,5 @@ def _all_dropped(report: ExperiencesReport, rollouts: int) -> RefusedError:
     return RefusedError(
         f"nothing is left of {rollouts:,} rollouts: all groups are dropped ({why})",
         code="R503",
-        hint="collect more rollouts a task at a higher temperature, or --zero-variance keep",
+        hint="collect more rollouts per task at a higher temperature, or --zero-variance keep",
     )

@@ -1,6 +1,6 @@
 """Rewards of a file's rollouts, group by group: which groups can teach, what each rollout is worth, and the account of it.
 
-What always holds: the filter looks at raw rewards; statistics count rollouts, not sequences; whoever is left out is named
+Invariants: the filter looks at raw rewards; statistics count rollouts, not sequences; whoever is left out is named
 with one reason.
 """
 

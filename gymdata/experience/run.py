@@ -1,6 +1,6 @@
 """``gymdata experience``: scored rollouts in, sequences with an advantage for every token out, and an account of it.
 
-What always holds: ids, masks and log-probs are the saved ones; every rollout is in the file or counted under one reason,
+Invariants: ids, masks and log-probs are the saved ones; every rollout is in the file or counted under one reason,
 every dropped group is named with its reason; the same rollouts and settings give the same file; the output's run.json says
 how its rows were made and leads back to the rollouts. Memory does not grow with the tokens of the file.
 """
@@ -23,12 +23,11 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.store.lineage import (
     Paths,
-    Unwatched,
     changed_rollouts,
     concat,
     parent_of,
@@ -214,7 +213,7 @@ def _allowed(sources: Sequence[str | Path]) -> int:
             found.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
     if len(found) != 1:
         raise UsageError(
-            "--overlong-buffer: how many tokens a rollout could generate is not known from its run.json",
+            "--overlong-buffer: run.json has no maximum generation length of a rollout",
             hint="give --max-new-tokens N",
         )
     return found.pop()
@@ -225,7 +224,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
         return output_file(output, "experiences.parquet")
     run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
-        raise UsageError("-o is needed: experiences of something other than one run folder have no place of their own")
+        raise UsageError("-o/--output is required unless the input is a single run folder")
     return run / f"experiences-{config.estimator}" / "experiences.parquet"
 
 
@@ -262,7 +261,7 @@ def _score(
 
     for model in models.values():
         for source in sources:
-            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or Unwatched())
+            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
     how = config.dtype or "auto", config.device, config.batch_tokens
     policy = critic = None
     if config.reference is not None:

@@ -1,6 +1,6 @@
 """Experiences: the sequences of a batch of rollouts, each token with its advantage and return.
 
-What always holds: credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the
+Invariants: credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the
 sequences that are trained; context has advantage 0 and mask 0; the numbers are ``gymdata.credit``'s.
 """
 
@@ -166,20 +166,20 @@ def rows(part: Stitched, given: Credited, rollouts: pa.Table) -> pa.Table:
         mask[part.mask] = given.chosen if part.source is None else given.chosen[part.source]
     _refuse_beyond_float32("advantages", given.advantages)
     _refuse_beyond_float32("returns", given.returns)
-    advantages = part.spread(given.advantages)
+    advantages = part.scatter_to_tokens(given.advantages)
     if given.chosen is not None:
         advantages[~mask] = 0
     same = given.returns is given.advantages and given.chosen is None
     tokens: dict[str, Array] = {
         "input_ids": part.ids,
         "loss_mask": mask.astype(np.int8),
-        "logprobs": part.spread(part.log_probs),
+        "logprobs": part.scatter_to_tokens(part.log_probs),
         "advantages": advantages,
-        "returns": advantages if same else part.spread(given.returns),
+        "returns": advantages if same else part.scatter_to_tokens(given.returns),
     }
-    tokens |= {name: part.spread(values) for name, values in given.evidence.items()}
+    tokens |= {name: part.scatter_to_tokens(values) for name, values in given.evidence.items()}
     if given.kl is not None:
-        tokens["kl"] = part.spread(given.kl)
+        tokens["kl"] = part.scatter_to_tokens(given.kl)
     columns = {**carried, "sequence_index": pa.array(part.index)}
     columns |= {name: _lists(part.starts, values) for name, values in tokens.items()}
     columns["turn_starts"] = _lists(part.turn_bounds, part.turn_starts)

@@ -1,6 +1,6 @@
 """Token columns from models: reference log-probs and entropies of a policy, values of a critic.
 
-What always holds: there is one number a sampled token, in turn order, scored under the prompts that were really read;
+Invariants: there is one number a sampled token, in turn order, scored under the prompts that were really read;
 rollouts that are not kept are not scored, and hold zeros.
 """
 

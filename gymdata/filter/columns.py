@@ -1,6 +1,6 @@
 """What a condition can name: columns of rollouts, their rewards, fields of their tasks, and facts of their groups.
 
-What always holds: only what is named is read, and token ids never; a number is a double (a float32 by its shortest
+Invariants: only what is named is read, and token ids never; a number is a double (a float32 by its shortest
 spelling, so ``temperature == 0.7`` is true of what was sampled at 0.7), and one that is NaN is missing; a group column
 describes the group as it was given.
 """

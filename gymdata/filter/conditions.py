@@ -1,6 +1,6 @@
 """The small language of ``gymdata filter``: conditions over columns, read with Python's grammar and nothing of its power.
 
-What always holds: only what is listed here can be written; a name that is not a known column is an error that names the
+Invariants: only what is listed here can be written; a name that is not a known column is an error that names the
 nearest; a condition is checked whole before any row is looked at. Nothing of the text is ever run: what comes out is a
 tree that an evaluator turns into its own operations.
 
@@ -169,7 +169,7 @@ class _Reader:
             case ast.Name(id=name) if name in _CONSTANTS:
                 value = _CONSTANTS[name]
                 if value is None:
-                    raise self._refuse(node, "null can only be asked for", "write `… is null` or `… is not null`")
+                    raise self._refuse(node, "null can only be tested", "write `… is null` or `… is not null`")
                 return Value(value)
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 return Column(self._name(node))
@@ -202,7 +202,7 @@ class _Reader:
             value.encode()
             return Value(value)
         if value is None:
-            raise self._refuse(node, "None can only be asked for", "write `… is null` or `… is not null`")
+            raise self._refuse(node, "None can only be tested", "write `… is null` or `… is not null`")
         raise self._refuse(node, f"{value!r} is neither a finite number nor text", None)
 
     def _name(self, node: ast.expr) -> str:

@@ -1,6 +1,6 @@
 """Conditions evaluated by DuckDB, column by column.
 
-What always holds: the statement is built from a checked tree, never from a user's text. Columns have names of ours
+Invariants: the statement is built from a checked tree, never from a user's text. Columns have names of ours
 (``c0``, ``c1``, …) and every value is a bound parameter, so nothing that anyone wrote becomes SQL; the connection can
 read no file.
 """

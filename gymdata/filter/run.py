@@ -1,6 +1,6 @@
 """``gymdata filter``: rollouts in, the chosen ones out, and an account of every step.
 
-What always holds: a kept row is the row that was read, token for token and byte for byte; the choice is made on columns
+Invariants: a kept row is the row that was read, token for token and byte for byte; the choice is made on columns
 without tokens (and a hash of them for ``dedupe``), so memory does not grow with the tokens; every rollout that is not in
 the output is counted under one reason; the output's run.json leads back to the input.
 """

@@ -1,6 +1,6 @@
 """Choosing rollouts by what is known about them without their tokens: the steps of ``gymdata filter``, and group columns.
 
-What always holds: the order of the rows changes nothing but the order of the rows; every row that a step drops is counted
+Invariants: the order of the rows changes nothing but the order of the rows; every row that a step drops is counted
 under one reason; what is drawn is drawn by a seeded hash of its id. Group columns are over finite values only: a missing
 reward is never counted as 0.
 """

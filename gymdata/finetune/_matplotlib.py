@@ -1,6 +1,6 @@
 """The picture of a finetuning run: reward, held-out rate, the curriculum's share, and how the training went.
 
-What always holds: what was not measured is not drawn, neither as zero nor by joining across the gap.
+Invariants: what was not measured is not drawn, neither as zero nor by joining across the gap.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import pydantic
 from gymdata.errors import MissingExtraError, UsageError
 from gymdata.finetune.settings import (
     EVALUATORS,
+    IGNORED_KEYS,
     JUDGE_KEYS,
     KINDS,
-    UNHONOURED,
     UNHONOURED_KEYS,
     CollectBuilder,
     FinetuneConfig,
@@ -54,7 +54,7 @@ def load(file: Path, overrides: Overrides = (), *, over: Mapping[str, Any] | Non
 
 def check(values: dict[str, Any], where: str) -> FinetuneConfig:
     """``values`` as a configuration. Raises UsageError naming the dotted path in ``where`` of everything that is wrong."""
-    unknown = dict(_unknown(FinetuneConfig, {k: v for k, v in values.items() if k not in UNHONOURED}, where, ""))
+    unknown = dict(_unknown(FinetuneConfig, {k: v for k, v in values.items() if k not in IGNORED_KEYS}, where, ""))
     faults = [*_unhonoured(values, where), *unknown.values()]
     config = None
     try:
@@ -163,13 +163,13 @@ def _path_of(key: str) -> list[str]:
     words = key.strip().split(".")
     if not all(words):
         raise UsageError.bad_value("--override", key, "a dotted key such as finetuning.num_epochs")
-    if words[0] not in FinetuneConfig.model_fields and words[0] not in UNHONOURED:
+    if words[0] not in FinetuneConfig.model_fields and words[0] not in IGNORED_KEYS:
         words.insert(0, "finetuning")
     return words
 
 
 def _unhonoured(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
-    for section, instead in UNHONOURED.items():
+    for section, instead in IGNORED_KEYS.items():
         if section in values:
             yield UsageError(
                 f"{where}: the section {section!r} cannot be honoured", hint=instead or f"take {section!r} out"

@@ -1,6 +1,6 @@
 """The shipped trainer, ``_type: epochs``: collect, select, make data, train, validate, and the same again.
 
-What always holds: each stage is begun only when those before it are done and what it made is on disk before the state
+Invariants: each stage is begun only when those before it are done and what it made is on disk before the state
 says so; sampling, judging and training are processes of their own and never two at a time; a job that did not complete
 ends the loop.
 """
@@ -185,7 +185,7 @@ class _Run:
         status = self.adapter.wait(ref, self.watch)
         if status.state != "completed":
             raise OutsideError(
-                "trainer", f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'it said nothing'}",
+                "trainer", f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'no error message'}",
                 hint="the epochs before it are kept; the same command tries this one again",
             )  # fmt: skip
         return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}

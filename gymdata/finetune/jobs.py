@@ -1,6 +1,6 @@
 """The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
 
-What always holds: a job is a child process and a file beside its output that says how it stands; a job whose process is
+Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is
 gone without having said so has failed; ``completed`` is said only of a process that ended with 0 and left a model.
 """
 

@@ -1,6 +1,6 @@
 """The JSON Schema of ``gymdata finetune``'s file, for editors: ``python -m gymdata.finetune.json_schema --write schemas``.
 
-What always holds: it is made from the classes that check the file; ``--check`` exits with 1 when it is stale.
+Invariants: it is made from the classes that check the file; ``--check`` exits with 1 when it is stale.
 """
 
 from __future__ import annotations

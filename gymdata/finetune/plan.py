@@ -1,6 +1,6 @@
 """A finetuning run with everything resolved: what the loop does, and where it writes.
 
-What always holds: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``.
+Invariants: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """report.html of a finetuning run: one file with the curve in it, the epochs as a table, and what each left out and why.
 
-What always holds: everything from outside is escaped; the page needs no network.
+Invariants: everything from outside is escaped; the page needs no network.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def write_page(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
         f"<style>{_STYLE}</style><h1>Finetuning run <code>{_text(facts.get('run_id'))}</code></h1>{start}"
         f"<img alt='reward, held-out rate and curriculum by epoch' src='data:image/png;base64,{image}'>"
         f"<h2>Epochs</h2><div class=wide><table><tr>{head}</tr>{body}</table></div>"
-        f"<h2>What was left out</h2><ul>{''.join(_left_out(row) for row in rows)}</ul>"
+        f"<h2>What was dropped</h2><ul>{''.join(_left_out(row) for row in rows)}</ul>"
     )
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

@@ -1,6 +1,6 @@
 """``gymdata finetune``: joins one YAML file to a trajectory builder, a trainer adapter and a loop over epochs.
 
-What always holds: everything that can be wrong with the configuration is found before a folder is made or a process is
+Invariants: everything that can be wrong with the configuration is found before a folder is made or a process is
 started; what a run must keep on a resume is named by content, not by path.
 """
 
@@ -30,7 +30,7 @@ from gymdata.finetune.settings import (
     Part,
     output_dir,
 )
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import local_output
@@ -201,7 +201,7 @@ def finetune(
         raise UsageError(f"{config_file}: finetuning.enabled is false", hint="-o enabled true")
     plan, builder = plan_of(config, Path(config_file), overrides=given, overwrite=overwrite, command=command)
     adapter = adapter_of(config, str(config_file), Path(config_file).parent)
-    result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _Nobody()))
+    result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _NullWatcher()))
     if result_json_path is not None:
         with replacing(Path(result_json_path)) as temporary:
             temporary.write_text(json.dumps(result, indent=2) + "\n")
@@ -230,7 +230,7 @@ def plan_of(
     reward, judging = _scoring(config, beside)
     if served and loop.deploy is None and loop.num_epochs - 1 > loop.max_policy_lag:
         raise UsageError(
-            f"{where}: {llm.base_url} goes on serving the first policy, {loop.num_epochs - 1} version(s) behind in the last "
+            f"{where}: {llm.base_url} keeps serving the first policy, {loop.num_epochs - 1} version(s) behind in the last "
             f"epoch, and max_policy_lag is {loop.max_policy_lag}",
             hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
         )
@@ -471,12 +471,8 @@ def _from_here(path: str) -> str:
     return str(Path(path).absolute())
 
 
-class _Nobody:
-    """Watches nothing."""
-
-    def update(self, **counts: float) -> None: ...
-
-    def message(self, text: str) -> None: ...
+class _NullWatcher(NullProgress):
+    """Epochs that are not shown."""
 
     def stage(self, epoch: int, name: str) -> None: ...
 

@@ -1,6 +1,6 @@
 """Which rollouts an epoch learns from: groups chosen by the curriculum, the chosen rows copied beside them.
 
-What always holds: a rollout whose policy is too old is left out and counted; a group is one task under one policy version;
+Invariants: a rollout whose policy is too old is left out and counted; a group is one task under one policy version;
 the copy's run.json leads to the runs that it was taken from; the same rollouts and epoch give the same choice.
 """
 

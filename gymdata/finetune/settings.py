@@ -1,6 +1,6 @@
 """Settings of ``gymdata finetune``: the sections of one YAML file, with the names that the NeMo Agent Toolkit publishes.
 
-What always holds: every key is known or an error that names the nearest; what a part of the loop does not read is never
+Invariants: every key is known or an error that names the nearest; what a part of the loop does not read is never
 accepted in silence. Parts (``_type``) that are not shipped are classes of the user's, and get their keys as they are.
 """
 
@@ -286,7 +286,7 @@ EVALUATORS = ("reward", "genrm")
 JUDGE_KEYS = set(JudgeConfig.model_fields) - {"path", "output", "name", "limit", "aggregate_only", "retry_unparsed",
                                               "overwrite"}  # fmt: skip
 #: Sections of the NeMo Agent Toolkit that nothing here reads, and what does their work.
-UNHONOURED = {
+IGNORED_KEYS = {
     "workflow": "a rollout is the policy with the tools of trajectory_builders.NAME.env",
     "functions": "tools come from trajectory_builders.NAME.env",
     "function_groups": "tools come from trajectory_builders.NAME.env",

@@ -1,6 +1,6 @@
 """state.json: which stages of which epochs are done, and what they gave.
 
-What always holds: a stage is done when the file says so, and it says so only after what the stage made is on disk; the file
+Invariants: a stage is done when the file says so, and it says so only after what the stage made is on disk; the file
 is replaced whole; a stage that is done is never begun again, and one that was stopped is begun again as often as needed.
 """
 

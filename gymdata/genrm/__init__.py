@@ -1,6 +1,6 @@
 """Pairwise judging, without the judge: which comparisons are made, what a judge's text says, and what it adds up to.
 
-What always holds: a comparison that failed is missing and never a number; swapping the seats of every comparison changes
+Invariants: a comparison that failed is missing and never a number; swapping the positions of every comparison changes
 no reward; the order of the rows changes nothing. "As published" names the reference behaviour that users know; where
 ours differs, the function says how.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gymdata.genrm.aggregate import AGGREGATORS, Adjustments, Rewards, Sizes, aggregate, simple_tiebreaker
 from gymdata.genrm.bias import against_rewards, bias_report
-from gymdata.genrm.matches import Matches, order_flips, winners
+from gymdata.genrm.matches import Matches, position_inconsistency, winners
 from gymdata.genrm.preferences import Preferences, preferences
 from gymdata.genrm.ranking import bradley_terry, win_rate
 from gymdata.genrm.schedule import STRATEGIES, Match, all_pairs, both_orders, circular, schedule
@@ -36,10 +36,10 @@ __all__ = [
     "both_orders",
     "bradley_terry",
     "circular",
-    "order_flips",
     "parse_published",
     "parse_strict",
     "plain_text",
+    "position_inconsistency",
     "preferences",
     "reasoning_text",
     "response_texts",

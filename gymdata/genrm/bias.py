@@ -7,27 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.genrm.matches import Floats, Ints, Matches, order_flips, winners
+from gymdata.genrm.matches import Floats, Ints, Matches, position_inconsistency, winners
 from gymdata.stats import wilson
 
 
 def bias_report(matches: Matches, answer_lengths: Ints | None = None) -> dict[str, dict[str, Any]]:
     """Rates of the judge, each ``{"rate", "count", "n", "ci95"}``; rate and bounds are None where n is 0.
 
-    - ``first_seat_wins``: of decided comparisons, those that the first seat won (half of them without bias, when both
-      seats are used alike).
-    - ``order_flips``: of pairs judged in both seats, those whose winner changed with the seats.
+    - ``position_bias``: of decided comparisons, those that the first position won (half of them without bias, when both
+      positions are used alike).
+    - ``position_inconsistency``: of pairs judged in both positions, those whose winner changed with the positions.
     - ``longer_wins``: of decided comparisons between answers of different length, those that the longer one won.
     - ``ties``: of judged comparisons. ``failures``: of all comparisons.
-    - ``judge_agreement``: of two judgements of one comparison (same seats, different judge_idx), those that agree.
+    - ``judge_agreement``: of two judgements of one comparison (same positions, different judge_idx), those that agree.
     """
     won = winners(matches)
     judged, decided = np.isfinite(won), np.isfinite(won) & (won != 0)
-    _, _, flipped = order_flips(matches)
+    _, _, flipped = position_inconsistency(matches)
     agree, together = _agreement(matches, won)
     report = {
-        "first_seat_wins": _rate((won[decided] > 0).sum(), decided.sum()),
-        "order_flips": _rate(flipped.sum(), len(flipped)),
+        "position_bias": _rate((won[decided] > 0).sum(), decided.sum()),
+        "position_inconsistency": _rate(flipped.sum(), len(flipped)),
         "ties": _rate((judged & ~decided).sum(), judged.sum()),
         "failures": _rate((~judged).sum(), len(won)),
         "judge_agreement": _rate(agree, together),
@@ -40,17 +40,17 @@ def bias_report(matches: Matches, answer_lengths: Ints | None = None) -> dict[st
 
 
 def against_rewards(matches: Matches, rewards: Floats) -> dict[str, dict[str, Any]]:
-    """How often the judge sides with known rewards (one a response, NaN where there is none), by the better one's seat.
+    """How often the judge sides with known rewards (one per response, NaN if none), by the better one's position.
 
-    - ``first_seat``, ``second_seat``: of judged comparisons in which the response in that seat has the higher reward,
-      those that it won. A tie is not a win. ``both_seats``: of all of these together.
+    - ``first_position``, ``second_position``: of judged comparisons in which the response in that position has the higher
+      reward, those that it won. A tie is not a win. ``both_positions``: of all of these together.
     - ``called_equal``: of judged comparisons of equal rewards, those that the judge called a tie.
     """
     won = winners(matches)
     better = np.sign(rewards[matches.first] - rewards[matches.second])
     known = np.isfinite(won) & np.isfinite(better)
-    seats = {"first_seat": known & (better > 0), "second_seat": known & (better < 0)}
-    cases = {**seats, "both_seats": known & (better != 0), "called_equal": known & (better == 0)}
+    positions = {"first_position": known & (better > 0), "second_position": known & (better < 0)}
+    cases = {**positions, "both_positions": known & (better != 0), "called_equal": known & (better == 0)}
     return {name: _rate((won[case] == better[case]).sum(), case.sum()) for name, case in cases.items()}
 
 

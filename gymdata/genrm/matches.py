@@ -38,12 +38,12 @@ class Matches:
     def of(cls, rows: Iterable[tuple[Match, Verdict | None]]) -> Matches:
         """From matches with their verdicts; None is a comparison that failed."""
         rows = list(rows)
-        seats = np.array([m for m, _ in rows], np.int64).reshape(-1, 3)
+        positions = np.array([m for m, _ in rows], np.int64).reshape(-1, 3)
         none = Verdict(None, None, None)
         numbers = [(v.score_1, v.score_2, v.ranking) for v in (verdict or none for _, verdict in rows)]
         # float64 turns None into NaN.
         values = np.array(numbers, np.float64).reshape(-1, 3)
-        return cls(seats[:, 0], seats[:, 1], seats[:, 2], values[:, 0], values[:, 1], values[:, 2])
+        return cls(positions[:, 0], positions[:, 1], positions[:, 2], values[:, 0], values[:, 1], values[:, 2])
 
     @property
     def scored(self) -> Bools:
@@ -64,7 +64,7 @@ class Matches:
         return self.score_1 + move, self.score_2 - move
 
     def swap(self) -> Matches:
-        """The same judgements with the seats of every comparison exchanged."""
+        """The same judgements with the positions of every comparison exchanged."""
         return Matches(self.second, self.first, self.judge_idx, self.score_2, self.score_1, 7.0 - self.ranking)
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Matches:
 
 
 def winners(matches: Matches) -> Floats:
-    """1 where the first seat won, −1 where the second did, 0 for a tie, NaN where nothing was judged.
+    """1 where the first position won, −1 where the second did, 0 for a tie, NaN where nothing was judged.
 
     By the tie-broken scores; by the ranking where there are no scores.
     """
@@ -82,10 +82,10 @@ def winners(matches: Matches) -> Floats:
     return np.where(matches.scored, by_score, by_ranking)
 
 
-def seat_pairs(matches: Matches) -> tuple[Ints, Ints]:
-    """Places (a, b) of comparisons of the same two responses by the same judge in opposite seats.
+def position_pairs(matches: Matches) -> tuple[Ints, Ints]:
+    """Places (a, b) of comparisons of the same two responses by the same judge in opposite positions.
 
-    Of several such comparisons in one seat, the first two in the rows' order are matched up, and so on.
+    Of several such comparisons in one position, the first two in the rows' order are matched up, and so on.
     """
     low, high = np.minimum(matches.first, matches.second), np.maximum(matches.first, matches.second)
     up = matches.first < matches.second
@@ -96,16 +96,16 @@ def seat_pairs(matches: Matches) -> tuple[Ints, Ints]:
     return order[together], order[together + 1]
 
 
-def order_flips(matches: Matches) -> tuple[Ints, Ints, Bools]:
-    """Pairs of comparisons in opposite seats that were both judged, and which of them had opposite winners.
+def position_inconsistency(matches: Matches) -> tuple[Ints, Ints, Bools]:
+    """Pairs of comparisons in opposite positions that were both judged, and which of them had opposite winners.
 
-    Places (a, b) into the rows; a flip is a win for one response in one seat and for the other in the other.
+    Places (a, b) into the rows; a flip is a win for one response in one position and for the other in the other.
     """
-    a, b = seat_pairs(matches)
+    a, b = position_pairs(matches)
     won = winners(matches)
     both = np.isfinite(won[a]) & np.isfinite(won[b])
     a, b = a[both], b[both]
-    # The seats are exchanged, so the same sign means that the same *seat* won.
+    # The positions are exchanged, so the same sign means that the same *position* won.
     return a, b, (won[a] == won[b]) & (won[a] != 0)
 
 

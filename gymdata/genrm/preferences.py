@@ -1,6 +1,6 @@
 """What the comparisons say about each two responses directly, beside what the aggregate says.
 
-What always holds: the order of the rows changes nothing; a pair whose winner depends on the seats is no preference.
+Invariants: the order of the rows changes nothing; a pair whose winner depends on the positions is no preference.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gymdata.genrm.matches import Bools, Ints, Matches, order_flips, winners
+from gymdata.genrm.matches import Bools, Ints, Matches, position_inconsistency, winners
 
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
     """One entry for each two responses that were compared, ``low`` < ``high``.
 
-    ``winner``: 1 when every decided comparison went to ``low``, −1 when to ``high``, 0 otherwise. ``both_seats``: judged
-    in both seats at least once. ``flipped``: the same judge contradicted itself with the seats exchanged. ``mixed``: wins
-    on both sides, whatever the reason.
+    ``winner``: 1 when every decided comparison went to ``low``, −1 when to ``high``, 0 otherwise. ``both_positions``: judged
+    in both positions at least once. ``flipped``: the same judge contradicted itself with the positions exchanged.
+    ``mixed``: wins on both sides, whatever the reason.
     """
 
     low: Ints
     high: Ints
     winner: Ints
-    both_seats: Bools
+    both_positions: Bools
     flipped: Bools
     mixed: Bools
 
-    def vetoes(self, chosen: Ints, rejected: Ints, *, both_seats: bool = True) -> list[tuple[str, Bools]]:
+    def vetoes(self, chosen: Ints, rejected: Ints, *, both_positions: bool = True) -> list[tuple[str, Bools]]:
         """Why the comparisons do not bear out that each ``chosen`` beats its ``rejected``, reason by reason.
 
-        A winner that changes with the seats is never borne out. With ``both_seats`` the two must have been judged in
+        A winner that changes with the positions is never borne out. With ``both_positions`` the two must have been judged in
         both, and the judge must have preferred ``chosen``; without, it is enough that it did not prefer ``rejected``.
         """
         room = int(max(self.high.max(initial=0), chosen.max(initial=0), rejected.max(initial=0))) + 1
@@ -45,10 +45,10 @@ class Preferences:
             return np.where(known, values[at], 0) if len(keys) else np.zeros(len(wanted), values.dtype)
 
         prefers = np.where(chosen < rejected, of(self.winner), -of(self.winner))
-        found = [("not_in_both_seats", ~of(self.both_seats).astype(bool))] if both_seats else []
+        found = [("not_in_both_positions", ~of(self.both_positions).astype(bool))] if both_positions else []
         found.append(("order_flipped", of(self.flipped).astype(bool)))
         found.append(("against_comparisons", prefers < 0))
-        if both_seats:
+        if both_positions:
             found.append(("undecided", prefers == 0))
         return found
 
@@ -78,15 +78,15 @@ def preferences(matches: Matches) -> Preferences:
     up = matches.first < matches.second
     known = np.isfinite(won)
     for_low = np.where(up, won, -won)
-    a, _, flip = order_flips(matches)
+    a, _, flip = position_inconsistency(matches)
     room = int(max(low.max(initial=0), high.max(initial=0))) + 1
     key = low * room + high
     keys, case = np.unique(key[known], return_inverse=True)
     n = len(keys)
     wins_low = np.bincount(case, for_low[known] > 0, n) > 0
     wins_high = np.bincount(case, for_low[known] < 0, n) > 0
-    seats = (np.bincount(case, up[known], n) > 0) & (np.bincount(case, ~up[known], n) > 0)
+    positions = (np.bincount(case, up[known], n) > 0) & (np.bincount(case, ~up[known], n) > 0)
     flipped = np.isin(keys, key[a[flip]])
     mixed = wins_low & wins_high
     winner = np.where(mixed, 0, wins_low.astype(np.int64) - wins_high.astype(np.int64))
-    return Preferences(keys // room, keys % room, winner, seats, flipped, mixed)
+    return Preferences(keys // room, keys % room, winner, positions, flipped, mixed)

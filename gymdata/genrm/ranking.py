@@ -1,6 +1,6 @@
 """Rewards from wins alone: the share of wins, and Bradley–Terry strengths with standard errors.
 
-What always holds: a tie is half a win for each side, and so is each of two comparisons in opposite seats that contradict
+Invariants: a tie is half a win for each side, and so is each of two comparisons in opposite positions that contradict
 each other; a response without a judged comparison has NaN.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gymdata.genrm.matches import Floats, Ints, Matches, order_flips, winners
+from gymdata.genrm.matches import Floats, Ints, Matches, position_inconsistency, winners
 
 PENALTY = 1.0
 _STEPS = 100
@@ -17,9 +17,9 @@ _CELLS = 2_000_000
 
 
 def points(matches: Matches) -> Floats:
-    """What the first seat got of each comparison: 1, ½ or 0; NaN where nothing was judged."""
+    """What the first position got of each comparison: 1, ½ or 0; NaN where nothing was judged."""
     got = (winners(matches) + 1.0) / 2.0
-    a, b, flipped = order_flips(matches)
+    a, b, flipped = position_inconsistency(matches)
     got[a[flipped]] = got[b[flipped]] = 0.5
     return got
 
@@ -52,9 +52,9 @@ def bradley_terry(matches: Matches, groups: Ints, penalty: float = PENALTY) -> t
     ids = groups[members]
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: len(ids)])
     sizes = np.diff(np.append(starts, len(ids)))
-    seat, group_at = np.empty(n, np.int64), np.empty(n, np.int64)
+    position, group_at = np.empty(n, np.int64), np.empty(n, np.int64)
     owner = np.repeat(np.arange(len(starts)), sizes)
-    seat[members], group_at[members] = np.arange(len(members)) - starts[owner], owner
+    position[members], group_at[members] = np.arange(len(members)) - starts[owner], owner
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes == size)
         block = max(1, _CELLS // int(size * size))
@@ -64,7 +64,7 @@ def bradley_terry(matches: Matches, groups: Ints, penalty: float = PENALTY) -> t
             place[some] = np.arange(len(some))
             mine = place[group_at[first]] >= 0
             wins = np.zeros((len(some), size, size))
-            cell = (place[group_at[first[mine]]], seat[first[mine]], seat[second[mine]])
+            cell = (place[group_at[first[mine]]], position[first[mine]], position[second[mine]])
             np.add.at(wins, cell, got[mine])
             np.add.at(wins, (cell[0], cell[2], cell[1]), 1.0 - got[mine])
             which = members[starts[some][:, None] + np.arange(size)]

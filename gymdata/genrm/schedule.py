@@ -1,6 +1,6 @@
 """Which responses of a group are compared, and who sits where.
 
-A match (i, j, judge_idx) shows response i in the first seat and j in the second.
+A match (i, j, judge_idx) shows response i in the first position and j in the second.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Match(NamedTuple):
 
 
 def circular(n: int) -> list[tuple[int, int]]:
-    """(i, i+1) around the circle: n comparisons, each response once in each seat."""
+    """(i, i+1) around the circle: n comparisons, each response once in each position."""
     _at_least_two(n)
     return [(i, (i + 1) % n) for i in range(n)]
 
 
 def all_pairs(n: int) -> list[tuple[int, int]]:
-    """Every i < j once, the lower index in the first seat: n(n−1)/2 comparisons."""
+    """Every i < j once, the lower index in the first position: n(n−1)/2 comparisons."""
     _at_least_two(n)
     return list(combinations(range(n), 2))
 
 
 def both_orders(n: int) -> list[tuple[int, int]]:
-    """Every two responses in both seats: n(n−1) comparisons, the two of a pair after each other."""
-    return [seats for i, j in all_pairs(n) for seats in ((i, j), (j, i))]
+    """Every two responses in both positions: n(n−1) comparisons, the two of a pair after each other."""
+    return [positions for i, j in all_pairs(n) for positions in ((i, j), (j, i))]
 
 
 def schedule(strategy: str, n: int, num_judges_per_comparison: int = 1) -> list[Match]:
@@ -46,8 +46,8 @@ def schedule(strategy: str, n: int, num_judges_per_comparison: int = 1) -> list[
     makers = {"circular": circular, "all_pairs": all_pairs, "both_orders": both_orders}
     if strategy not in makers:
         raise UsageError.unknown_choice("comparison strategy", strategy, STRATEGIES)
-    seats = makers[strategy](n)
-    return [Match(i, j, judge) for judge in range(num_judges_per_comparison) for i, j in seats]
+    positions = makers[strategy](n)
+    return [Match(i, j, judge) for judge in range(num_judges_per_comparison) for i, j in positions]
 
 
 def _at_least_two(n: int) -> None:

@@ -1,6 +1,6 @@
 """What a judge's text says: two scores from 1 to 5 and a ranking from 1 (the first is much better) to 6.
 
-What always holds: reading takes time proportional to the text, whatever the text is; strict reading never invents a
+Invariants: reading takes time proportional to the text, whatever the text is; strict reading never invents a
 number. Both readings look for the same object: the first in a json fence, else the last anywhere; an ``overall`` object
 inside is descended into.
 """
@@ -49,7 +49,7 @@ class Verdict:
     ranking: float | None
 
     def swap(self) -> Verdict:
-        """The same judgement with the seats exchanged."""
+        """The same judgement with the positions exchanged."""
         return Verdict(self.score_2, self.score_1, None if self.ranking is None else 7.0 - self.ranking)
 
 

@@ -1,6 +1,6 @@
 """Which foreign format a file is in, how it is read, and how rows are written in it.
 
-What always holds: a file is looked at before anything is written; several files are of one format; a format's module is
+Invariants: a file is looked at before anything is written; several files are of one format; a format's module is
 loaded when it is used.
 """
 

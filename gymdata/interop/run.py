@@ -1,6 +1,6 @@
 """``gymdata.import_rollouts`` and ``gymdata.export``: other projects' files to runs and back.
 
-What always holds: every row that goes in comes out as a rollout (or a pair) or is named in rejected.jsonl with its line and
+Invariants: every row that goes in comes out as a rollout (or a pair) or is named in rejected.jsonl with its line and
 reason; what a format cannot hold is counted and told; an output appears whole.
 """
 

@@ -22,7 +22,7 @@ _PROBE = "zq7x"
 _VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": ([1-6]|3\.5)\}'
 
 
-class _HeldToVerdicts(VllmSampler):
+class _GuidedVerdictSampler(VllmSampler):
     """Samples nothing but verdicts: the engine leaves out every token that would break its form."""
 
     def _params(self, request: SampleRequest) -> Any:
@@ -60,7 +60,7 @@ class EngineJudge:
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
         held = constrain == "on"
-        self.sampler = (_HeldToVerdicts if held else VllmSampler)(
+        self.sampler = (_GuidedVerdictSampler if held else VllmSampler)(
             model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
         )
         facts = weights.model_facts(model)

@@ -1,6 +1,6 @@
 """Rollouts to contests, and judged contests to rewards, tables and a report.
 
-What always holds: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
+Invariants: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
 its transcript; reasoning is never shown; neither the order of rollouts nor of comparisons changes anything.
 """
 
@@ -21,7 +21,7 @@ from gymdata import genrm
 from gymdata.errors import DataError
 from gymdata.genrm.aggregate import Adjustments, Rewards
 from gymdata.genrm.matches import Matches
-from gymdata.judge.pairwise import STATUSES, Contest, Entrant, sizes_of
+from gymdata.judge.pairwise import STATUSES, Candidate, Comparison, sizes_of
 from gymdata.rollouts import chains
 from gymdata.rollouts.schema import SCORES
 
@@ -30,22 +30,22 @@ MATCH_COLUMNS = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "r
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class JudgeGroups:
     """All rollouts as contests. ``alone``: groups of one, which nobody can be compared in."""
 
-    contests: list[Contest]
+    contests: list[Comparison]
     alone: int
     rollouts: int
 
-    def numbered(self) -> tuple[list[Entrant], list[str], np.ndarray]:
+    def numbered(self) -> tuple[list[Candidate], list[str], np.ndarray]:
         """Every entrant, its run, and the number of its group; in the order in which responses are numbered."""
-        entrants = [e for c in self.contests for e in c.entrants]
-        runs = [c.run_id for c in self.contests for _ in c.entrants]
-        sizes = [len(c.entrants) for c in self.contests]
-        return entrants, runs, np.repeat(np.arange(len(sizes)), sizes)
+        candidates = [e for c in self.contests for e in c.candidates]
+        runs = [c.run_id for c in self.contests for _ in c.candidates]
+        sizes = [len(c.candidates) for c in self.contests]
+        return candidates, runs, np.repeat(np.arange(len(sizes)), sizes)
 
 
-def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> Field:
+def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
     """Contests by group, groups by id, members by index. ``limit`` takes the first so many groups."""
     prompts, completions = chains.split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
     groups: dict[str, list[int]] = {}
@@ -59,18 +59,18 @@ def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | 
         if len(rows) < 2:
             alone += 1
             continue
-        entrants = [_entrant(names, r, completions[r].as_py(), show) for r in rows]
+        candidates = [_entrant(names, r, completions[r].as_py(), show) for r in rows]
         conversation = [_said(m) for m in prompts[rows[0]].as_py()]
         contests.append(
-            Contest(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, entrants, principle)
+            Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
-    return Field(contests, alone, sum(len(groups[g]) for g in chosen))
+    return JudgeGroups(contests, alone, sum(len(groups[g]) for g in chosen))
 
 
-def _entrant(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Entrant:
+def _entrant(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Candidate:
     reasoning = "\n".join(m["reasoning"] for m in messages if m.get("reasoning"))
     text = transcript(messages) if show == "transcript" else final_answer(messages)
-    return Entrant(names["rollout_id"][row], names["rollout_index"][row], text, reasoning)
+    return Candidate(names["rollout_id"][row], names["rollout_index"][row], text, reasoning)
 
 
 def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -150,14 +150,14 @@ class Aggregation:
         return self.method + "".join(f" {name}={value:g}" for name, value in changed.items())
 
 
-def rewards_of(comparisons: pa.Table, field: Field, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
-    """Rewards by entrant (as ``Field.numbered``), the bias report, and the comparisons as columns.
+def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
+    """Rewards by entrant (as ``JudgeGroups.numbered``), the bias report, and the comparisons as columns.
 
     Comparisons of rollouts that are not in the field are left out.
     """
-    entrants, _, groups = field.numbered()
-    matches = matches_in(comparisons, {e.rollout_id: n for n, e in enumerate(entrants)})
-    sizes = sizes_of(entrants)
+    candidates, _, groups = field.numbered()
+    matches = matches_in(comparisons, {e.rollout_id: n for n, e in enumerate(candidates)})
+    sizes = sizes_of(candidates)
     rewards = genrm.aggregate(matches, groups, how.method, adjust=how.adjust, sizes=sizes)
     report = {**genrm.bias_report(matches, sizes.answer), "metrics": rewards.metrics}
     triples, having = genrm.preferences(matches).cycles(groups)
@@ -205,16 +205,16 @@ def _first(truths: pa.ChunkedArray | pa.Array) -> int | None:
     return place if place >= 0 else None
 
 
-def score_table(rewards: Rewards, field: Field, name: str, source: str) -> pa.Table:
+def score_table(rewards: Rewards, field: JudgeGroups, name: str, source: str) -> pa.Table:
     """Rewards as rows of the scores table; no valid comparison is a failed score without a value."""
-    entrants, runs, _ = field.numbered()
+    candidates, runs, _ = field.numbered()
     rows = []
-    for n, (entrant, run) in enumerate(zip(entrants, runs, strict=True)):
+    for n, (candidate, run) in enumerate(zip(candidates, runs, strict=True)):
         value, counted = float(rewards.reward[n]), f"{rewards.judged[n]} judged, {rewards.missing[n]} missing"
         error = f", standard error {rewards.error[n]:.4g}" if not math.isnan(rewards.error[n]) else ""
         rows.append(
             {
-                "rollout_id": entrant.rollout_id,
+                "rollout_id": candidate.rollout_id,
                 "name": name,
                 "value": None if math.isnan(value) else value,
                 "status": "failed" if math.isnan(value) else "scored",

@@ -1,6 +1,6 @@
 """A judge behind an OpenAI-compatible chat endpoint.
 
-What always holds: a request that fails in passing is tried again with growing pauses, no earlier than the server asks, and
+Invariants: a request that fails in passing is tried again with growing pauses, no earlier than the server asks, and
 then raised as the judge's fault; what cannot be read as a chat answer is such a failure and never a verdict.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gymdata.errors import UsageError
-from gymdata.judge.pairwise import Reading
+from gymdata.judge.pairwise import VerdictParser
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
 
@@ -46,9 +46,9 @@ def load_judge(config: GenrmConfig) -> Judge:
     )
 
 
-def reading_of(config: GenrmConfig, *, retry_unparsed: bool) -> Reading:
+def reading_of(config: GenrmConfig, *, retry_unparsed: bool) -> VerdictParser:
     """How the judge's answers are read."""
-    return Reading(
+    return VerdictParser(
         strict=config.verdicts == "strict",
         default_score=config.default_score,
         default_ranking=config.default_ranking,

@@ -1,6 +1,6 @@
 """Judging: each match asked once, its verdict kept by content, and every match accounted for.
 
-What always holds: a verdict that was paid for is never asked for again; every match of a schedule ends as judged,
+Invariants: a verdict that was paid for is never asked for again; every match of a schedule ends as judged,
 unparsed, refused or failed, and only judged ones have numbers; the same contest judged again gives the same rows.
 """
 
@@ -30,7 +30,7 @@ STATUSES = ("judged", "unparsed", "refused", "failed")
 
 
 class Verdicts(Protocol):
-    """Where verdicts are kept: ``gymdata.judge.verdict_cache.Kept``."""
+    """Where verdicts are kept: ``gymdata.judge.verdict_cache.VerdictCache``."""
 
     def get(self, key: str) -> Any: ...
 
@@ -38,7 +38,7 @@ class Verdicts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Candidate:
     """One response: its rollout, its index within the group, and its texts."""
 
     rollout_id: str
@@ -48,14 +48,14 @@ class Entrant:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """The responses to one conversation. ``entrants`` are in the order that matches number them by."""
+class Comparison:
+    """The responses to one conversation. ``candidates`` are in the order that matches number them by."""
 
     run_id: str
     group_id: str
     task_id: str
     conversation: list[Message]
-    entrants: list[Entrant]
+    candidates: list[Candidate]
     principle: str | None = None
 
 
@@ -73,7 +73,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class VerdictParser:
     """How answers are read and asked for again. Published reading fills in the defaults."""
 
     strict: bool = True
@@ -89,7 +89,7 @@ class Reading:
 
 
 @lru_cache(maxsize=1024)
-def _read(reading: Reading, text: str) -> Verdict | None:
+def _read(reading: VerdictParser, text: str) -> Verdict | None:
     """Each answer is read when it comes and when it is counted, and judges say few different things."""
     if reading.strict:
         return genrm.parse_strict(text)
@@ -106,7 +106,7 @@ class Tally:
     by_status: Counter[str] = field(default_factory=Counter)
 
 
-class Referee:
+class PairwiseJudge:
     """Judges matches: from kept verdicts, else by the judge, at most ``concurrency`` calls at a time.
 
     ``stop_when_gone``: a judge that cannot be reached at all ends everything (OutsideError); without it, the match fails.
@@ -116,7 +116,7 @@ class Referee:
         self,
         judge: Judge,
         kept: Verdicts,
-        reading: Reading,
+        reading: VerdictParser,
         *,
         seed: int = 0,
         concurrency: int | None = None,
@@ -133,9 +133,9 @@ class Referee:
         """The judge as comparisons name it."""
         return judge_name(self.judge.identity)
 
-    async def contest(self, contest: Contest, matches: Sequence[Match]) -> list[Judged]:
+    async def contest(self, contest: Comparison, matches: Sequence[Match]) -> list[Judged]:
         """Every match, in order."""
-        shown = [tidy(genrm.shown(e.answer)) for e in contest.entrants]
+        shown = [tidy(genrm.shown(e.answer)) for e in contest.candidates]
         conversation = [{**m, "content": tidy(genrm.plain_text(m.get("content")))} for m in contest.conversation]
         principle = None if contest.principle is None else tidy(contest.principle)
         # Asked for now: a served judge knows its model only once it has started.
@@ -175,7 +175,7 @@ class Referee:
             return Judged(match, "refused", None, raw, usage, record["refused"], cached)
         verdict = self._verdict(record)
         if verdict is None:
-            said = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "the judge said nothing"
+            said = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
             return Judged(match, "unparsed", None, raw, usage, said, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 
@@ -232,37 +232,37 @@ class Referee:
 
 
 async def judge_all(
-    contests: Sequence[Contest],
+    contests: Sequence[Comparison],
     plan: Callable[[int], list[Match]],
-    referee: Referee,
+    pairwise_judge: PairwiseJudge,
     done: Callable[[int, list[Judged]], None],
     *,
     concurrency: int,
 ) -> None:
     """Judge every contest by its ``plan``; ``done`` hears of each by its place, in the order in which they end."""
     places = iter(range(len(contests)))
-    size = max((len(plan(len(c.entrants))) for c in contests[:1]), default=1)
+    size = max((len(plan(len(c.candidates))) for c in contests[:1]), default=1)
 
     async def worker() -> None:
         for place in places:
             contest = contests[place]
-            done(place, await referee.contest(contest, plan(len(contest.entrants))))
+            done(place, await pairwise_judge.contest(contest, plan(len(contest.candidates))))
 
     # Enough contests side by side that those which wait for a last answer leave no seat empty.
     await _all([worker() for _ in range(min(len(contests), 2 + 2 * concurrency // max(size, 1)))])
 
 
-def comparison_rows(contest: Contest, judged: Sequence[Judged], judge: str) -> list[dict[str, Any]]:
+def comparison_rows(contest: Comparison, judged: Sequence[Judged], judge: str) -> list[dict[str, Any]]:
     """Rows of the comparisons table."""
     return [
         {
             "comparison_id": comparison_id(contest, j.match),
             "group_id": contest.group_id,
             "task_id": contest.task_id,
-            "rollout_i": contest.entrants[j.match.response_i].rollout_id,
-            "rollout_j": contest.entrants[j.match.response_j].rollout_id,
-            "response_i": contest.entrants[j.match.response_i].index,
-            "response_j": contest.entrants[j.match.response_j].index,
+            "rollout_i": contest.candidates[j.match.response_i].rollout_id,
+            "rollout_j": contest.candidates[j.match.response_j].rollout_id,
+            "response_i": contest.candidates[j.match.response_i].index,
+            "response_j": contest.candidates[j.match.response_j].index,
             "judge_idx": j.match.judge_idx,
             "score_1": j.verdict.score_1 if j.verdict else None,
             "score_2": j.verdict.score_2 if j.verdict else None,
@@ -278,9 +278,9 @@ def comparison_rows(contest: Contest, judged: Sequence[Judged], judge: str) -> l
     ]
 
 
-def comparison_id(contest: Contest, match: Match) -> str:
+def comparison_id(contest: Comparison, match: Match) -> str:
     """hash(run_id, group_id, i, j, judge_idx), i and j being the responses' indices."""
-    i, j = contest.entrants[match.response_i].index, contest.entrants[match.response_j].index
+    i, j = contest.candidates[match.response_i].index, contest.candidates[match.response_j].index
     return digest(contest.run_id, contest.group_id, str(i), str(j), str(match.judge_idx))
 
 
@@ -289,12 +289,12 @@ def matches_of(judged: Sequence[Judged]) -> Matches:
     return Matches.of([(j.match, j.verdict) for j in judged])
 
 
-def sizes_of(entrants: Sequence[Entrant]) -> Sizes:
+def sizes_of(candidates: Sequence[Candidate]) -> Sizes:
     """Lengths and style densities of responses."""
     return Sizes(
-        np.array([len(e.reasoning.strip()) for e in entrants], np.int64),
-        np.array([len(e.answer.strip()) for e in entrants], np.int64),
-        np.array([genrm.style_density(e.answer) for e in entrants], np.float64),
+        np.array([len(e.reasoning.strip()) for e in candidates], np.int64),
+        np.array([len(e.answer.strip()) for e in candidates], np.int64),
+        np.array([genrm.style_density(e.answer) for e in candidates], np.float64),
     )
 
 

@@ -1,6 +1,6 @@
 """How a comparison is put to a judge: in the roles that its template knows, or as one text for an ordinary model.
 
-What always holds: what a response says is data; it is put in once and never read as a template.
+Invariants: what a response says is data; it is put in once and never read as a template.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``judge``: rollouts of a group compared pairwise, and rewards from the comparisons, beside the rollouts.
 
-What always holds: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
+Invariants: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
 and started again, no judgement is paid for twice; aggregating anew judges nothing.
 """
 
@@ -22,12 +22,20 @@ from gymdata import genrm
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.gc_tuning import rare_collections
 from gymdata.genrm.aggregate import Adjustments
-from gymdata.judge.groups import COLUMNS, Aggregation, Field, field_of, refuse_odd_matches, rewards_of, score_table
+from gymdata.judge.groups import (
+    COLUMNS,
+    Aggregation,
+    JudgeGroups,
+    field_of,
+    refuse_odd_matches,
+    rewards_of,
+    score_table,
+)
 from gymdata.judge.judges import load_judge, reading_of
-from gymdata.judge.pairwise import STATUSES, Contest, Judged, Referee, comparison_rows, judge_all
+from gymdata.judge.pairwise import STATUSES, Comparison, Judged, PairwiseJudge, comparison_rows, judge_all
 from gymdata.judge.port import Judge, JudgeAnswer
 from gymdata.judge.settings import JudgeConfig
-from gymdata.judge.verdict_cache import Kept
+from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import Progress
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
@@ -70,7 +78,7 @@ class JudgeSummary:
             *([("  of one rollout, left out", self.groups_of_one)] if self.groups_of_one else []),
             ("comparisons", sum(counts.values())),
             *((f"  {status}", n) for status, n in counts.items() if n),
-            ("judge asked / verdicts kept", f"{self.asked:,} / {self.cached:,}"),
+            ("judge calls / cached verdicts", f"{self.asked:,} / {self.cached:,}"),
             (
                 f"rewards ({self.aggregator})",
                 f"{self.scored:,}" + (f", {self.unscored:,} without" * bool(self.unscored)),
@@ -116,7 +124,7 @@ def judge(
         identity = _identity(config, the_judge)
         out.refuse_other("identity", identity, "comparisons that were made")
         stack.enter_context(rare_collections())
-        kept = Kept(folder / "verdicts.journal")
+        kept = VerdictCache(folder / "verdicts.journal")
         stack.callback(kept.close)
         for repair in kept.repairs:
             if progress is not None:
@@ -130,15 +138,15 @@ def judge(
         }
         out.begin({**facts, "finished": False})
         lazy = _StartedWhenAsked(the_judge)
-        judged, referee = asyncio.run(_judge_field(config, field, lazy, kept, progress))
+        judged, pairwise_judge = asyncio.run(_judge_field(config, field, lazy, kept, progress))
         rows = [
             row
             for contest, results in zip(field.contests, judged, strict=True)
-            for row in comparison_rows(contest, results, referee.judge_name)
+            for row in comparison_rows(contest, results, pairwise_judge.judge_name)
         ]
         comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
-        facts |= {"judge": referee.judge_name, "engine": dict(lazy.facts), "asked": referee.tally.asked}
-        return _finish(out, config, field, how, comparisons, facts, referee.tally.cached)
+        facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
+        return _finish(out, config, field, how, comparisons, facts, pairwise_judge.tally.cached)
 
 
 class _StartedWhenAsked:
@@ -177,9 +185,9 @@ class _StartedWhenAsked:
 
 
 async def _judge_field(
-    config: JudgeConfig, field: Field, judge: Judge, kept: Kept, progress: Progress | None
-) -> tuple[list[list[Judged]], Referee]:
-    referee = Referee(
+    config: JudgeConfig, field: JudgeGroups, judge: Judge, kept: VerdictCache, progress: Progress | None
+) -> tuple[list[list[Judged]], PairwiseJudge]:
+    pairwise_judge = PairwiseJudge(
         judge,
         kept,
         reading_of(config, retry_unparsed=config.retry_unparsed),
@@ -191,35 +199,35 @@ async def _judge_field(
     def plan(n: int) -> list[genrm.Match]:
         return genrm.schedule(config.comparison_strategy, n, config.num_judges_per_comparison)
 
-    total, done = sum(len(plan(len(c.entrants))) for c in field.contests), 0
+    total, done = sum(len(plan(len(c.candidates))) for c in field.contests), 0
 
     def finished(place: int, judged: list[Judged]) -> None:
         nonlocal done
         results[place] = judged
         done += len(judged)
         if progress is not None:
-            missing = sum(n for status, n in referee.tally.by_status.items() if status != "judged")
+            missing = sum(n for status, n in pairwise_judge.tally.by_status.items() if status != "judged")
             progress.update(done=done, total=total, failures=missing)
 
     try:
         concurrency = config.concurrency or judge.default_concurrency
-        await judge_all(field.contests, plan, referee, finished, concurrency=concurrency)
+        await judge_all(field.contests, plan, pairwise_judge, finished, concurrency=concurrency)
     finally:
-        await referee.close()
+        await pairwise_judge.close()
         await judge.close()
-    return results, referee
+    return results, pairwise_judge
 
 
 def _aggregate_again(
-    out: StageOutput, config: JudgeConfig, field: Field, how: Aggregation, command: str | None
+    out: StageOutput, config: JudgeConfig, field: JudgeGroups, how: Aggregation, command: str | None
 ) -> JudgeSummary:
     folder = out.folder
     if not (folder / "comparisons.parquet").is_file():
         raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
     was = out.facts
     comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
-    entrants, _, groups = field.numbered()
-    ids = pa.array([entrant.rollout_id for entrant in entrants], pa.string())
+    candidates, _, groups = field.numbered()
+    ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
     refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
     facts = {**was, "command": command, "asked": 0, "aggregated_with": how.source}
     facts["config"] = {**was.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
@@ -229,7 +237,7 @@ def _aggregate_again(
 def _finish(
     out: StageOutput,
     config: JudgeConfig,
-    field: Field,
+    field: JudgeGroups,
     how: Aggregation,
     comparisons: pa.Table,
     facts: Mapping[str, Any],
@@ -315,4 +323,4 @@ def _rate(figure: Mapping[str, Any]) -> str:
     return f"{100 * figure['rate']:.1f} % of {figure['n']:,} (95 %: {100 * low:.1f} to {100 * high:.1f})"
 
 
-__all__ = ["Contest", "JudgeSummary", "judge"]
+__all__ = ["Comparison", "JudgeSummary", "judge"]

@@ -1,6 +1,6 @@
 """What was paid for and must not be paid for twice: records kept by key, and rows added to a file one by one.
 
-What always holds: a record that ``put`` returned for survives a killed process; a power cut may take the last second; a
+Invariants: a record that ``put`` returned for survives a killed process; a power cut may take the last second; a
 torn line is put aside on opening and everything before it is kept; one process writes at a time.
 """
 
@@ -21,7 +21,7 @@ from gymdata.store.paths import Source
 _SYNC_S = 1.0
 
 
-class Kept:
+class VerdictCache:
     """Records by key in one journal, or without a file in memory alone; the last record of a key counts.
 
     ``repairs``: what a crash had torn. Raises DataError for a file that is not such a journal.
@@ -65,7 +65,7 @@ class Kept:
         return len(self._records)
 
 
-class Added:
+class VerdictLog:
     """JSON rows added to one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out.
 
     Without a file rows are only counted.
@@ -107,7 +107,7 @@ class Added:
         return len(self._there)
 
 
-class Claimed:
+class FolderClaim:
     """A folder that this process alone writes to, until ``close``. Raises StoreError.locked."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """``gymdata pairs``: scored rollouts in, a pairs file out, and an account of what became of every candidate.
 
-What always holds: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
+Invariants: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
 same rollouts and settings give the same file; the output's run.json leads back to the rollouts.
 """
 
@@ -138,8 +138,8 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
             code="R501",
             hint="score them with `gymdata score RUN --reward …`",
         )
-    contenders = pairs.contenders(rollouts, config.strategy, config.min_margin)
-    rollouts = _with_tokens(sources, rollouts, contenders, config.target_agents)
+    eligible = pairs.eligible(rollouts, config.strategy, config.min_margin)
+    rollouts = _with_tokens(sources, rollouts, eligible, config.target_agents)
     left_out["branches"] = _count_branches(rollouts, config.breaks)
     direct = _direct(judged_in, rollouts) if judged_in else None
     selection = pairs.select_pairs(
@@ -151,7 +151,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         truncated=config.truncated,
         duplicates="keep" if config.keep_duplicates else "drop",
         seed=config.seed,
-        veto=partial(direct.vetoes, both_seats=config.order != "any") if direct is not None else None,
+        reject=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
@@ -199,7 +199,7 @@ def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
     contradicted = {"order_flipped": int(direct.flipped.sum()), "contradicted": int(direct.mixed.sum())}
     return {
         "compared": len(direct.low),
-        "in_both_seats": int(direct.both_seats.sum()),
+        "in_both_positions": int(direct.both_positions.sum()),
         **contradicted,
         "cycles": triples,
     }
@@ -317,7 +317,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
         return output_file(output, "pairs.parquet")
     run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
-        raise UsageError("-o is needed: pairs of something other than one run folder have no place of their own")
+        raise UsageError("-o/--output is required unless the input is a single run folder")
     chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
     name = re.sub(r"[^\w.+-]", "_", chosen)
     return run / f"pairs-{name}" / "pairs.parquet"

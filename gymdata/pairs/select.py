@@ -1,6 +1,6 @@
 """Pairs that begin where their two rollouts part.
 
-What always holds: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
+Invariants: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
 token, and only what both share moves to the prompt.
 """
 
@@ -28,7 +28,7 @@ STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
 TOLERANCE = 1e-9
 #: Why a candidate is no pair, in the order in which the reasons are looked at.
 REASONS = (
-    "tie", "margin", "not_in_both_seats", "order_flipped", "against_comparisons", "undecided", "other_prompt",
+    "tie", "margin", "not_in_both_positions", "order_flipped", "against_comparisons", "undecided", "other_prompt",
     "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "duplicate", "over_the_cap",
     "length_balance",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def select_pairs(
     truncated: Literal["keep", "drop"] = "keep",
     duplicates: Literal["keep", "drop"] = "drop",
     seed: int = 0,
-    veto: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
+    reject: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
 ) -> Selection:
     """Pairs of rows of ``frame``.
 
@@ -87,7 +87,7 @@ def select_pairs(
 
     ``max_per_task`` keeps the widest margins; ``length_balance`` is the largest allowed share of pairs whose chosen side
     is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
-    ``veto`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
+    ``reject`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
     """
     _check_settings(strategy, min_margin, max_per_task, length_balance)
     counts, ordered = PairCounts(), _Ordered(frame)
@@ -98,10 +98,10 @@ def select_pairs(
         margin = ordered.score[first] - ordered.score[second]
     _refuse_far_apart(frame, ordered, first, second, margin)
     counts.candidates = len(margin)
-    pairs = _Alive(frame, chosen, rejected, margin, counts)
+    pairs = _Candidates(frame, chosen, rejected, margin, counts)
     pairs.drop("tie", margin <= TOLERANCE)
     pairs.drop("margin", margin <= min_margin + TOLERANCE)
-    for reason, bad in veto(chosen, rejected) if veto is not None else ():
+    for reason, bad in reject(chosen, rejected) if reject is not None else ():
         pairs.drop(reason, bad)
     pairs.drop_by_content(truncated)
     if duplicates == "drop":
@@ -120,7 +120,7 @@ def select_pairs(
     return Selection(chosen[kept], rejected[kept], margin[kept], counts)
 
 
-def contenders(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
+def eligible(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
     """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
     ordered = _Ordered(frame)
     first, second = ordered.candidates(strategy)
@@ -268,7 +268,7 @@ def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:
     return bool(np.logical_and.reduce([key[1:] == key[:-1] for key in sorted_keys]).any())
 
 
-class _Alive:
+class _Candidates:
     """Candidates and which of them are still pairs; each is dropped at most once, for the first reason met."""
 
     def __init__(
@@ -369,9 +369,9 @@ class _Alive:
         ids = self.frame["rollout_id"]
         # Equal margins are common; drawing among them by hash keeps early tasks from being favoured.
         names = zip(ids.take(self.chosen[longer]).to_pylist(), ids.take(self.rejected[longer]).to_pylist(), strict=True)
-        lot = np.array([xxhash.xxh3_64_intdigest(f"{a}\x1f{b}".encode(), seed) for a, b in names], np.uint64)
+        tie_break = np.array([xxhash.xxh3_64_intdigest(f"{a}\x1f{b}".encode(), seed) for a, b in names], np.uint64)
         out = np.zeros(len(self.alive), dtype=bool)
-        out[longer[np.lexsort((lot, -self.margin[longer]))[allowed:]]] = True
+        out[longer[np.lexsort((tie_break, -self.margin[longer]))[allowed:]]] = True
         self.drop("length_balance", out)
 
 

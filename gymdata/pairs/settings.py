@@ -14,7 +14,7 @@ class PairsConfig(Config):
 
     ``reward``: a named part of the reward, or a re-scoring beside the rollouts; the total reward when not given.
     ``source``: ``comparisons`` takes the rewards of a judge's comparisons (``judge``: which, when there are several) and
-    makes only pairs that they bear out: judged in both seats with the same winner, or with ``order`` ``any`` not judged
+    makes only pairs that they bear out: judged in both positions with the same winner, or with ``order`` ``any`` not judged
     the other way round.
     ``fork``: a pair's prompt goes on to where the two rollouts part, so that what they share is trained on neither side.
     ``strategy``: ``best-worst`` (one pair a group), ``all`` (every two of a group), ``adjacent`` (neighbours in rank).

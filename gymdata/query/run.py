@@ -1,6 +1,6 @@
 """``gymdata query``: read-only SQL over runs and files.
 
-What always holds: the statement can only read, and only the given files; a mistake in the SQL is answered with what
+Invariants: the statement can only read, and only the given files; a mistake in the SQL is answered with what
 there is to ask for.
 """
 

@@ -1,6 +1,6 @@
 """Results of every DuckDB type as text, JSON and CSV.
 
-What always holds: a type that JSON has no form for (INTERVAL, BLOB, BIT, UNION, VARIANT …) is DuckDB's own text for it, also
+Invariants: a type that JSON has no form for (INTERVAL, BLOB, BIT, UNION, VARIANT …) is DuckDB's own text for it, also
 inside lists, structs and maps; a whole number is a number as far as 64 bits hold it, and text beyond; a time that Python
 has no form for (infinity, the year 294247) is text.
 """

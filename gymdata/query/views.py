@@ -1,6 +1,6 @@
 """gymdata's files as DuckDB views: rollouts, turns, messages, failures, and the tables that stages wrote.
 
-What always holds: SQL can read the given files and nothing else, and can change nothing; no value is shown of a file
+Invariants: SQL can read the given files and nothing else, and can change nothing; no value is shown of a file
 that is damaged or was changed; views over Parquet are lazy, so a query reads the columns that it names;
 ``turns.prompt_token_ids`` is the prompt that the model read, digests checked.
 """

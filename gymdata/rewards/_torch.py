@@ -1,6 +1,6 @@
 """A reward model: a sequence classification model with one label, such as ``train-reward`` writes.
 
-What always holds: it reads the saved ids of a rollout's last turn, prompt and generation, never text that was tokenised
+Invariants: it reads the saved ids of a rollout's last turn, prompt and generation, never text that was tokenised
 again and never a part of them; a rollout that it cannot read whole has a fault in its place, never a score. The caller
 makes sure that the ids mean the same in its tokenizer.
 """

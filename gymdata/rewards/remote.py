@@ -4,7 +4,7 @@
 tokenizer is known they are the saved ids of the last turn, decoded with special tokens; otherwise, and for rollouts
 without ids, the messages as lines of ``role: content``.
 
-What always holds: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
+Invariants: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
 length, or a reward that is no finite number, is a fault of those rollouts, with its reason, and never a score; a batch
 that the server refuses is asked for one by one, so that one rollout cannot take others with it, but not one that was
 answered with the wrong number of rewards: by itself a rollout would get a reward that may be another's.

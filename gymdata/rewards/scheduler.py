@@ -1,6 +1,6 @@
 """How rollouts get rewards, while they are collected and afterwards.
 
-What always holds: each named part is kept; a function that fails leaves its part null and says why, and never turns into
+Invariants: each named part is kept; a function that fails leaves its part null and says why, and never turns into
 a number; the total is Σ weight·value over the parts that apply (a function that answers None says that it does not
 apply), and null when none does or any failed. Functions score each rollout on its own: how they are batched must not
 matter, because it depends on what finished when.
@@ -129,7 +129,7 @@ def _after_first_prompt(turns: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 @dataclass(slots=True)
-class RewardDesk:
+class RewardScheduler:
     """Scores rollouts as they finish. Quick functions run at once; the others in a thread, on whatever has gathered.
 
     A batch that takes longer than ``timeout_s`` fails for all of its members; its thread is left behind. Functions that

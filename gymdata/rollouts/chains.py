@@ -1,6 +1,6 @@
 """Rollouts to flat training columns without a Python loop over tokens: prompt, completion, mask, log-probs, messages.
 
-What always holds: a rollout becomes one row, and only when all its turns make one chain from one first prompt; the
+Invariants: a rollout becomes one row, and only when all its turns make one chain from one first prompt; the
 prompt is everything before the first generated token; the mask is 1 on generated tokens and nowhere else; log-probs are
 0.0 on context; every turn's digest was checked. ``gymdata.rollouts.turns`` defines the same cut turn by turn; this is its
 fast form for whole batches.

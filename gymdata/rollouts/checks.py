@@ -1,6 +1,6 @@
 """The checks of one batch of rollouts: arrays in, violations out.
 
-What always holds: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is
+Invariants: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is
 checked alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` as hashes and ids only.
 """
 

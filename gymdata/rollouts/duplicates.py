@@ -1,6 +1,6 @@
 """Rows that hold the same content, found by a 128-bit hash of what they hold.
 
-What always holds: rows with equal content have equal keys. Rows with equal keys are taken for equal: among 10⁹ different
+Invariants: rows with equal content have equal keys. Rows with equal keys are taken for equal: among 10⁹ different
 rows, the chance that any two share an xxh3_128 is below 10⁻²⁰.
 """
 

@@ -1,6 +1,6 @@
 """How far one model is from the one that sampled: the ratio of probabilities, token by token.
 
-What always holds: both log-probabilities of a token are of the same temperature; sums run in float64.
+Invariants: both log-probabilities of a token are of the same temperature; sums run in float64.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whole prompts for a column of turns, in flat buffers.
 
-What always holds: the prompts are those of ``tokens.expand_prompts``, and content that does not match its digest is
+Invariants: the prompts are those of ``tokens.expand_prompts``, and content that does not match its digest is
 refused. The loop is over turns, never over tokens.
 """
 

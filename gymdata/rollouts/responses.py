@@ -1,6 +1,6 @@
 """Items of the Responses shape as chat messages, and chat messages as items.
 
-What always holds: what one model call wrote (reasoning, text, calls) is one assistant message, and the other way about;
+Invariants: what one model call wrote (reasoning, text, calls) is one assistant message, and the other way about;
 any JSON is taken, and what is no text becomes JSON text.
 """
 

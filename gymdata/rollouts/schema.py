@@ -1,6 +1,6 @@
 """The tables, their versions, and how a table is brought into the shape of its schema.
 
-What always holds: Parquet and JSONL hold the same columns; a file says which table and version it is; a newer version is
+Invariants: Parquet and JSONL hold the same columns; a file says which table and version it is; a newer version is
 refused and an older one read; a column is nullable exactly when its meaning allows "not known".
 """
 

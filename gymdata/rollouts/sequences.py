@@ -1,6 +1,6 @@
 """Rollouts as training sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
 
-What always holds: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout
+Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout
 also stand together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest
 was checked. ``gymdata.rollouts.turns.sequences`` defines the cut; rollouts that are one chain take a form without loops.
 """
@@ -66,13 +66,13 @@ class Stitched:
     turn_agent: pa.Array
     abandoned: int = 0
 
-    def spread(self, values: Array, dtype: Any = np.float32) -> Array:
+    def scatter_to_tokens(self, values: Array, dtype: Any = np.float32) -> Array:
         """One value a sampled token → one a token of the sequences, 0 on context."""
         full = np.zeros(len(self.ids), dtype)
         full[self.mask] = values if self.source is None else values[self.source]
         return full
 
-    def said_by(self, agents: Collection[str]) -> npt.NDArray[np.bool_]:
+    def agent_mask(self, agents: Collection[str]) -> npt.NDArray[np.bool_]:
         """Which sampled tokens are of turns of these agents."""
         return np.repeat(turns_of(self.turn_agent, agents), np.diff(self.turn_ends, prepend=0))
 

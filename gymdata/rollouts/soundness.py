@@ -1,7 +1,7 @@
 """What no consumer of token data may take: ids outside the vocabulary (T206), log-probabilities that are missing (L301), not
 finite (L302) or positive (L303).
 
-What always holds: whoever wrote the data, it is looked at before it is used; the first fault is named with its code, file,
+Invariants: whoever wrote the data, it is looked at before it is used; the first fault is named with its code, file,
 rollout and turn; no Python loop over tokens.
 """
 

@@ -1,6 +1,6 @@
 """A batch of rollouts as flat numpy arrays: the one shape that every check works on.
 
-What always holds: turn t of rollout r is at ``turn_offsets[r] + t`` in every turn array, and its ids are
+Invariants: turn t of rollout r is at ``turn_offsets[r] + t`` in every turn array, and its ids are
 ``delta[delta_offsets[k]:delta_offsets[k + 1]]`` and so on; offsets start at 0; arrays from Arrow share its memory. A
 column that the source lacks is None and the checks that need it are skipped. Importing this needs no pyarrow.
 """

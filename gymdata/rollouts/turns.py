@@ -1,6 +1,6 @@
 """Fingerprints of tokenizers and chat templates, so that two files can be asked whether their ids mean the same.
 
-What always holds: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) and never on
+Invariants: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) and never on
 file bytes, key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
 """
 

@@ -1,6 +1,6 @@
 """What validation found: single violations, which of them count, and the report over all of them.
 
-What always holds: the list of violations is complete and in the order of files and rows; counts are those of the list;
+Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list;
 nothing here needs pyarrow unless a table is asked for, so that a small file is validated without loading it.
 """
 
@@ -275,7 +275,7 @@ CODES: dict[str, Code] = _registry(
         "P604",
         "contradictory pairs",
         "error",
-        "another pair says the opposite",
+        "another pair has the opposite preference",
         "Two pairs of one file prefer A over B and B over A. Reported at the later one.",
     ),
     Code(

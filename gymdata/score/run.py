@@ -1,6 +1,6 @@
 """``score``: new scores for saved rollouts, without sampling.
 
-What always holds: rollouts are not touched; scores of earlier calls stay (a rollout's last row counts); a function that
+Invariants: rollouts are not touched; scores of earlier calls stay (a rollout's last row counts); a function that
 fails on a rollout gives a row with status ``failed`` and no value.
 """
 
@@ -19,7 +19,7 @@ from gymdata.progress import Progress
 from gymdata.rewards.scheduler import (
     Flips,
     PartTally,
-    RewardDesk,
+    RewardScheduler,
     Scored,
     Weighted,
     old_score,
@@ -181,7 +181,7 @@ async def _score_all(
     config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress | None
 ) -> tuple[list[dict[str, Any]], list[float | None], list[str], Flips]:
     rewards, source_of = sources.rewards, sources.names()
-    desk = RewardDesk(rewards, in_thread, config.reward_timeout)
+    queue = RewardScheduler(rewards, in_thread, config.reward_timeout)
     rows: list[dict[str, Any]] = []
     values: list[float | None] = []
     tasks: list[str] = []
@@ -191,7 +191,7 @@ async def _score_all(
     same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
     for batch in _batches(config.path, rewards):
         views = [_view(row) for row in batch]
-        scored = await asyncio.gather(*(_score_one(desk, rewards, view) for view in views))
+        scored = await asyncio.gather(*(_score_one(queue, rewards, view) for view in views))
         sources.refuse_useless()
         for row, view, result in zip(batch, views, scored, strict=True):
             if not isinstance(view, DataError):
@@ -215,9 +215,9 @@ def _view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
         return error
 
 
-async def _score_one(desk: RewardDesk, rewards: list[Weighted], view: dict[str, Any] | DataError) -> Scored:
+async def _score_one(queue: RewardScheduler, rewards: list[Weighted], view: dict[str, Any] | DataError) -> Scored:
     """A rollout that cannot be read costs no other its score."""
-    return unreadable(rewards, view) if isinstance(view, DataError) else await desk.score(view)
+    return unreadable(rewards, view) if isinstance(view, DataError) else await queue.score(view)
 
 
 def _batches(path: str, rewards: list[Weighted]) -> Iterator[list[dict[str, Any]]]:

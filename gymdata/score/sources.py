@@ -1,6 +1,6 @@
 """Where rewards come from: named ones, a user's functions, a reward model, a server, or a recipe of all of these.
 
-What always holds: a reward model reads only ids that mean the same in its tokenizer; a server gets the text of the saved
+Invariants: a reward model reads only ids that mean the same in its tokenizer; a server gets the text of the saved
 ids; every source has a name of its own, and one that says what it is.
 """
 
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import OutsideError, RefusedError, UsageError
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
 from gymdata.rewards.scheduler import Weighted
 from gymdata.score.settings import ScoreConfig
 from gymdata.store import hash_file
-from gymdata.store.lineage import Unwatched
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -123,7 +122,7 @@ class _Loader:
         from gymdata.store.lineage import lineage
 
         facts = model_facts(folder)
-        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress or Unwatched())
+        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress or NullProgress())
         self.models.append(folder)
         return RewardModel(folder, facts.policy_hash, name=label)
 

@@ -1,6 +1,6 @@
 """The durable store: the only code that writes data.
 
-What always holds: a row that was appended and synced survives any crash; a file appears under its name whole or not at
+Invariants: a row that was appended and synced survives any crash; a file appears under its name whole or not at
 all; a sealed file is never changed; a reader sees every sealed row and every good journal line, once.
 
 Names are loaded when first used, so that code which only finds and reads JSON lines needs no pyarrow.

@@ -1,6 +1,6 @@
 """What a rollouts row must look like before it is journaled.
 
-What always holds: a row that passes can be sealed, so nothing that was sampled gets stuck in a journal. The check looks
+Invariants: a row that passes can be sealed, so nothing that was sampled gets stuck in a journal. The check looks
 at keys, types and array dtypes, not at every element, and costs a few microseconds.
 """
 

@@ -1,6 +1,6 @@
 """failures.jsonl: attempts that ended without a rollout, with their kind and the turns so far.
 
-What always holds: a failure is never a rollout and has no reward; each line carries its checksum, as a journal's does; a
+Invariants: a failure is never a rollout and has no reward; each line carries its checksum, as a journal's does; a
 torn last line is cut off and kept aside.
 """
 
@@ -49,7 +49,7 @@ class Repair:
     truncated: bool
 
     def __str__(self) -> str:
-        what = "torn tail cut off" if self.truncated else "broken line left out"
+        what = "torn tail cut off" if self.truncated else "broken line skipped"
         return f"{self.path.name}: {what} at byte {self.offset} ({self.length} bytes, kept in {self.path.name}.torn)"
 
 

@@ -1,6 +1,6 @@
 """JSON Schemas of the tables as JSON lines hold them, generated from the Arrow schemas.
 
-What always holds: ``schemas/`` says what this code writes. ``python -m gymdata.store.json_schema --write schemas/``
+Invariants: ``schemas/`` says what this code writes. ``python -m gymdata.store.json_schema --write schemas/``
 renews it, ``--check schemas/`` exits with 1 when it is stale; a test does the same.
 """
 

@@ -1,6 +1,6 @@
 """JSON lines: reading plain and compressed files, and the two spellings that JSON lacks.
 
-What always holds: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no
+Invariants: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no
 literal for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow.
 """
 

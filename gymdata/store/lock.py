@@ -1,6 +1,6 @@
 """One writer a run: a lock on RUN/lock that dies with its process.
 
-What always holds: the lock is the kernel's, not the file's existence, so a killed writer leaves nothing to clean up; a
+Invariants: the lock is the kernel's, not the file's existence, so a killed writer leaves nothing to clean up; a
 forked child drops its copy at once, so an engine process that outlives its parent does not hold it.
 """
 

@@ -1,6 +1,6 @@
 """Parsing journaled rows: token lists straight into arrays where simdjson is installed.
 
-What always holds: the result builds the same columns as plain JSON parsing does. Only for rows that this code journaled:
+Invariants: the result builds the same columns as plain JSON parsing does. Only for rows that this code journaled:
 simdjson would flatten a nested list, and ``check_rollout`` lets none into a journal.
 """
 

@@ -1,6 +1,6 @@
 """What a path argument means: which files hold the rows of a table, and which run.json describes them.
 
-What always holds: a run folder, a stage folder, a file and a glob are all accepted; the order of the files is fixed; a
+Invariants: a run folder, a stage folder, a file and a glob are all accepted; the order of the files is fixed; a
 segment is read from its sealed part when there is one, else from its journal, never from both. Needs no pyarrow.
 """
 

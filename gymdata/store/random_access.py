@@ -1,7 +1,7 @@
 """A table as groups of rows that are loaded when needed: Parquet row groups for reading in order, and an Arrow cache for
 reading in any order.
 
-What always holds: the cache is built once, appears whole, and is used only for the very file that it was made from; rows
+Invariants: the cache is built once, appears whole, and is used only for the very file that it was made from; rows
 of a cache are views of the file on disk, so memory does not grow with it.
 """
 

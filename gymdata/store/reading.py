@@ -1,6 +1,6 @@
 """What readers accept, and what they report of data that is not as it was written.
 
-What always holds: a sealed file whose bytes are not those that its run.json recorded is read only where that was allowed;
+Invariants: a sealed file whose bytes are not those that its run.json recorded is read only where that was allowed;
 what a reader had to leave out is reported, once, and never dropped in silence. The command line prints the reports and
 ends with exit code 1 for damage; outside it they are Python warnings.
 """

@@ -1,6 +1,6 @@
 """A run folder being written: journal, segments, run.json, resume.
 
-What always holds: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
+Invariants: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
 moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
 """
 
@@ -286,6 +286,8 @@ def _remove_if_empty(folder: Path) -> None:
 
 #: A journal takes about four times the room of the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
+#: What version 0.1.0-dev wrote into an identity, and its present name.
+_RENAMED = {("speaks", "messages"): ("protocol", "chat")}
 _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
 
 
@@ -608,7 +610,7 @@ def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> d
     version = facts.get("schemas", {}).get(ROLLOUTS.name, 1)
     if version > ROLLOUTS.version:
         raise DataError.newer_schema(folder / RUN_JSON, ROLLOUTS.name, version, ROLLOUTS.version)
-    found = differences(facts["identity"], identity)
+    found = differences(_renamed(facts["identity"]), identity)
     if run_id is not None and run_id != facts["run_id"]:
         found.insert(0, ("run_id", facts["run_id"], run_id))
     if found and holds_nothing(folder, facts["files"]):
@@ -616,6 +618,12 @@ def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> d
     if found:
         raise StoreError.other_identity(folder, found)
     return facts
+
+
+def _renamed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded identity with the present names of its keys and values."""
+    return dict(_RENAMED.get((key, value), (key, value)) if isinstance(value, str) else (key, value)
+                for key, value in identity.items())  # fmt: skip
 
 
 def _grown(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

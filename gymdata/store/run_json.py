@@ -1,6 +1,6 @@
 """run.json: what was run, with which settings, from which data, and which files came out.
 
-What always holds: it is replaced whole (temporary name, fsync, rename, fsync of the folder), so a reader sees the old
+Invariants: it is replaced whole (temporary name, fsync, rename, fsync of the folder), so a reader sees the old
 or the new one; every output of gymdata is described by exactly one.
 """
 

@@ -1,6 +1,6 @@
 """What a command writes: data files and the run.json that describes them, seen together or not at all.
 
-What always holds: one process writes an output; a folder or file that holds another kind of output is refused, also with
+Invariants: one process writes an output; a folder or file that holds another kind of output is refused, also with
 overwrite; nothing that is there changes before all of the new output is on disk. The protocol: data under temporary names,
 fsync; an intent (``.run.json.pending``: the new run.json, files to remove) appears by one rename, and from then on the new
 output counts; files are renamed, run.json is replaced, the intent is removed. A process killed before the intent leaves

@@ -1,6 +1,6 @@
 """Reading and writing tables as Parquet and JSON lines.
 
-What always holds: both formats hold the same columns, and converting there and back changes nothing; a file is written
+Invariants: both formats hold the same columns, and converting there and back changes nothing; a file is written
 under a temporary name and appears whole; what is read has exactly the types of its schema, or the error names the file.
 """
 

@@ -1,6 +1,6 @@
 """Parquet files for a query engine: what it reads of them was verified on the way.
 
-What always holds: a page is read only when its checksum agrees; a filter sees the values and never a file's statistics,
+Invariants: a page is read only when its checksum agrees; a filter sees the values and never a file's statistics,
 which no checksum covers (and which know nothing of NaN); a file of ours has the columns and types of its table. Only the
 columns that are asked for, and those that a filter names, are read. Pages without a checksum, which other programs write,
 cannot be verified.

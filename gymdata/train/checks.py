@@ -1,6 +1,6 @@
 """What must not be trained, told before a trainer starts: ids, tokenizers and log-probabilities that mean something else.
 
-What always holds: a check reads the data and the run.json files behind it, never the model's weights; each refusal names
+Invariants: a check reads the data and the run.json files behind it, never the model's weights; each refusal names
 its code and what to do.
 """
 

@@ -1,6 +1,6 @@
 """Token sequences as a trainer gets them: flat arrays of ids and masks, cut only where it was asked for and counted.
 
-What always holds: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of
+Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of
 its sequence (nothing predicts it); whatever a length limit costs is in the returned ``Cost``.
 """
 

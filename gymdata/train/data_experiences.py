@@ -1,6 +1,6 @@
 """Experiences as a trainer gets them: flat arrays of ids, masks, saved log-probs and advantages, cut only where asked.
 
-What always holds: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first
+Invariants: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first
 of its sequence (nothing predicts it); whatever a length limit costs is counted.
 """
 

@@ -1,6 +1,6 @@
 """Rollouts as a trainer on unpaired preferences gets them: exact sequences, each called desirable or not by its reward.
 
-What always holds: a rollout without a known reward, or whose reward is the very bar that it is measured against, has no
+Invariants: a rollout without a known reward, or whose reward is the very bar that it is measured against, has no
 label and is not trained; they are counted. The labels do not depend on the order of the rows.
 """
 

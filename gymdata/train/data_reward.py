@@ -1,6 +1,6 @@
 """Pairs as a reward model's trainer gets them: those it learns from, and those of other tasks that measure it.
 
-What always holds: no task is on both sides; which side a task is on depends on its id, the share and the seed alone.
+Invariants: no task is on both sides; which side a task is on depends on its id, the share and the seed alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rollouts as a supervised trainer gets them: which are chosen, and their exact ids with masks on every generation.
 
-What always holds: a rollout without a known reward is never chosen for its reward; a rollout that breaks or branches
+Invariants: a rollout without a known reward is never chosen for its reward; a rollout that breaks or branches
 gives several sequences, each sampled token trained once; the choice does not depend on the order of the rows.
 """
 
@@ -130,10 +130,10 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
 def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str) -> pa.Table:
     tables = []
     for part in stitch(batch.column("turns"), batch.column("rollout_id"), where=where):
-        mask = part.spread(part.said_by(agents), np.int8) if agents else part.mask.astype(np.int8)
+        mask = part.scatter_to_tokens(part.agent_mask(agents), np.int8) if agents else part.mask.astype(np.int8)
         of, n = pa.array(part.rollout), len(part.rollout)
         bounds = pa.array(part.starts.astype(np.int32))
-        lists = {"input_ids": part.ids, "loss_mask": mask, "logprobs": part.spread(part.log_probs),
+        lists = {"input_ids": part.ids, "loss_mask": mask, "logprobs": part.scatter_to_tokens(part.log_probs),
                  "advantages": np.zeros(len(part.ids), np.float32)}  # fmt: skip
         tables.append(
             pa.table(

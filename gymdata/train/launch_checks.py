@@ -1,6 +1,6 @@
 """A training run from saved files: what is refused, what is announced, what is left behind. Knows no trainer.
 
-What always holds: data whose tokenizer is not the model's, or that cannot be a reference, is refused with its reason
+Invariants: data whose tokenizer is not the model's, or that cannot be a reference, is refused with its reason
 before a trainer starts; nothing is cut without a count; the output folder says SUCCESS only when the model in it was
 trained on proven tokens, and its run.json leads back to the data and through it to the rollouts. All trainers take this way.
 """

@@ -1,6 +1,6 @@
 """The trainers: settings of each training command, which table it reads and how that becomes what is trained.
 
-What always holds: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
+Invariants: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
 model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The command's
 process and the training process make their data by the same ``prepare`` from the same settings.
 
@@ -45,8 +45,10 @@ class TrainConfig(Config):
 
     model: str
     output: Path
-    max_length: int | None = pydantic.Field(None, ge=2, description="Cut longer sequences; prints what that costs.")
-    num_processes: int = pydantic.Field(1, ge=1, description="Processes that share the work (accelerate launch).")
+    max_length: int | None = pydantic.Field(
+        None, ge=2, description="Truncate longer sequences, and report the tokens lost."
+    )
+    num_processes: int = pydantic.Field(1, ge=1, description="Number of processes (accelerate launch; default: 1).")
     trainer: dict[str, Any] = pydantic.Field(default_factory=dict)
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
@@ -90,7 +92,7 @@ class TrainDpoConfig(TrainConfig):
     sides = 2
 
     ref: Literal["model", "saved"] = pydantic.Field(
-        "model", description="Reference log-probs: model (computed) or saved (the sampler's own)."
+        "model", description="Reference logprobs: model (computed) or saved (the sampler's) (default: model)."
     )
     pair_weights: bool = True
     margin_scale: float = pydantic.Field(0.0, ge=0.0)
@@ -107,7 +109,7 @@ class TrainRlConfig(TrainConfig):
     """
 
     algorithm = "rl"
-    about = """Train with batch RL on saved experiences: their ids, log-probs and advantages.
+    about = """Train with batch RL on saved experiences: token IDs, logprobs and advantages.
 
     Every setting of transformers' TrainingArguments and TRL's ModelConfig is a key of --config and --set, as are the bounds
     of the losses: --set clip_high=0.28.
@@ -116,16 +118,16 @@ class TrainRlConfig(TrainConfig):
     columns = EXPERIENCE_COLUMNS
 
     loss: Literal["ppo_clip", "cispo", "tis_reinforce"] = pydantic.Field(
-        "ppo_clip", description="ppo_clip (default), cispo or tis_reinforce."
+        "ppo_clip", description="Loss: ppo_clip, cispo or tis_reinforce (default: ppo_clip)."
     )
-    kl_beta: float = pydantic.Field(0.0, ge=0.0, description="Weight of the KL (k3) to the reference (default 0).")
+    kl_beta: float = pydantic.Field(0.0, ge=0.0, description="Weight of the KL (k3) to the reference (default: 0).")
     clip_low: float = pydantic.Field(0.2, ge=0.0, le=1.0)
     clip_high: float = pydantic.Field(0.2, ge=0.0)
     cispo_low: float = pydantic.Field(1.0, ge=0.0)
     cispo_high: float = pydantic.Field(4.0, ge=0.0)
     tis_cap: float = pydantic.Field(2.0, gt=0.0)
     allow_biased_logprobs: bool = pydantic.Field(
-        False, description="Train though the saved log-probs are biased (L304)."
+        False, description="Train even if the saved logprobs are biased (L304)."
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
@@ -139,10 +141,10 @@ class RolloutsConfig(TrainConfig):
 
     table = ROLLOUTS
 
-    target_agents: Names = pydantic.Field((), description="Train the turns of these agents only: a,b.")
-    target_model: str | None = pydantic.Field(None, description="Train the rollouts of the policy of this name only.")
+    target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
+    target_model: str | None = pydantic.Field(None, description="Train only the rollouts of this policy.")
     keep_duplicates: bool = pydantic.Field(
-        False, description="Train rows with the same ids and mask (and label) as another too (default: once)."
+        False, description="Keep rows with identical token IDs, mask and label (default: drop them)."
     )
 
     def choice(self) -> dict[str, Any]:
@@ -166,14 +168,14 @@ class TrainSftConfig(RolloutsConfig):
     columns = SFT_COLUMNS
 
     select: Literal["best", "above", "all"] = pydantic.Field(
-        "best", description="best (of each group, default), above (all with a reward) or all."
+        "best", description="Rollouts to train: best (per group), above (all with a reward) or all (default: best)."
     )
     min_reward: float | None = pydantic.Field(
-        None, allow_inf_nan=False, description="Only rollouts with at least this reward."
+        None, allow_inf_nan=False, description="Train only rollouts with at least this reward."
     )
-    packing: bool = pydantic.Field(False, description="Put several sequences into one row, each seeing itself only.")
+    packing: bool = pydantic.Field(False, description="Pack several sequences into one row, with separate attention.")
     pack_length: int | None = pydantic.Field(
-        None, ge=2, description="Tokens of such a row (default: --max-length, else 1024)."
+        None, ge=2, description="Tokens per packed row (default: --max-length, else 1024)."
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
@@ -192,10 +194,10 @@ class TrainKtoConfig(RolloutsConfig):
     columns = KTO_COLUMNS
 
     threshold: float | None = pydantic.Field(
-        None, allow_inf_nan=False, description="Desirable: a reward above this (default: above the task's mean)."
+        None, allow_inf_nan=False, description="Reward above which a rollout is desirable (default: the task's mean)."
     )
-    desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of the desirable ones (default 1).")
-    undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of the undesirable ones (default 1).")
+    desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts (default: 1).")
+    undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts (default: 1).")
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
@@ -215,7 +217,7 @@ class TrainRewardConfig(TrainConfig):
     sides = 2
 
     split: float = pydantic.Field(
-        0.1, ge=0.0, lt=1.0, description="Share of the tasks whose pairs only measure the model (default 0.1)."
+        0.1, ge=0.0, lt=1.0, description="Share of tasks whose pairs are held out for evaluation (default: 0.1)."
     )
     pair_weights: bool = True
     margin_scale: float = pydantic.Field(0.0, ge=0.0)

@@ -1,6 +1,6 @@
 """The proof that the tokens in the batches are the tokens in the file: a count and a checksum of trained tokens.
 
-What always holds: a trained token is known by (sequence key, position in the whole sequence, token id); the checksum is
+Invariants: a trained token is known by (sequence key, position in the whole sequence, token id); the checksum is
 the sum mod 2⁶⁴ of xxh3_64 over those three, so it does not depend on order, batch size, padding, accumulation or how many
 processes share the work, and parts add up to the whole. One id changed, one mask shifted by one, one sequence lost or
 seen twice changes it.

@@ -1,6 +1,6 @@
 """T207: do the generated ids decode to the text of their message? Needs a tokenizer, so it runs only when asked.
 
-What always holds: only words are compared, white space is not; a message that names no turn is not judged.
+Invariants: only words are compared, white space is not; a message that names no turn is not judged.
 """
 
 from __future__ import annotations

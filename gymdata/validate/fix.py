@@ -1,6 +1,6 @@
 """Writing a repaired copy of native rollouts: clean rows as they are, faulty ones split, shortened or left out.
 
-What always holds: the source is never written to; the copy validates without errors; the report counts every row that went
+Invariants: the source is never written to; the copy validates without errors; the report counts every row that went
 in.
 """
 
@@ -72,7 +72,7 @@ def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
         yield from scan_batches(source.path, ROLLOUTS, batch_size=_BATCH_ROWS)
         return
     if source.kind != "jsonl":
-        why = "the file itself is damaged and its rows cannot be told apart"
+        why = "the file itself is damaged and its rows cannot be separated"
         raise DataError.unreadable(source.path, why, "write it again")
     good = (
         (number + 1, decode(line), len(line))

@@ -1,6 +1,6 @@
 """What the columns of a JSON row may hold, for validation without pyarrow: types, known keys, keys given twice.
 
-What always holds: a value of another type than its column's is S102 at its place; a key that nothing reads is told, once a
+Invariants: a value of another type than its column's is S102 at its place; a key that nothing reads is told, once a
 file; the types are those of the schema (a test compares them).
 """
 
@@ -49,14 +49,14 @@ class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
 
 
 @dataclass(slots=True)
-class Strange:
+class UnknownKey:
     """A key that the table does not have: the first row with it, and in how many it is."""
 
     first: int
     rows: int = 0
 
 
-def note_strange(number: int, value: Mapping[str, Any], strange: dict[str, Strange]) -> None:
+def record_unknown_key(number: int, value: Mapping[str, Any], strange: dict[str, UnknownKey]) -> None:
     """A key that nobody reads may be one that was misspelt, so each is told once a file."""
     keys = {key for key in value if key not in _KNOWN[""]}
     for where, items in (("turns[].", value.get("turns") or ()), ("messages[].", value["messages"])):
@@ -65,10 +65,10 @@ def note_strange(number: int, value: Mapping[str, Any], strange: dict[str, Stran
             if not known.issuperset(item):
                 keys |= {where + key for key in item if key not in known}
     for key in sorted(keys):
-        strange.setdefault(key, Strange(number)).rows += 1
+        strange.setdefault(key, UnknownKey(number)).rows += 1
 
 
-def refuse_twice(line: bytes, value: Mapping[str, Any]) -> None:
+def reject_duplicate_keys(line: bytes, value: Mapping[str, Any]) -> None:
     """Raise S102 for a key that an object of the row has twice, of which a JSON parser silently keeps the last."""
     # A key ends with a quote and a colon; inside a text that quote is escaped.
     if line.count(b'":') - line.count(b'\\":') == _count_keys(value):

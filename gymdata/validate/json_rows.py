@@ -1,6 +1,6 @@
 """Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or in a journal.
 
-What always holds: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
+Invariants: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
 missing); one bad row never hides another; non-finite numbers are read in every spelling that Python or gymdata writes.
 """
 
@@ -25,11 +25,11 @@ from gymdata.validate.json_columns import (
     STATUS,
     TURN,
     BadRow,
-    Strange,
+    UnknownKey,
     check_types,
     kind_of,
-    note_strange,
-    refuse_twice,
+    record_unknown_key,
+    reject_duplicate_keys,
 )
 
 _BATCH_TOKENS = 1_000_000
@@ -53,7 +53,7 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
     """The batches of one JSONL or journal file, and violations for the rows that are in none."""
     rows: list[_Row] = []
     tokens = 0
-    strange: dict[str, Strange] = {}
+    strange: dict[str, UnknownKey] = {}
     try:
         for number, line in enumerate(_lines(source)):
             if isinstance(line, Violation):
@@ -64,7 +64,7 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
             except BadRow as bad:
                 yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
-            note_strange(number, row.value, strange)
+            record_unknown_key(number, row.value, strange)
             rows.append(row)
             tokens += sum(len(t["prompt_delta_ids"]) + len(t["generation_token_ids"]) for t in row.turns)
             if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
@@ -110,7 +110,7 @@ def _read(number: int, line: bytes) -> _Row:
     name = value.get("rollout_id")
     known = name if isinstance(name, str) else None
     try:
-        refuse_twice(line, value)
+        reject_duplicate_keys(line, value)
         row = _Row(number, value, _turns(value), _messages_of(value))
         check_types(value, COLUMNS, "")
         if value.get("status", "completed") not in STATUS:

@@ -1,6 +1,6 @@
 """Validation of pairs files.
 
-What always holds: a file that is no pairs table is a violation with what the store says of it; rows keep their numbers.
+Invariants: a file that is no pairs table is a violation with what the store says of it; rows keep their numbers.
 """
 
 from __future__ import annotations

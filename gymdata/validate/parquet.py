@@ -1,6 +1,6 @@
 """Reading rollouts from Parquet for validation: only the leaves that checks read, ahead of the checks, in row order.
 
-What always holds: rows come in file order; at most a few row groups are in memory, and a file with one giant row group
+Invariants: rows come in file order; at most a few row groups are in memory, and a file with one giant row group
 is streamed; what cannot be read is a violation that names the file, never an exception.
 """
 

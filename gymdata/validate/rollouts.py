@@ -1,6 +1,6 @@
 """Validation of a path: every file's batches through the checks, into one report.
 
-What always holds: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
+Invariants: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
 files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
 """
 
@@ -61,7 +61,8 @@ def validate_rollouts(
             here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
             here += across.add(batch, file)
         found += (
-            v if v.file else v._replace(file=file) for v in calm_t205(sorted(here, key=_place), report.tokens > before)
+            v if v.file else v._replace(file=file)
+            for v in downgrade_t205(sorted(here, key=_place), report.tokens > before)
         )
     found += across.finish()
     settings = (run or {}).get("identity") or {}
@@ -75,7 +76,7 @@ def validate_rollouts(
     return report
 
 
-def calm_t205(found: list[Violation], has_ids: bool) -> list[Violation]:
+def downgrade_t205(found: list[Violation], has_ids: bool) -> list[Violation]:
     """T205 is a warning when a whole file has no ids, for then it is a file of texts and not a damaged one."""
     return found if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in found]
 

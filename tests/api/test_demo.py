@@ -38,7 +38,7 @@ def test_a_small_demo_leaves_a_chain_from_checkpoint_to_tasks(tmp_path: Path):
     assert judged["groups"] == 12
     assert sum(judged["comparisons"].values()) == 12 * 4 * 3
     assert (
-        judged["accuracy"]["both_seats"]["n"] + judged["accuracy"]["called_equal"]["n"]
+        judged["accuracy"]["both_positions"]["n"] + judged["accuracy"]["called_equal"]["n"]
         == judged["comparisons"]["judged"]
     )
     assert read_run_json(out / "round-1" / "judged-policy")["trained_tokens"]["equal"]

@@ -100,7 +100,7 @@ def test_a_blank_file_is_empty(
     blank.write_text(content)
     out = [] if command[0] == "query" else ["-o", str(tmp_path / "out.parquet")]
     assert main([*command, str(blank), *out]) == 2
-    assert f"error: {blank}: holds no rows" in capsys.readouterr().err
+    assert f"error: {blank}: is empty" in capsys.readouterr().err
 
 
 #: Statements that once ended as "unexpected …: this is a defect", or are near to those.

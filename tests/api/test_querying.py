@@ -199,9 +199,9 @@ def test_a_split_folder_names_its_files(tmp_path: Path) -> None:
     """A folder whose files are not named after a table is answered with the files to give, by query and by others."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50)), rollout("b", 0, 1.0, two_turns(2, 50))])
     gymdata.filter(run, output=tmp_path / "split", split_by="task", test_share=0.5)
-    with pytest.raises(DataError, match=r"holds no rows.*\n.*test.parquet, train.parquet"):
+    with pytest.raises(DataError, match=r"is empty.*\n.*test.parquet, train.parquet"):
         gymdata.query("SELECT count(*) FROM rollouts", tmp_path / "split")
-    with pytest.raises(DataError, match=r"holds no rows.*\n.*test.parquet, train.parquet"):
+    with pytest.raises(DataError, match=r"is empty.*\n.*test.parquet, train.parquet"):
         gymdata.pairs(tmp_path / "split", output=tmp_path / "pairs")
 
 

@@ -165,11 +165,11 @@ def test_off_by_one_in_the_numbers(clean_rows: Rows, tmp_path: Path, by: int):
 def test_off_by_one_in_the_scoring(clean_rows: Rows, sample_model: Any, tmp_path: Path):
     """Tokens that were scored with the output after them are recognised by scoring them so."""
 
-    def misread(prompt: list[int], generation: list[int], logps: np.ndarray, number: int) -> Any:
+    def off_by_one(prompt: list[int], generation: list[int], logps: np.ndarray, number: int) -> Any:
         scored = log_softmax_of(sample_model, [*prompt, *generation])
         return prompt, generation, scored[np.arange(len(generation)) + len(prompt), generation]
 
-    rows = [changed(r, misread) for r in clean_rows[:8]]
+    rows = [changed(r, off_by_one) for r in clean_rows[:8]]
     report = audit(saved_run(tmp_path / "run", rows), str(POLICY))
     assert report.explanation is not None
     assert report.explanation.cause == "off_by_one"

@@ -114,8 +114,8 @@ def _rival(run: Path) -> tuple[float, int]:
     judge = _judge()
     prompts: list[Any] = []
     for contest in field_of(read_table(run, ROLLOUTS, COLUMNS), "transcript", None).contests:
-        for match in schedule("both_orders", len(contest.entrants)):
-            one, two = (contest.entrants[i].answer for i in match[:2])
+        for match in schedule("both_orders", len(contest.candidates)):
+            one, two = (contest.candidates[i].answer for i in match[:2])
             messages = judge.form.messages(contest.conversation, one, two, None)
             prompts.append({"prompt_token_ids": judge.chat.render(messages, None)})
     # The very engine arguments and SamplingParams that judge uses.

@@ -1,6 +1,6 @@
 """Every trainer on one saved set of rollouts of the shipped policy: how far each raises held-out accuracy.
 
-What always holds: the trainers see the same rollouts and start from the same policy; every step is a command that a user
+Invariants: the trainers see the same rollouts and start from the same policy; every step is a command that a user
 could type, run as a process of its own; the figures are recomputed from sealed held-out runs and the trainings' run.json.
 """
 

@@ -171,12 +171,12 @@ class Said:
 
 
 def test_whoever_waits_is_told_why(tasks: Tasks, tmp_path: Path) -> None:
-    """Before the engine starts it is named; when nothing is owed that is said and no engine is started."""
+    """Before the engine starts it is named; when nothing is pending that is said and no engine is started."""
     first, again = Said(), Said()
     collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=parts(), progress=first)
     collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=parts(), progress=again)
     assert first.messages == ["starting vLLM with fake …"]
-    assert again.messages == ["nothing owed: no engine is started"]
+    assert again.messages == ["nothing to do; engine not started"]
 
 
 def test_more_tasks_and_rollouts_may_be_asked_for(tasks: Tasks, tmp_path: Path) -> None:
@@ -302,7 +302,10 @@ def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None
     summary = collect(tasks=str(tasks(20)), output=tmp_path / "run", concurrency=1, parts=parts(sampler))
     assert (summary.exit_code, summary.rollouts, summary.owed) == (130, 2, 18)
     said = dict(summary.table())
-    assert (said["owed (run again)"], said["interrupted"]) == (18, "18 rollouts are owed; the same command goes on")
+    assert (said["pending (rerun to resume)"], said["interrupted"]) == (
+        18,
+        "18 rollouts are pending; rerun the same command to resume",
+    )
     assert sampler.closed == 1
     assert not (tmp_path / "run" / "failures.jsonl").exists()
 
@@ -312,7 +315,7 @@ def test_an_empty_task_file_is_an_error_before_anything_is_made(tmp_path: Path, 
     """No tasks: a DataError, no run folder, no engine."""
     (tmp_path / "none.jsonl").write_text(text)
     sampler = FakeSampler()
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match="is empty"):
         collect(tasks=str(tmp_path / "none.jsonl"), output=tmp_path / "run", parts=parts(sampler))
     assert not (tmp_path / "run").exists()
     assert sampler.started == 0

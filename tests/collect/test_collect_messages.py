@@ -84,10 +84,22 @@ def test_ids_and_messages_are_never_one_run(server: Any, served: dict[str, Any])
     """A run collected in ids does not go on in messages, and both addresses at once are refused."""
     url = server(Settings())
     collect(endpoint=url, **{**served, "num_rollouts": 1})
-    with pytest.raises(StoreError, match="speaks"):
+    with pytest.raises(StoreError, match="protocol"):
         collect(chat_endpoint=url, **served)
     with pytest.raises(UsageError, match="both given"):
         collect(endpoint=url, chat_endpoint=url, **{**served, "overwrite": True})
+
+
+def test_a_run_of_the_old_key_is_resumed(server: Any, served: dict[str, Any]) -> None:  # noqa: F811
+    """A run whose identity names the protocol as 0.1.0-dev did is resumed; a new run names it "chat"."""
+    url = server(Settings())
+    collect(chat_endpoint=url, **{**served, "num_rollouts": 1})
+    file = served["output"] / "run.json"
+    facts = json.loads(file.read_text())
+    assert facts["identity"].pop("protocol") == "chat"
+    file.write_text(json.dumps(facts | {"identity": facts["identity"] | {"speaks": "messages"}}))
+    assert (summary := collect(chat_endpoint=url, **served)).exit_code == 0
+    assert summary.rollouts == 4
 
 
 def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, served: dict[str, Any]) -> None:  # noqa: F811

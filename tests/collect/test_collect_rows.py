@@ -103,7 +103,7 @@ def test_rewards_keep_their_parts(tasks: Tasks, tmp_path: Path) -> None:
 
 
 def test_a_reward_that_raises_leaves_the_rollout_unscored(tasks: Tasks, tmp_path: Path) -> None:
-    """The rollout is kept with reward null, the fault is in failures.jsonl, nothing is owed, and the exit code is 1."""
+    """The rollout is kept with reward null, the fault is in failures.jsonl, nothing is pending, and the exit code is 1."""
     (tmp_path / "bad.py").write_text("def picky(completions, level, **kw):\n    return [1 / (x - 1) for x in level]\n")
     made = parts(rewards=[f"{tmp_path / 'bad.py'}:picky", "exact_match"])
     summary = collect(tasks=str(tasks(3)), output=tmp_path / "run", parts=made)

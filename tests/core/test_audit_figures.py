@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 from gymdata.audit import causes as diagnosis
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, Probe
-from gymdata.audit.compare import Compared
+from gymdata.audit.compare import LogprobComparison
+from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import RefusedError
 from gymdata.rollouts.sequences import stitch
 from tests.core.test_stitched import BRANCH, BREAK, RETRY, SHAPES, column
 
 
-def compared(turns: list[list[tuple[float, float]]], of: list[int]) -> Compared:
+def compared(turns: list[list[tuple[float, float]]], of: list[int]) -> LogprobComparison:
     """``turns``: (saved, found) of each token; ``of``: the rollout of each turn."""
     sizes = [len(t) for t in turns]
     tokens = [pair for turn in turns for pair in turn]
     saved, found = (np.array([pair[i] for pair in tokens], np.float32) for i in (0, 1))
     n = max(of) + 1
     lengths = [sum(s for s, r in zip(sizes, of, strict=True) if r == k) for k in range(n)]
-    return Compared(
+    return LogprobComparison(
         [f"r{k}" for k in range(n)], np.arange(n) * 10, np.cumsum([0, *lengths]), saved, found, np.cumsum(sizes),
         np.array(of), np.array([of[:i].count(r) for i, r in enumerate(of)]),
     )  # fmt: skip
@@ -79,7 +80,7 @@ def test_batches_join_to_the_whole(sizes: list[int], split: int):
     parts = [compared(turns[:cut], of[:cut])]
     if cut < len(of):
         parts.append(compared(turns[cut:], [r - of[cut] for r in of[cut:]]))
-    joined = Compared.joined(parts)
+    joined = LogprobComparison.joined(parts)
     for name in ("offsets", "saved", "found", "turn_ends", "turn_rollout", "turn_number", "position"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
     assert sum(r["tokens"] for r in audit.by_position(whole)) == len(whole.saved)
@@ -107,7 +108,9 @@ def test_every_token_is_scored_once(picked: list[int], budget: int):
                 work.ids[work.span(int(r))].tolist() for r in rows
             ]
         assert (seen == 1).all()
-        np.testing.assert_array_equal(in_sampled_order(part, part.spread(part.log_probs)[part.mask]), part.log_probs)
+        np.testing.assert_array_equal(
+            in_sampled_order(part, part.scatter_to_tokens(part.log_probs)[part.mask]), part.log_probs
+        )
         scored.append(in_sampled_order(part, work.ids[work.mask]))
     order = RolloutOrder(parts, len(picked))
     expected = [t["generation_token_ids"] for r in turns.to_pylist() for t in r]
@@ -162,7 +165,7 @@ def test_the_temperature_is_found(true: float, seed: int):
     rng = np.random.default_rng(seed)
     logits, tokens = rng.normal(0, 3, (200, 12)), rng.integers(0, 12, 200)
     saved, found = at(logits, tokens, [true, 1.0])
-    named = diagnosis.heated(probe(saved, found), lambda t: at(logits, tokens, t), None)
+    named = diagnosis.temperature_mismatch(probe(saved, found), lambda t: at(logits, tokens, t), None)
     if abs(true - 1) < 0.003:
         return
     if named is None:
@@ -184,7 +187,7 @@ def test_an_explanation_must_explain():
 @pytest.mark.parametrize(("same", "cause"), [(True, "template"), (False, "checkpoint"), (None, "checkpoint")])
 def test_what_is_left_depends_on_whose_weights_they_are(same: bool | None, cause: str):
     """The weights that sampled leave only the prompt; others leave themselves. Neither is called certain."""
-    left = diagnosis.left_over(probe([-1.0] * 6, [-2.0] * 6), same, ["x"], np.zeros(6))
+    left = diagnosis.unexplained(probe([-1.0] * 6, [-2.0] * 6), same, ["x"], np.zeros(6))
     assert (left.cause, left.certain) == (cause, False)
-    first = diagnosis.left_over(probe([-5.0] * 3 + [-1.0] * 6, [-1.0] * 3 + [-1.1] * 6), None, [], np.zeros(9))
+    first = diagnosis.unexplained(probe([-5.0] * 3 + [-1.0] * 6, [-1.0] * 3 + [-1.1] * 6), None, [], np.zeros(9))
     assert first.cause == "template"

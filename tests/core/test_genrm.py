@@ -1,4 +1,4 @@
-"""Schedules, aggregation and the bias report, by the worked numbers; seats and row order never matter."""
+"""Schedules, aggregation and the bias report, by the worked numbers; positions and row order never matter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO = judged((0, 1, 1, 5, 6), (1, 0, 4, 1, 1))
 
 
 def test_schedules_list_who_meets_whom() -> None:
-    """Circular goes around, all pairs take i < j, both orders take both seats; judges repeat the list."""
+    """Circular goes around, all pairs take i < j, both orders take both positions; judges repeat the list."""
     assert genrm.circular(3) == [(0, 1), (1, 2), (2, 0)]
     assert genrm.all_pairs(3) == [(0, 1), (0, 2), (1, 2)]
     assert sorted(genrm.both_orders(3)) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
@@ -144,14 +144,14 @@ def test_two_wins_to_none() -> None:
     np.testing.assert_allclose(error, np.sqrt(np.diag(np.linalg.inv(curvature))), **CLOSE)
 
 
-def test_contradicting_seats_are_half_a_win_each() -> None:
+def test_contradicting_positions_are_half_a_win_each() -> None:
     """They keep both scores in the mean, count ½–½ for wins and strengths, and are a flip."""
     rows = judged((0, 1, 5, 3, 1), (1, 0, 4, 2, 1))
     np.testing.assert_allclose(genrm.simple_tiebreaker(rows, 2).reward, [3.5, 3.5])
     np.testing.assert_allclose(genrm.win_rate(rows, 2), [0.5, 0.5])
     np.testing.assert_allclose(genrm.bradley_terry(rows, np.zeros(2, np.int64))[0], [0, 0], atol=1e-12)
     report = genrm.bias_report(rows)
-    assert report["order_flips"]["rate"] == 1
+    assert report["position_inconsistency"]["rate"] == 1
     assert genrm.preferences(rows).flipped.tolist() == [True]
 
 
@@ -179,30 +179,30 @@ def test_the_bias_report_counts_what_it_says() -> None:
     report = genrm.bias_report(rows, np.array([3, 5, 5]))
     flat = {name: (r["count"], r["n"]) for name, r in report.items()}
     assert flat == {
-        "first_seat_wins": (3, 4),
-        "order_flips": (1, 2),
+        "position_bias": (3, 4),
+        "position_inconsistency": (1, 2),
         "ties": (1, 5),
         "failures": (1, 6),
         "judge_agreement": (0, 1),
         "longer_wins": (1, 2),
     }
-    assert report["order_flips"]["ci95"][0] == pytest.approx(0.0945, abs=1e-4)
+    assert report["position_inconsistency"]["ci95"][0] == pytest.approx(0.0945, abs=1e-4)
     empty = genrm.bias_report(Matches.of([]))
     assert empty["ties"] == {"rate": None, "count": 0, "n": 0, "ci95": [None, None]}
 
 
 def test_a_judge_is_held_against_rewards() -> None:
-    """By the better one's seat, ties apart; unknown rewards and failed comparisons count nowhere."""
+    """By the better one's position, ties apart; unknown rewards and failed comparisons count nowhere."""
     rows = judged((0, 1, 5, 1, 1), (1, 0, 5, 1, 1), (1, 2, 3, 3, 3.5), (2, 1, 1, 5, 6), (0, 3, 5, 1, 1))
     rewards = np.array([1.0, 0.0, 0.0, np.nan])
     report = genrm.against_rewards(rows, rewards)
     assert {name: (part["count"], part["n"]) for name, part in report.items()} == {
-        "first_seat": (1, 1),
-        "second_seat": (0, 1),
-        "both_seats": (1, 2),
+        "first_position": (1, 1),
+        "second_position": (0, 1),
+        "both_positions": (1, 2),
         "called_equal": (1, 2),
     }
-    assert genrm.against_rewards(rows, np.full(4, np.nan))["both_seats"]["rate"] is None
+    assert genrm.against_rewards(rows, np.full(4, np.nan))["both_positions"]["rate"] is None
 
 
 def test_cycles_are_found() -> None:
@@ -258,7 +258,7 @@ ADJUST = Adjustments(0.3, 0.2, 0.5, 0.1, 0.2, 0.3)
 
 
 def everything(matches: Matches, groups: np.ndarray) -> list[np.ndarray]:
-    """Every figure that must not depend on seats or order."""
+    """Every figure that must not depend on positions or order."""
     n = len(groups)
     size = sizes([(7 * i) % 5 for i in range(n)], [(3 * i) % 4 for i in range(n)], [(i % 3) / 10 for i in range(n)])
     got = [genrm.aggregate(matches, groups, m, adjust=ADJUST, sizes=size) for m in genrm.AGGREGATORS]
@@ -271,15 +271,15 @@ def everything(matches: Matches, groups: np.ndarray) -> list[np.ndarray]:
         direct.low,
         direct.winner,
         direct.flipped,
-        direct.both_seats,
+        direct.both_positions,
         np.array(direct.cycles(groups)),
     ]
 
 
 @settings(deadline=None)
 @given(tournaments(), st.randoms(use_true_random=False))
-def test_neither_seats_nor_row_order_matter(case: tuple, random) -> None:
-    """Exchanging the seats of every comparison, or shuffling the rows, changes no reward and no preference."""
+def test_neither_positions_nor_row_order_matter(case: tuple, random) -> None:
+    """Exchanging the positions of every comparison, or shuffling the rows, changes no reward and no preference."""
     rows, groups = case
     matches = Matches.of(rows)
     expected = everything(matches, groups)

@@ -157,8 +157,8 @@ def test_bad_settings_are_usage_errors() -> None:
 def test_contenders_are_the_rows_of_all_possible_pairs() -> None:
     """Only rollouts that can be in a pair need their tokens read."""
     f = frame(("a", [1.0, 0.5, 0.0]), ("b", [1.0, 1.0]), ("c", [None, 1.0]))
-    assert pairs.contenders(f, "best-worst").tolist() == [True, False, True, False, False, False, False]
-    assert pairs.contenders(f, "all").tolist() == [True, True, True, False, False, False, False]
+    assert pairs.eligible(f, "best-worst").tolist() == [True, False, True, False, False, False, False]
+    assert pairs.eligible(f, "all").tolist() == [True, True, True, False, False, False, False]
 
 
 def test_split_is_by_task_and_repeatable() -> None:

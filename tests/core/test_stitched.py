@@ -34,7 +34,7 @@ def test_sequences_are_those_of_the_definition(picked: list[int], drop: bool) ->
     turns, ids = column([SHAPES[i] for i in picked])
     found = {}
     for part in stitch(turns, ids, abandoned):
-        logprobs = part.spread(part.log_probs)
+        logprobs = part.scatter_to_tokens(part.log_probs)
         assert part.offsets[-1] == len(part.log_probs) == part.mask.sum()
         for s in range(len(part.rollout)):
             span = slice(part.starts[s], part.starts[s + 1])

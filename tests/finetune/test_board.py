@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.cli.finetune import Board
+from gymdata.cli.finetune import LiveTable
 from gymdata.cli.main import main
 
 
@@ -32,7 +32,7 @@ def row(epoch: int, **changed: Any) -> dict[str, Any]:
 def shown(width: int, terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of the table as it was left."""
     terminal.setenv("COLUMNS", str(width))
-    with Board() as board:
+    with LiveTable() as board:
         board.stage(10, "collect")
         board.epoch(row(10, skipped="no pair"))
         capsys.readouterr()

@@ -45,7 +45,7 @@ def judged(run: Path, url: str, **settings):
     return run_judge(path=str(run), **{**quick, **settings})
 
 
-def test_every_two_are_judged_in_both_seats(judge, run):
+def test_every_two_are_judged_in_both_positions(judge, run):
     """Comparisons and rewards lie beside the rollouts, with what the judge said, and the counts add up."""
     summary = judged(run, judge[1])
     table = read_table(run / "judge-judge", COMPARISONS)
@@ -60,7 +60,12 @@ def test_every_two_are_judged_in_both_seats(judge, run):
     assert got == {"a-0": 1, "a-1": 5, "a-2": 2, "b-0": 3, "b-1": 3, "b-2": 4}
     assert set(scores["name"].to_pylist()) == {"judge"}
     facts = read_run_json(run / "judge-judge")
-    assert facts["bias"]["order_flips"] == {"rate": 0, "count": 0, "n": 6, "ci95": pytest.approx([0, 0.39], abs=0.01)}
+    assert facts["bias"]["position_inconsistency"] == {
+        "rate": 0,
+        "count": 0,
+        "n": 6,
+        "ci95": pytest.approx([0, 0.39], abs=0.01),
+    }
     assert facts["parents"][0]["run_id"] == "run-1"
     assert read_table(run).num_rows == 7
 
@@ -150,12 +155,12 @@ def test_other_settings_are_refused_in_the_same_place(judge, run):
 
 
 def test_bias_is_seen(judge, run):
-    """A judge that favours the first seat flips with the order."""
+    """A judge that favours the first position flips with the order."""
     behaviour, url = judge
-    behaviour.first_seat_bias = 2.0
+    behaviour.first_position_bias = 2.0
     report = judged(run, url).bias
-    assert report["order_flips"]["count"] == 4
-    assert report["first_seat_wins"]["rate"] > 0.5
+    assert report["position_inconsistency"]["count"] == 4
+    assert report["position_bias"]["rate"] > 0.5
 
 
 def test_what_the_judge_sees_of_a_rollout(judge, run):

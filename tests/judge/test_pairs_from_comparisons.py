@@ -1,4 +1,4 @@
-"""Pairs from comparisons: only what both seats agree on, with everything else counted under its reason."""
+"""Pairs from comparisons: only what both positions agree on, with everything else counted under its reason."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def names(report) -> list[tuple[str, str]]:
 
 
 def both(i: int, j: int, one: float, two: float) -> list[Row]:
-    """The same verdict in both seats."""
+    """The same verdict in both positions."""
     return [(i, j, one, two, 2), (j, i, two, one, 5)]
 
 
@@ -74,17 +74,17 @@ def test_consistent_pairs_take_their_margin_from_the_aggregate(tmp_path):
     assert set(report.table["source"].to_pylist()) == {"genrm"}
     facts = read_run_json(run / "pairs-comparisons")
     assert [Path(p["path"]).name for p in facts["parents"]] == ["run", "judge-j"]
-    assert facts["counts"]["comparisons"]["in_both_seats"] == 3
+    assert facts["counts"]["comparisons"]["in_both_positions"] == 3
 
 
-def test_a_winner_that_changes_with_the_seats_gives_no_pair(tmp_path):
-    """Flipped, judged in one seat only, tied, and outvoted pairs are each dropped under their reason."""
+def test_a_winner_that_changes_with_the_positions_gives_no_pair(tmp_path):
+    """Flipped, judged in one position only, tied, and outvoted pairs are each dropped under their reason."""
     rows: list[Row] = [(0, 1, 5, 3, 2), (1, 0, 4, 3, 2), (0, 2, 5, 1, 1), *both(1, 2, 3, 3)]
     rows[-2:] = [(1, 2, 3, 3, 3.5), (2, 1, 3, 3, 3.5)]
     report = build_pairs(judged_run(tmp_path, rows), source="comparisons", strategy="all")
     assert names(report) == []
     dropped = {reason: n for reason, n in report.counts.dropped.items() if n}
-    assert dropped == {"order_flipped": 1, "not_in_both_seats": 1, "undecided": 1}
+    assert dropped == {"order_flipped": 1, "not_in_both_positions": 1, "undecided": 1}
     assert report.comparisons["order_flipped"] == report.comparisons["contradicted"] == 1
     loose = build_pairs(tmp_path / "run", source="comparisons", strategy="all", order="any", write=False)
     assert ("a-0", "a-2") in names(loose)
@@ -100,8 +100,8 @@ def test_cycles_are_reported_and_the_aggregate_never_overrules_the_judge(tmp_pat
     assert names(report) == [("a-0", "a-1")]
 
 
-def test_neither_seats_nor_row_order_change_a_pair(tmp_path):
-    """The same comparisons, shuffled and with all seats exchanged, give the same pairs."""
+def test_neither_positions_nor_row_order_change_a_pair(tmp_path):
+    """The same comparisons, shuffled and with all positions exchanged, give the same pairs."""
     rows: list[Row] = [*both(0, 1, 5, 3), *both(1, 2, 3, 1), (0, 2, 4, 1, 1), (2, 0, 4, 2, 1)]
     expected = None
     for number, order in enumerate(itertools.islice(itertools.permutations(rows), 0, 720, 240)):

@@ -85,8 +85,8 @@ def test_unknown_roles_are_refused(tokenizer: Any) -> None:
 
 
 @pytest.mark.engine
-def test_it_judges_unseen_questions_better_than_chance_in_both_seats(tmp_path: Path) -> None:
-    """On held-out operands the right one of two wins nine times in ten and more, whichever seat it has; nothing fails."""
+def test_it_judges_unseen_questions_better_than_chance_in_both_positions(tmp_path: Path) -> None:
+    """On held-out operands the right one of two wins nine times in ten, in either position; nothing fails."""
     pytest.importorskip("vllm")
     draw = random.Random(7)
     tasks = [json.loads(line) for line in HELD_OUT.read_text().splitlines()[:60]]
@@ -103,6 +103,6 @@ def test_it_judges_unseen_questions_better_than_chance_in_both_seats(tmp_path: P
     rewards = np.array([row["reward"] for row in rows])
     number = {row["rollout_id"]: n for n, row in enumerate(rows)}
     report = against_rewards(matches_in(read_table(run / "judge-genrm", COMPARISONS, MATCH_COLUMNS), number), rewards)
-    for seat in ("first_seat", "second_seat"):
-        assert report[seat]["n"] > 100
-        assert report[seat]["ci95"][0] > 0.8, report
+    for position in ("first_position", "second_position"):
+        assert report[position]["n"] > 100
+        assert report[position]["ci95"][0] > 0.8, report

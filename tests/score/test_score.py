@@ -16,7 +16,7 @@ from gymdata.errors import RewardError, StoreError, UsageError
 from gymdata.pairs.run import build_pairs
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import Flips, RewardDesk, Weighted, score_batch, total
+from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, score_batch, total
 from gymdata.rollouts.schema import SCORES
 from gymdata.score.run import score
 from gymdata.store import StageOutput, read_run_json, read_table
@@ -230,8 +230,8 @@ def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
     ((function, _),) = load_rewards([f"{tmp_path / 'h.py'}:h"])
 
     async def run() -> list[Any]:
-        desk = RewardDesk([Weighted(function)], in_thread, timeout_s=0.2)
-        return [await desk.score(rollout("a", hang=hang)) for hang in (True, False)]
+        queue = RewardScheduler([Weighted(function)], in_thread, timeout_s=0.2)
+        return [await queue.score(rollout("a", hang=hang)) for hang in (True, False)]
 
     slow, quick = asyncio.run(run())
     assert slow.faults == {"h": "no answer within 0.2 s"}

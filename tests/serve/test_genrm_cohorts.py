@@ -162,7 +162,7 @@ def expected_rewards(texts: list[str]) -> np.ndarray:
 def test_two_hundred_cohorts_interleaved(judge, serve, tmp_path):
     """Every reward rests on every comparison that was made; nothing is lost, doubled or mixed up."""
     behaviour, _ = judge
-    behaviour.latency, behaviour.first_seat_bias = 0.02, 0.0
+    behaviour.latency, behaviour.first_position_bias = 0.02, 0.0
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     draw = random.Random(0)
@@ -208,7 +208,7 @@ def test_a_killed_server_pays_for_nothing_twice(judge, serve, tmp_path):
     behaviour.latency, before = 0.0, len(behaviour.requests)
     server = serve(*flags)
     assert server.post("/verify", done[3])[1]["reward"] == first[3]
-    # Sent in another order: with ids the seats are the same.
+    # Sent in another order: with ids the positions are the same.
     bodies = [verify_body(f"q={1 + n % 5} n{n}", group_id="half", rollout_id=n) for n in reversed(range(8))]
     answers = verify_all(server, bodies)
     texts = [f"q={1 + n % 5} n{n}" for n in range(8)]

@@ -145,7 +145,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield {"run": str(run_folder), "pairs": str(folder / "pairs"), "judge": url, **files}
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, *(pytest.param(name, marks=[pytest.mark.full, pytest.mark.timeout(3600)]) for name in SLOW)]
+)
 def test_a_command_that_was_killed_anywhere_finishes(name: str, made: dict[str, str], tmp_path: Path) -> None:
     """Killed before every file operation in turn: the same command ends with exit code 0 and the output of one that nobody
     killed, with nothing refused, doubled, lost or left over; and repeated, it changes nothing."""

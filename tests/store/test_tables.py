@@ -213,8 +213,8 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, rollouts: pa.Table, 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no rows"),
-        (b"\n\n", "holds no rows"),
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
         (b'{"rollout_id": "a"}\n', "line 1, field 'run_id': got nothing"),
         (b'{"prompt": "a", "completion": "b"}\n', "does not look like the table rollouts"),
         (b"[1, 2]\n", "line 1: got list [1, 2], expected an object"),

@@ -1,6 +1,6 @@
 """Three kinds of tokenizer that know every special token of every chat template that TRL ships.
 
-What always holds: the same tokenizers on every machine (trained on a fixed text, or read from an installed package), and
+Invariants: the same tokenizers on every machine (trained on a fixed text, or read from an installed package), and
 every special token is one id.
 """
 

@@ -88,15 +88,15 @@ def test_a_prompt_that_opens_reasoning_which_history_drops_is_a_break():
 @needs_trl
 def test_collect_uses_the_cure_only_when_it_cures():
     """Qwen3 is replaced by its twin, GLM's twin strips as well and is not used, and both are said."""
-    chat, said = checking.cured(families.chat("qwen3", "bytes", keep_reasoning=False), "none")
+    chat, said = checking.patched_template(families.chat("qwen3", "bytes", keep_reasoning=False), "none")
     assert chat.tokenizer.chat_template == families.template_text("qwen3_training")
     assert chat.facts()["chat_template_replaced"]
     assert "qwen3_training" in said[0]
-    chat, said = checking.cured(families.chat("glm4moe", "bytes", keep_reasoning=False), "none")
+    chat, said = checking.patched_template(families.chat("glm4moe", "bytes", keep_reasoning=False), "none")
     assert chat.tokenizer.chat_template == families.template_text("glm4moe")
     assert "saved ids" in said[0]
     chat = families.chat("llama3_1", "bytes", keep_reasoning=False)
-    assert checking.cured(chat, "none") == (chat, [])
+    assert checking.patched_template(chat, "none") == (chat, [])
 
 
 @needs_trl

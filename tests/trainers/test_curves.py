@@ -42,7 +42,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Pa
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
     trainer, witness = assemble(settings=settings, output=str(tmp_path / "whole"))
-    witness.rehearse(trainer)
+    witness.dry_run_batches(trainer)
     trainer.train()
     whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     proof = witness.as_json()["epochs"]
@@ -56,7 +56,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Pa
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-6"
     resumed, witness = assemble(settings=settings, output=str(tmp_path / "broken"))
-    witness.rehearse(resumed)
+    witness.dry_run_batches(resumed)
     witness.restore(checkpoint)
     resumed.train(resume_from_checkpoint=str(checkpoint))
 

@@ -57,7 +57,7 @@ def begin(policy: Path, tmp_path: Path) -> Begin:
 def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
     """Before the first step and in each of two epochs with accumulation, the file's count and checksum."""
     trainer, witness = begin(algorithm, settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
-    assert witness.rehearse(trainer) == witness.expected
+    assert witness.dry_run_batches(trainer) == witness.expected
     trainer.train()
     proof = witness.as_json()
     assert proof["equal"] is True
@@ -74,7 +74,7 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2}
     trainer, witness = begin(algorithm, "whole", settings)
-    witness.rehearse(trainer)
+    witness.dry_run_batches(trainer)
     trainer.train()
     whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     proof = witness.as_json()["epochs"]
@@ -86,7 +86,7 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-4"
     resumed, witness = begin(algorithm, "broken", settings)
-    witness.rehearse(resumed)
+    witness.dry_run_batches(resumed)
     witness.restore(checkpoint)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")

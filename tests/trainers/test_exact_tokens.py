@@ -45,7 +45,7 @@ def test_batches_hold_the_saved_ids_and_masks(assemble: Assemble, pairs: Path) -
 def test_the_proof_holds_before_and_after(assemble: Assemble) -> None:
     """The rehearsal and every trained epoch have the file's count and checksum, also with accumulation."""
     trainer, witness = assemble(settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
-    assert witness.rehearse(trainer) == witness.expected
+    assert witness.dry_run_batches(trainer) == witness.expected
     trainer.train()
     proof = witness.as_json()
     assert proof["equal"] is True
@@ -78,7 +78,7 @@ def test_one_wrong_token_stops_the_run(assemble: Assemble, fault: Callable[[Any]
     trainer, witness = assemble()
     fault(trainer)
     with pytest.raises(OutsideError, match="other tokens than the file"):
-        witness.rehearse(trainer)
+        witness.dry_run_batches(trainer)
     with pytest.raises(OutsideError, match="other tokens than the file"):
         trainer.train()
     assert not witness.epochs

@@ -54,7 +54,7 @@ def test_flat_rows_are_the_same(policy: Path, tmp_path: Path) -> None:
     (flat, witness), (plain, _) = trainers
     flat.data_collator.flat = True
     assert next(iter(flat.get_train_dataloader()))["input_ids"].shape[0] == 1
-    assert witness.rehearse(flat) == witness.expected
+    assert witness.dry_run_batches(flat) == witness.expected
     assert_same(loss_and_gradients(flat), loss_and_gradients(plain), 1e-5)
 
 
@@ -63,7 +63,7 @@ def test_the_proof_sees_into_packed_rows(policy: Path, tmp_path: Path) -> None:
     file = mixed_run(tmp_path / "run")
     trainer, witness = start("sft", file, policy, tmp_path / "out", {}, packing=True)
     unpacked, other = start("sft", file, policy, tmp_path / "out", {})
-    assert witness.rehearse(trainer) == witness.expected == other.rehearse(unpacked)
+    assert witness.dry_run_batches(trainer) == witness.expected == other.dry_run_batches(unpacked)
     trainer.train()
     assert witness.as_json()["equal"] is True
     collate = trainer.data_collator
@@ -76,4 +76,4 @@ def test_the_proof_sees_into_packed_rows(policy: Path, tmp_path: Path) -> None:
 
     trainer.data_collator = wrong
     with pytest.raises(OutsideError, match="other tokens than the file"):
-        witness.rehearse(trainer)
+        witness.dry_run_batches(trainer)

@@ -57,7 +57,7 @@ def test_what_is_trained_is_what_was_sampled() -> None:
         for i, r in enumerate(data.rollout_ids)
     ]
     assert sorted(found) == sorted(expected)
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match="is empty"):
         training_rollouts(table.slice(0, 0))
     with pytest.raises(RefusedError, match="R501"):
         training_rollouts(table, "best", min_reward=2.0)

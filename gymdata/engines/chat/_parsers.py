@@ -1,6 +1,6 @@
 """Reading an assistant message from generated ids: content, reasoning and tool calls.
 
-What always holds: no text makes a reader raise; what does not parse is content; special tokens never reach content; the
+Invariants: no text makes a reader raise; what does not parse is content; special tokens never reach content; the
 same ids always give the same message, tool call ids included. The parsing itself is transformers', TRL's or vLLM's.
 """
 

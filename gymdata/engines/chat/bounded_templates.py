@@ -1,6 +1,6 @@
 """Jinja templates that cannot run on for ever or fill the memory: chat templates and judge prompts are others' programs.
 
-What always holds: a rendering ends after a bounded number of loop turns, seconds and characters, or fails with
+Invariants: a rendering ends after a bounded number of loop turns, seconds and characters, or fails with
 ``TemplateLimitError``, a TemplateError that says which limit it was; what keeps within the limits is rendered as by
 ``transformers`` (the same environment, filters and globals; a test compares the two). Nothing is interrupted from outside:
 the counting is compiled into the template.

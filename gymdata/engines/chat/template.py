@@ -1,6 +1,6 @@
 """A tokenizer with its chat template: messages to ids, ids to messages, and the environment's ids between two turns.
 
-What always holds: what a model wrote is read from its ids and never rendered again; a bridge is given only when the template
+Invariants: what a model wrote is read from its ids and never rendered again; a bridge is given only when the template
 provably leaves earlier messages alone; nothing that a model writes can make ``parse`` raise.
 """
 

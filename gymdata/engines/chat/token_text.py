@@ -1,6 +1,6 @@
 """Ids back to text, for people and for finding the cause of a break.
 
-What always holds: special tokens are written out; an id that the tokenizer does not know is shown as ``<id N>`` and never
+Invariants: special tokens are written out; an id that the tokenizer does not know is shown as ``<id N>`` and never
 left out; ``tokenizers`` is loaded when the first text is asked for, and ``transformers`` only for folders without a
 tokenizer.json.
 """

@@ -1,6 +1,6 @@
 """How a chat template closes an assistant's turn, and what it writes between that and the model's next word.
 
-What always holds: nothing that the model wrote is rendered; in its place stands a fixed text, rendered once alone and once
+Invariants: nothing that the model wrote is rendered; in its place stands a fixed text, rendered once alone and once
 with the new messages after it. A bridge is given only when both renderings are the same up to the token that closes the
 stand-in, when the new messages are really in it, and when the ids of the whole say the same as the ids of the part.
 """
@@ -142,7 +142,7 @@ class Bridge:
         alone_end = len(before) - head if alone is None else (alone_ends[alone - 1] if alone else 0)
         if closing is None or written is None or written.rstrip() != before[head : head + alone_end].rstrip():
             raise RefusedError(
-                f"what closes an assistant's turn cannot be told from what follows it: {after[head : head + 80]!r}",
+                f"what closes an assistant's turn cannot be distinguished from what follows it: {after[head : head + 80]!r}",
                 hint=_HINT,
             )
         ids = rest_ids[closing + 1 :]

@@ -10,7 +10,7 @@ the first that the server proves is used for the whole run:
   server splices them before its rendering of what is new;
 - ``messages``: nothing but messages; the prompt is what the server makes of them.
 
-What always holds: a prompt is kept as the server reports that it read it, in every way and on every turn, never as it was
+Invariants: a prompt is kept as the server reports that it read it, in every way and on every turn, never as it was
 meant. The prompt that would be on policy (the ids held and the bridge to what is new; where the template rewrites the past,
 the splice of the ids held into the rendering) is sent where that is possible, and nothing is ever claimed where it is not:
 a reported prompt that leaves what was sampled is a break of the row, with its position, and ``--on-break fail`` makes it a
@@ -49,7 +49,7 @@ _TOOL = {
     },
 }
 _RENDERS_AGAIN = (
-    "the server takes messages only and writes every prompt anew: one that no longer begins with what was sampled is kept "
+    "the server takes messages only and re-renders every prompt: one that no longer begins with what was sampled is kept "
     "as a break (--on-break fail refuses it)"
 )
 
@@ -82,7 +82,7 @@ class ChatServerSampler(ServerSampler):
         """Continue one conversation ``request.n`` times. Raises OutsideError("engine")."""
         asked = request.conversation
         if asked is None:
-            raise UsageError("a server that takes messages was asked without a conversation")
+            raise UsageError("a server that takes messages was called without a conversation")
         body = self._chat_body(asked, self._room(request), request.n, request.seed)
         sent = None
         if self.way == "ids":

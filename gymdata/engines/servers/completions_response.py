@@ -1,6 +1,6 @@
 """What a server's answers say: generations with their evidence, or why there are none.
 
-What always holds: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
+Invariants: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
 them checked; any other answer is the engine's fault, which may pass.
 """
 
@@ -15,7 +15,7 @@ from gymdata.engines.sampling import best_alternatives
 from gymdata.errors import OutsideError
 
 _NO_IDS = (
-    "it takes a vLLM server of version 0.10.2 or later, asked directly: a proxy must pass `return_token_ids` through"
+    "it takes a vLLM server of version 0.10.2 or later, called directly: a proxy must pass `return_token_ids` through"
 )
 _NO_LOGPROBS = "start the server without --max-logprobs 0"
 

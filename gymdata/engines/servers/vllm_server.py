@@ -1,6 +1,6 @@
 """A vLLM server behind an OpenAI-compatible URL: ids in through /v1/completions, ids and log-probabilities out.
 
-What always holds: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids,
+Invariants: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids,
 and returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
 is retried with growing pauses and then raised, and never becomes a generation.
 """

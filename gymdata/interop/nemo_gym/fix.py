@@ -1,6 +1,6 @@
 """Writing a repaired copy of NeMo Gym rows: clean lines byte for byte, faulty ones split, shortened or left out.
 
-What always holds: ids and log-probabilities are never changed; an item keeps its place in the conversation, in a later
+Invariants: ids and log-probabilities are never changed; an item keeps its place in the conversation, in a later
 part's input when it came before the part; the copy appears whole or not at all.
 """
 

@@ -1,6 +1,6 @@
 """NeMo Gym rows as rows of the rollouts table, with their token evidence.
 
-What always holds: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn (one that
+Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn (one that
 lacks only its prompt gets it from a ``PromptRebuilder`` where one is given, and ``extra`` names that turn); what has
 no column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them;
 a row that cannot be imported is named, and never hides another.

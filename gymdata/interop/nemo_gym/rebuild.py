@@ -2,7 +2,7 @@
 
 A call whose generation was captured and whose prompt was not gets the prompt that the conversation's template writes: the
 first call the rendering of what comes before it, a later call the ids held so far and, by ``splice``, what is new in the
-rendering. What always holds: captured prompts, generations and log-probabilities are never changed; a prompt that cannot be
+rendering. Invariants: captured prompts, generations and log-probabilities are never changed; a prompt that cannot be
 proved is not made but refused by name, and one that a later captured prompt speaks against is taken back. What nothing in
 the row can show (a first message that was edited, a tokenizer that is not the model's but has its ids) is not noticed, so
 rebuilt prompts stay marked.
@@ -158,7 +158,7 @@ class _Row:
         for ids in (held, generation):
             odd = next((i for i, token in enumerate(ids) if not 0 <= token < self._chat.vocab_size), None)
             if odd is not None:
-                raise _Refusal(f"id {ids[odd]} is none of this tokenizer's {self._chat.vocab_size}", odd)
+                raise _Refusal(f"id {ids[odd]} is not one of this tokenizer's {self._chat.vocab_size}", odd)
         before = self._spoken[: self._ends[number]]
         try:
             rendered = self._chat.encode(self._chat.text(before, self._tools or None, generate=True))
@@ -220,7 +220,7 @@ def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | N
     for place in (params, metadata if isinstance(metadata, dict) else {}):
         for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):
             if place.get(name):
-                return f"the request has {name!r}, which changes the prompt in a way that the row does not tell"
+                return f"the request has {name!r}, which changes the prompt in a way that the row does not record"
     if not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
         return "a tool that is no function has no place in the template"
     for _, item in walk(items):

@@ -1,6 +1,6 @@
 """One NeMo Gym row, parsed by simdjson or by Python's json, brought into one shape.
 
-What always holds: both ways give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
+Invariants: both ways give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
 never Python lists; a value of the wrong type is named with its turn and position.
 """
 

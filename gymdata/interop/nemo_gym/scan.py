@@ -4,7 +4,7 @@ A row has ``responses_create_params`` and ``response.output``; items of the outp
 ``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs``. A turn is a model call: a run of items that the
 model wrote (reasoning, function_call, assistant message), ended by the item with the ids or by what others wrote.
 
-What always holds: a row that the fast parser refuses goes alone through the slow one, which names what is wrong; both
+Invariants: a row that the fast parser refuses goes alone through the slow one, which names what is wrong; both
 give the same findings; no Python loop over tokens; importing this loads neither pyarrow nor polars, and numpy is loaded only
 for what is odd, for on a small file its start-up would cost as much as the scan.
 """

@@ -1,6 +1,6 @@
 """Scanning a NeMo Gym file in blocks, and in two processes where that is safe.
 
-What always holds: the result does not depend on the number of processes; a child that fails takes the whole scan with
+Invariants: the result does not depend on the number of processes; a child that fails takes the whole scan with
 it, never a part of the rows; memory is a block, not the file.
 """
 

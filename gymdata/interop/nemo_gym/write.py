@@ -1,6 +1,6 @@
 """Rollouts as NeMo Gym rows, with whole prompts on the item that ends each model call.
 
-What always holds: a row that was imported is written as it was (log-probabilities as float32), whatever of it has no
+Invariants: a row that was imported is written as it was (log-probabilities as float32), whatever of it has no
 column included; of other rollouts the messages become items, and turns that no message names are counted, never dropped
 in silence. A prompt that an import rebuilt is written like a captured one, and its item says so (``MARK``).
 """

@@ -1,6 +1,6 @@
 """ATIF trajectories (1.0 to 1.7) as rows of the rollouts table.
 
-What always holds: a step is a turn when its ``metrics`` have the ids of prompt and completion, it was one model call, and
+Invariants: a step is a turn when its ``metrics`` have the ids of prompt and completion, it was one model call, and
 it is not context that was copied from another trajectory; steps of embedded subagents are turns of their agent, without a
 message in the conversation; whatever else a trajectory says is kept, so that exporting gives it back with log-probabilities
 as float32.

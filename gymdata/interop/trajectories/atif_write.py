@@ -3,7 +3,7 @@
 ``metrics`` of an agent's step have ``prompt_token_ids``, ``completion_token_ids`` and ``logprobs``; the reward, for which
 ATIF has no field, is ``extra.reward``.
 
-What always holds: reading what is written gives the messages, turns and columns back; ``logprobs`` are finite, as ATIF has
+Invariants: reading what is written gives the messages, turns and columns back; ``logprobs`` are finite, as ATIF has
 them, or they are in ``extra``.
 """
 

@@ -1,6 +1,6 @@
 """JSON values of a file: one document over many lines, or one a line.
 
-What always holds: a value that is no JSON is told with its line and hides no other.
+Invariants: a value that is no JSON is told with its line and hides no other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files of NeMo Agent Toolkit trajectories: ``.json`` holds a ``TrajectoryCollection``, ``.jsonl`` a trajectory a line.
 
-What always holds: the trajectories of one example lie in one inner list, in the order in which examples first appear; a
+Invariants: the trajectories of one example lie in one inner list, in the order in which examples first appear; a
 whole import goes back into the documents and lists that it came from. Memory does not grow with the rollouts.
 """
 

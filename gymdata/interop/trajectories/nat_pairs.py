@@ -1,7 +1,7 @@
 """Preference pairs of the NeMo Agent Toolkit: DPO JSON lines (``prompt``, ``chosen_response``, ``rejected_response``), and
 trajectories whose episodes are ``DPOItem``s.
 
-What always holds: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
+Invariants: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
 else a row says is kept with its messages, so that exporting gives it back. The format holds one text a response: a pair
 that has more is left out and counted. Pairs of these files have no token ids, and DPO lines no margin (it is NaN).
 """
@@ -252,7 +252,7 @@ def _extra(kept: Mapping[str, Any]) -> str:
     try:
         return STRICT.encode({_KEPT: kept})
     except ValueError:
-        raise BadItem("S101", "a number that is not finite, in a field that is none of the format's") from None
+        raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
 
 
 def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Trajectories of the NeMo Agent Toolkit as rows: a ``TrajectoryCollection``, nested lists, or one ``Trajectory`` a line.
 
-What always holds: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
+Invariants: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
 and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their ``metadata`` names
 one example, else when they have one prompt: an inner list is not enough, for with one generation an example the toolkit
 puts all of them into one.

@@ -3,7 +3,7 @@
 An item is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are spelt ``token_id:N``, as vLLM does
 when it is asked for ids, so they can be read back; the prompt's ids are in its ``metadata``.
 
-What always holds: reading what is written gives the messages, turns and columns back; a rollout without reward is left
+Invariants: reading what is written gives the messages, turns and columns back; a rollout without reward is left
 out, because a trajectory has one and 0 would be invented.
 """
 

@@ -1,6 +1,6 @@
 """What a rollout of ours says beyond a foreign format's fields, and a foreign trajectory beyond our columns.
 
-What always holds: ``from_own(own_columns(row))`` gives the columns back; facts of a message are exactly what reading its
+Invariants: ``from_own(own_columns(row))`` gives the columns back; facts of a message are exactly what reading its
 foreign form would get wrong; a kept source comes back as it was, except for numbers that were given since.
 """
 

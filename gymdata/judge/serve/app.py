@@ -1,6 +1,6 @@
 """The compare server that online trainers call: /compare, /verify, /health, /metrics.
 
-What always holds: requests and answers keep the published shapes; every request ends in a reward or in a status that says
+Invariants: requests and answers keep the published shapes; every request ends in a reward or in a status that says
 why there is none, also when the server stops; what was judged is written down before it is answered.
 """
 
@@ -18,12 +18,12 @@ from fastapi.responses import PlainTextResponse, Response
 
 from gymdata import genrm
 from gymdata.judge.groups import response_transcript
-from gymdata.judge.pairwise import Contest, Entrant, digest
+from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered
-from gymdata.judge.serve.request_queue import Desk
+from gymdata.judge.serve.request_queue import RequestQueue
 from gymdata.judge.serve.requests import Bodies, OnlyHosts, Refused, refused_fields
 from gymdata.judge.settings import ServeConfig
-from gymdata.judge.verdict_cache import Kept
+from gymdata.judge.verdict_cache import VerdictCache
 
 _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
 #: Time for what is being judged when the server stops; those who wait for members are answered before.
@@ -78,12 +78,17 @@ class Service:
     """The endpoints' work. ``run_id`` goes into every comparison; ``say`` hears what the operator should know."""
 
     def __init__(
-        self, config: ServeConfig, desk: Desk, answers: Kept, run_id: str, say: Callable[[str], None] = lambda _: None
+        self,
+        config: ServeConfig,
+        queue: RequestQueue,
+        answers: VerdictCache,
+        run_id: str,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.config, self.desk, self.run_id = config, desk, run_id
+        self.config, self.queue, self.run_id = config, queue, run_id
         self.bodies = Bodies.of(config)
         size = max(2, config.num_rollouts_per_prompt)
-        self.cohorts = Cohorts(size, config.cohort_timeout, desk.decide, answers, config.max_waiting)
+        self.cohorts = Cohorts(size, config.cohort_timeout, queue.decide, answers, config.max_waiting)
         self.requests: dict[tuple[str, int], int] = {}
         self._say = say
         self._hid_a_principle = False
@@ -132,7 +137,7 @@ class Service:
             return _json(200, {"rewards": rewards, "comparison_results": [], "metrics": {}, "failures": []})
         return _json(*await self._compared(contest))
 
-    def _contest(self, body: bytes) -> tuple[Contest | None, int]:
+    def _contest(self, body: bytes) -> tuple[Comparison | None, int]:
         """What is to be judged, None for fewer than two responses; and how many there are."""
         given = self.bodies.parse(body)
         listed = given.get("response_objs") if isinstance(given, dict) else None
@@ -145,12 +150,12 @@ class Service:
             return None, len(texts)
         principle = self._principle(request.principle)
         conversation = as_messages(request.conversation_history)
-        entrants = [Entrant(str(n), n, answer, reasoning) for n, (reasoning, answer) in enumerate(texts)]
-        group = digest(repr(conversation), principle or "", *(e.answer for e in entrants))
-        return Contest(self.run_id, group, group, conversation, entrants, principle), len(texts)
+        candidates = [Candidate(str(n), n, answer, reasoning) for n, (reasoning, answer) in enumerate(texts)]
+        group = digest(repr(conversation), principle or "", *(e.answer for e in candidates))
+        return Comparison(self.run_id, group, group, conversation, candidates, principle), len(texts)
 
-    async def _compared(self, contest: Contest) -> tuple[int, dict[str, Any]]:
-        outcome = await self.desk.decide(contest)
+    async def _compared(self, contest: Comparison) -> tuple[int, dict[str, Any]]:
+        outcome = await self.queue.decide(contest)
         without = [n for n, reward in enumerate(outcome.rewards) if reward is None]
         body = {
             "rewards": outcome.rewards,
@@ -202,10 +207,10 @@ class Service:
         apart = ("group", group, attempt) if group is not None else ()
         key = digest(*belongs, *apart, _canonical(request.responses_create_params.input), request.principle or "")
         reasoning, answer = self._texts(request.response)
-        entrant = Entrant(rollout or "", 0, answer, reasoning)
+        candidate = Candidate(rollout or "", 0, answer, reasoning)
         written = (f"{group}#{attempt}" if attempt != "0" else str(group)) if named else ""
         principle = self._principle(request.principle)
-        contest = Contest(self.run_id, written, prompt or group or task or "", conversation, [entrant], principle)
+        contest = Comparison(self.run_id, written, prompt or group or task or "", conversation, [candidate], principle)
         identity = (str(group), attempt, str(rollout)) if named else None
         index = request.rollout_index if task is not None else None
         return Member(key, identity, contest, index), not {"reward", "judge_failed", "judge_failure"}.isdisjoint(given)
@@ -227,7 +232,7 @@ class Service:
         """That it runs, and what it is waiting for."""
         return {
             "status": "ok",
-            "judge": self.desk.referee.judge_name,
+            "judge": self.queue.pairwise_judge.judge_name,
             "open_cohorts": self.cohorts.open(),
             "members_waiting": self.cohorts.waiting(),
             "cohorts_judging": self.cohorts.judging(),
@@ -243,7 +248,7 @@ class Service:
             "cohorts_completed_total": self.cohorts.completed,
             "cohorts_expired_total": self.cohorts.expired,
             "cohorts_failed_total": self.cohorts.failed,
-            **self.desk.figures(),
+            **self.queue.figures(),
         }
         lines, typed = [], ""
         for name, value in figures.items():

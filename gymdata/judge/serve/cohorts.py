@@ -1,6 +1,6 @@
 """Gathers the members of a group that arrive one by one, judges them together and answers each with its own reward.
 
-What always holds: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
+Invariants: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
 further member opens another; with group and rollout ids a repeated request joins or repeats its own answer and is never a
 second member; an answer that was given is kept and given again, also after a restart; no more members wait than may.
 """
@@ -12,9 +12,9 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from gymdata.judge.pairwise import Contest, Entrant, digest
+from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.request_queue import Outcome
-from gymdata.judge.verdict_cache import Kept
+from gymdata.judge.verdict_cache import VerdictCache
 
 
 class NotAnswered(Exception):  # noqa: N818 - an answer of its own kind, not a defect
@@ -32,29 +32,29 @@ class Member:
 
     key: str
     identity: tuple[str, str, str] | None
-    contest: Contest  # with this one entrant
+    contest: Comparison  # with this one entrant
     index: int | None = None
 
     @property
-    def entrant(self) -> Entrant:
-        return self.contest.entrants[0]
+    def candidate(self) -> Candidate:
+        return self.contest.candidates[0]
 
     @property
     def content(self) -> str:
         """What must not change when a request is repeated."""
-        return digest(repr(self.contest.conversation), self.entrant.answer, self.contest.principle or "")
+        return digest(repr(self.contest.conversation), self.candidate.answer, self.contest.principle or "")
 
     @property
-    def seat(self) -> tuple[str, ...] | None:
+    def waiter_key(self) -> tuple[str, ...] | None:
         """Equal for a request and its repetition while the first waits. An index comes again in the next epoch, with
-        another response, so it names a seat only together with the response."""
+        another response, so it names a waiter only together with the response."""
         if self.identity is None and self.index is not None:
             return (self.key, str(self.index), self.content)
         return self.identity
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Waiter:
     member: Member
     answer: asyncio.Future[float]
 
@@ -63,7 +63,7 @@ class _Seat:
 class _Cohort:
     key: str
     number: int
-    seats: list[_Seat] = field(default_factory=list)
+    waiters: list[_Waiter] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -75,8 +75,8 @@ class Cohorts:
         self,
         size: int,
         timeout_s: float,
-        decide: Callable[[Contest], Awaitable[Outcome]],
-        answers: Kept,
+        decide: Callable[[Comparison], Awaitable[Outcome]],
+        answers: VerdictCache,
         max_waiting: int,
     ) -> None:
         self.size, self.timeout_s, self._decide, self._answers = size, timeout_s, decide, answers
@@ -84,9 +84,9 @@ class Cohorts:
         self._waiting = 0
         self._stopping: NotAnswered | None = None
         self._open: dict[str, _Cohort] = {}
-        self._seats: dict[tuple[str, ...], _Seat] = {}
+        self._waiters: dict[tuple[str, ...], _Waiter] = {}
         #: Contests that left a member without a reward: its repetition asks again for what failed.
-        self._unanswered: dict[tuple[str, str, str], Contest] = {}
+        self._unanswered: dict[tuple[str, str, str], Comparison] = {}
         self._numbers: dict[str, int] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self.completed = self.expired = self.failed = 0
@@ -100,14 +100,14 @@ class Cohorts:
             if known is not None:
                 _same(member, known["content"])
                 return float(known["reward"])
-        if member.seat is not None and (seat := self._seats.get(member.seat)) is not None:
-            _same(member, seat.member.content)
-            return await asyncio.shield(seat.answer)
+        if member.waiter_key is not None and (waiter := self._waiters.get(member.waiter_key)) is not None:
+            _same(member, waiter.member.content)
+            return await asyncio.shield(waiter.answer)
         if identity is not None:
             contest = self._unanswered.get(identity)
             if contest is not None:
                 return await self._again(member, contest)
-        return await asyncio.shield(self._sit(member).answer)
+        return await asyncio.shield(self._add_waiter(member).answer)
 
     def waiting(self) -> int:
         """Members in cohorts that are not full."""
@@ -126,7 +126,7 @@ class Cohorts:
         have ``grace_s`` to end."""
         self._stopping = NotAnswered("stopping", why)
         for cohort in list(self._open.values()):
-            arrived = f"{why}: {len(cohort.seats)} of {self.size} members had arrived"
+            arrived = f"{why}: {len(cohort.waiters)} of {self.size} members had arrived"
             self._end(cohort, NotAnswered("stopping", arrived))
         if self._judging and grace_s:
             await asyncio.wait(self._judging, timeout=grace_s)
@@ -136,58 +136,58 @@ class Cohorts:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _sit(self, member: Member) -> _Seat:
+    def _add_waiter(self, member: Member) -> _Waiter:
         loop = asyncio.get_running_loop()
         cohort = self._open.get(member.key)
         # The last member of a cohort is always let in: it ends the waiting of the others.
-        if self._waiting >= self.max_waiting and (cohort is None or len(cohort.seats) < self.size - 1):
+        if self._waiting >= self.max_waiting and (cohort is None or len(cohort.waiters) < self.size - 1):
             raise NotAnswered("waiting", f"{self._waiting:,} members are waiting for the others of their cohorts")
         if cohort is None:
             number = self._numbers.get(member.key, 0) if member.identity else 0
             cohort = self._open[member.key] = _Cohort(member.key, number)
             cohort.timer = loop.call_later(self.timeout_s, self._expire, cohort)
-        seat = _Seat(member, loop.create_future())
+        waiter = _Waiter(member, loop.create_future())
         # A caller that has hung up leaves nobody to look at a fault.
-        seat.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        cohort.seats.append(seat)
+        waiter.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        cohort.waiters.append(waiter)
         self._waiting += 1
-        if member.seat is not None:
-            self._seats[member.seat] = seat
-        if len(cohort.seats) == self.size:
+        if member.waiter_key is not None:
+            self._waiters[member.waiter_key] = waiter
+        if len(cohort.waiters) == self.size:
             self._close(cohort)
             task = loop.create_task(self._judge(cohort))
             self._judging.add(task)
             task.add_done_callback(self._judging.discard)
-        return seat
+        return waiter
 
     def _close(self, cohort: _Cohort) -> None:
         if self._open.get(cohort.key) is cohort:
             del self._open[cohort.key]
-            self._waiting -= len(cohort.seats)
+            self._waiting -= len(cohort.waiters)
         if cohort.timer is not None:
             cohort.timer.cancel()
 
     def _expire(self, cohort: _Cohort) -> None:
         self.expired += 1
-        reason = f"{len(cohort.seats)} of {self.size} members arrived within {self.timeout_s:g} s"
+        reason = f"{len(cohort.waiters)} of {self.size} members arrived within {self.timeout_s:g} s"
         self._end(cohort, NotAnswered("cohort_incomplete", reason))
 
     def _end(self, cohort: _Cohort, fault: NotAnswered) -> None:
         self._close(cohort)
-        for seat in cohort.seats:
-            self._forget(seat)
-            if not seat.answer.done():
-                seat.answer.set_exception(fault)
+        for waiter in cohort.waiters:
+            self._forget(waiter)
+            if not waiter.answer.done():
+                waiter.answer.set_exception(fault)
 
-    def _forget(self, seat: _Seat) -> None:
-        if seat.member.seat is not None:
-            self._seats.pop(seat.member.seat, None)
+    def _forget(self, waiter: _Waiter) -> None:
+        if waiter.member.waiter_key is not None:
+            self._waiters.pop(waiter.member.waiter_key, None)
 
     async def _judge(self, cohort: _Cohort) -> None:
-        # By rollout id, so that a group judged again after a restart has the same seats and finds its verdicts.
-        if all(seat.member.identity for seat in cohort.seats):
-            cohort.seats.sort(key=lambda seat: natural(seat.member.entrant.rollout_id))
-        if cohort.seats[0].member.identity:
+        # By rollout id, so that a group judged again after a restart has the same waiters and finds its verdicts.
+        if all(waiter.member.identity for waiter in cohort.waiters):
+            cohort.waiters.sort(key=lambda waiter: natural(waiter.member.candidate.rollout_id))
+        if cohort.waiters[0].member.identity:
             self._numbers[cohort.key] = cohort.number + 1
         try:
             contest = self._contest(cohort)
@@ -199,11 +199,11 @@ class Cohorts:
                 return
             raise
         self.completed += 1
-        for place, seat in enumerate(cohort.seats):
-            self._settle(seat.member, contest, outcome, place, seat)
+        for place, waiter in enumerate(cohort.waiters):
+            self._settle(waiter.member, contest, outcome, place, waiter)
 
     def _settle(
-        self, member: Member, contest: Contest, outcome: Outcome, place: int, seat: _Seat | None
+        self, member: Member, contest: Comparison, outcome: Outcome, place: int, waiter: _Waiter | None
     ) -> float | None:
         """Keep the reward, then tell whoever waits for it."""
         reward = outcome.rewards[place]
@@ -213,19 +213,19 @@ class Cohorts:
                 self._unanswered.pop(member.identity, None)
             else:
                 self._unanswered[member.identity] = contest
-        if seat is not None:
-            self._forget(seat)
-            if not seat.answer.done():
+        if waiter is not None:
+            self._forget(waiter)
+            if not waiter.answer.done():
                 if reward is None:
-                    seat.answer.set_exception(NotAnswered("judge_failed", outcome.why_none(place)))
+                    waiter.answer.set_exception(NotAnswered("judge_failed", outcome.why_none(place)))
                 else:
-                    seat.answer.set_result(reward)
+                    waiter.answer.set_result(reward)
         return reward
 
-    async def _again(self, member: Member, contest: Contest) -> float:
+    async def _again(self, member: Member, contest: Comparison) -> float:
         """Judge a contest once more for a member that it left without a reward; what was judged is not asked again."""
-        place = next(n for n, e in enumerate(contest.entrants) if e.rollout_id == member.entrant.rollout_id)
-        before = replace(member, contest=replace(contest, entrants=[contest.entrants[place]]))
+        place = next(n for n, e in enumerate(contest.candidates) if e.rollout_id == member.candidate.rollout_id)
+        before = replace(member, contest=replace(contest, candidates=[contest.candidates[place]]))
         _same(member, before.content)
         outcome = await self._decide(contest)
         reward = self._settle(member, contest, outcome, place, None)
@@ -233,18 +233,18 @@ class Cohorts:
             raise NotAnswered("judge_failed", outcome.why_none(place))
         return reward
 
-    def _contest(self, cohort: _Cohort) -> Contest:
-        first = cohort.seats[0].member.contest
-        entrants = [
-            Entrant(e.rollout_id or str(n), n, e.answer, e.reasoning)
-            for n, e in enumerate(seat.member.entrant for seat in cohort.seats)
+    def _contest(self, cohort: _Cohort) -> Comparison:
+        first = cohort.waiters[0].member.contest
+        candidates = [
+            Candidate(e.rollout_id or str(n), n, e.answer, e.reasoning)
+            for n, e in enumerate(waiter.member.candidate for waiter in cohort.waiters)
         ]
         group = first.group_id
         if not group:
-            group = digest(repr(first.conversation), first.principle or "", *(e.answer for e in entrants))
+            group = digest(repr(first.conversation), first.principle or "", *(e.answer for e in candidates))
         elif cohort.number:
             group = f"{group}+{cohort.number}"
-        return Contest(first.run_id, group, first.task_id or group, first.conversation, entrants, first.principle)
+        return Comparison(first.run_id, group, first.task_id or group, first.conversation, candidates, first.principle)
 
 
 def natural(text: str) -> list[tuple[int, int | str]]:

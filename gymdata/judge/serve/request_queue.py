@@ -1,6 +1,6 @@
 """One contest to rewards, for the compare server: judged, written down, aggregated.
 
-What always holds: every match of the schedule is in the result or among its failures; a response none of whose matches was
+Invariants: every match of the schedule is in the result or among its failures; a response none of whose matches was
 judged has no reward here, whatever it is answered later.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from gymdata import genrm
 from gymdata.genrm.aggregate import Adjustments
-from gymdata.judge.pairwise import Contest, Judged, Referee, comparison_rows, matches_of, sizes_of
+from gymdata.judge.pairwise import Comparison, Judged, PairwiseJudge, comparison_rows, matches_of, sizes_of
 from gymdata.judge.settings import ServeConfig
-from gymdata.judge.verdict_cache import Added
+from gymdata.judge.verdict_cache import VerdictLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +50,29 @@ class Outcome:
         return f"none of its comparisons gave a score ({said}){f': {first}' if first else ''}"
 
 
-class Desk:
+class RequestQueue:
     """Decides contests with one referee and the server's settings."""
 
-    def __init__(self, config: ServeConfig, referee: Referee, comparisons: Added) -> None:
-        self.config, self.referee, self.comparisons = config, referee, comparisons
+    def __init__(self, config: ServeConfig, pairwise_judge: PairwiseJudge, comparisons: VerdictLog) -> None:
+        self.config, self.pairwise_judge, self.comparisons = config, pairwise_judge, comparisons
         self._adjust = Adjustments(**config.adjustments())
         self.decided = 0
 
-    async def decide(self, contest: Contest) -> Outcome:
+    async def decide(self, contest: Comparison) -> Outcome:
         """Judge a contest of two or more. Raises UsageError for fewer."""
         config = self.config
-        plan = genrm.schedule(config.comparison_strategy, len(contest.entrants), config.num_judges_per_comparison)
-        judged = await self.referee.contest(contest, plan)
-        for row in comparison_rows(contest, judged, self.referee.judge_name):
+        plan = genrm.schedule(config.comparison_strategy, len(contest.candidates), config.num_judges_per_comparison)
+        judged = await self.pairwise_judge.contest(contest, plan)
+        for row in comparison_rows(contest, judged, self.pairwise_judge.judge_name):
             # What failed may be judged later under the same id, so only an end is written down.
             if row["status"] != "failed":
                 self.comparisons.add(row)
         rewards = genrm.aggregate(
             matches_of(judged),
-            len(contest.entrants),
+            len(contest.candidates),
             config.aggregator_method,
             adjust=self._adjust,
-            sizes=sizes_of(contest.entrants),
+            sizes=sizes_of(contest.candidates),
             empty_is_longest=False,
         )
         self.decided += 1
@@ -81,7 +81,7 @@ class Desk:
 
     def figures(self) -> Mapping[str, float]:
         """Running totals for /metrics."""
-        tally = self.referee.tally
+        tally = self.pairwise_judge.tally
         return {
             "contests_decided_total": self.decided,
             "judge_calls_total": tally.asked,

@@ -1,6 +1,6 @@
 """What a request must be before it is looked at: for this host, JSON, and within the server's limits.
 
-What always holds: a request that is refused is answered with a JSON object that says what was got, what the limit is, and
+Invariants: a request that is refused is answered with a JSON object that says what was got, what the limit is, and
 which flag raises it; a body over the limit is never kept, and a hostile one is refused by its size and its brackets, before
 anything is made of it; big bodies are parsed in a thread, so that other requests are answered meanwhile.
 """

@@ -1,6 +1,6 @@
 """``serve-genrm``: joins a configuration to a judge, a folder and the compare server, and serves until it is stopped.
 
-What always holds: one process serves a folder; what is in the folder is used again after a restart.
+Invariants: one process serves a folder; what is in the folder is used again after a restart.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.judge.judges import load_judge, reading_of
-from gymdata.judge.pairwise import Referee
+from gymdata.judge.pairwise import PairwiseJudge
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import ServeConfig
-from gymdata.judge.verdict_cache import Added, Claimed, Kept
+from gymdata.judge.verdict_cache import FolderClaim, VerdictCache, VerdictLog
 from gymdata.store import read_run_json, write_run_json
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.stage_output import refuse_other_kind
@@ -46,22 +46,22 @@ def serve_genrm(
         import uvicorn
 
         from gymdata.judge.serve.app import Service, create_app
-        from gymdata.judge.serve.request_queue import Desk
+        from gymdata.judge.serve.request_queue import RequestQueue
     judge = judge or load_judge(config)
     with contextlib.ExitStack() as stack:
         folder = config.output
         run_id = secrets.token_hex(8)
         if folder is not None:
             refuse_other_kind(folder / RUN_JSON, "serve-genrm")
-            stack.callback(Claimed(folder).close)
+            stack.callback(FolderClaim(folder).close)
             run_id = _run_id(folder, config, judge, command)
-        kept, answers = (Kept(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
-        comparisons = Added(folder and folder / "comparisons.jsonl", "comparison_id")
+        kept, answers = (VerdictCache(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
+        comparisons = VerdictLog(folder and folder / "comparisons.jsonl", "comparison_id")
         for file in (kept, answers, comparisons):
             stack.callback(file.close)
             for repair in file.repairs:
                 say(f"repaired after a crash: {repair}")
-        referee = Referee(
+        pairwise_judge = PairwiseJudge(
             judge,
             kept,
             reading_of(config, retry_unparsed=True),
@@ -69,10 +69,10 @@ def serve_genrm(
             concurrency=config.concurrency,
             stop_when_gone=False,
         )
-        service = Service(config, Desk(config, referee, comparisons), answers, run_id, say)
+        service = Service(config, RequestQueue(config, pairwise_judge, comparisons), answers, run_id, say)
 
         async def stop() -> None:
-            await referee.close()
+            await pairwise_judge.close()
             await judge.close()
 
         trouble: list[BaseException] = []

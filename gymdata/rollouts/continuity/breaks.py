@@ -1,6 +1,6 @@
 """Where two id lists that begin alike run together again: the differing spans of a break.
 
-What always holds: spans are in order, the first begins at the break, and outside of them both lists agree up to the end
+Invariants: spans are in order, the first begins at the break, and outside of them both lists agree up to the end
 of the first one; the cost grows as n·log n with the tokens after the break.
 """
 
@@ -142,7 +142,7 @@ _SAME_TEXT_AROUND = 4
 EXPLANATIONS = {
     "T200": "what the model wrote became another text, and no known cause fits",
     "T201": "the same text came back as other tokens: it was decoded and encoded again",
-    "T202": "the assistant turn was rendered anew: equal after parsing tool calls and white space",
+    "T202": "the assistant turn was re-rendered: equal after parsing tool calls and white space",
     "T203": "a message that came before was changed or removed",
     "T204": "the front of the conversation was dropped",
 }

@@ -1,6 +1,6 @@
 """The marks that chat templates put between messages, in decoded text.
 
-What always holds: only the outside of messages is read here; a mark that is not known is no border, so in doubt a text is
+Invariants: only the outside of messages is read here; a mark that is not known is no border, so in doubt a text is
 taken as plain.
 """
 

@@ -122,7 +122,7 @@ def _closed_at_the_end(
     if len(tail) == 1 and following and tail[0] not in end_of_turn and len(following) > 1:
         return
     raise SpliceRefusedError(
-        "the rendered history goes on after its last end-of-turn token", closed + 1, template_prefix, template
+        "the rendered history continues after its last end-of-turn token", closed + 1, template_prefix, template
     )
 
 
@@ -150,7 +150,7 @@ def _rewritten(
     opens = [list(template[start : start + len(header)]) == header for start in starts[:-1]]
     if not opens[n - 1] or any(opens[n:]):
         raise SpliceRefusedError(
-            "the template rewrote the history, and its last assistant turn cannot be told from the others",
+            "the template rewrote the history, and its last assistant turn cannot be distinguished from the others",
             at,
             template_prefix,
             template,

@@ -1,6 +1,6 @@
 """Repairing rollouts with faults: which turns are kept, and in how many rollouts.
 
-What always holds: no token is invented or changed, turns are only left out or put into a rollout of their own; every cost
+Invariants: no token is invented or changed, turns are only left out or put into a rollout of their own; every cost
 is counted; what is kept has no errors left. ``split`` starts a new rollout at a break, ``truncate`` keeps the head before
 the first fault, ``drop`` removes the rollout. A turn with another fault than a break cannot be trained, so ``split``, too,
 keeps only what comes before it.

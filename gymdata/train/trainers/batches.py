@@ -1,6 +1,6 @@
 """Batches straight from saved ids and masks.
 
-What always holds: a batch holds the ids and masks of its rows as they are in the file, right-padded, position for
+Invariants: a batch holds the ids and masks of its rows as they are in the file, right-padded, position for
 position; rows are named, so that every later step can say which sequences it is looking at. The dataset that TRL gets is
 row numbers only: there is no text that it could tokenise again.
 """

@@ -1,6 +1,6 @@
 """DPO on exact tokens: TRL's DPOTrainer, given saved ids and masks in place of text.
 
-What always holds: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed
+Invariants: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed
 code are used as they are. Only what it has no place for is computed here: reference log-probabilities without a text
 dataset, and the weight and margin of a pair.
 """
@@ -21,7 +21,7 @@ from gymdata.train.data import TrainingPairs
 from gymdata.train.settings import TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = DPOConfig
 #: Losses that are a mean over pairs of something that a weight and a margin can be put into.
@@ -46,7 +46,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         self,
         *,
         pairs: TrainingPairs,
-        witness: Witness,
+        witness: TokenChecksumCallback,
         reference: np.ndarray | None,
         pair_weights: bool,
         margin_scale: float,

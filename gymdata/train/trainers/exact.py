@@ -1,6 +1,6 @@
 """What every trainer on exact tokens shares, whichever library class it is made from.
 
-What always holds: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
+Invariants: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
 cut or drop; a loss that is not finite stops the run with the rollouts of its batch.
 """
 
@@ -14,14 +14,14 @@ import torch
 
 from gymdata.errors import OutsideError
 from gymdata.train.data import TrainingData
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 
 class Exact:
     """Comes before the library's trainer among the bases. ``data`` and ``witness`` are set before its ``__init__``."""
 
     data: TrainingData
-    witness: Witness
+    witness: TokenChecksumCallback
     state: Any
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:

@@ -1,6 +1,6 @@
 """KTO on exact tokens: TRL's KTOTrainer, given saved ids, masks and labels in place of text.
 
-What always holds: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed code
+Invariants: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed code
 are used as they are. The order of training is drawn once from the seed, so that the completions that a batch lends each
 other for its estimate of the KL are of other tasks; every process and every resumed run has that order.
 """
@@ -21,7 +21,7 @@ from gymdata.train.data_kto import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import ROWS, padded, padded_lists, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = KTOConfig
 _KL = "KL_"
@@ -84,7 +84,13 @@ class ExactKTOTrainer(Exact, KTOTrainer):
     """KTOTrainer over ``data``. ``reference``: float64 (rows, 2), log-probs of each row's own and crossed completion."""
 
     def __init__(
-        self, *, data: TrainingLabels, witness: Witness, args: KTOConfig, processing_class: Any, **rest: Any
+        self,
+        *,
+        data: TrainingLabels,
+        witness: TokenChecksumCallback,
+        args: KTOConfig,
+        processing_class: Any,
+        **rest: Any,
     ) -> None:
         self.data, self.witness = data, witness
         self.reference: np.ndarray | None = None

@@ -1,6 +1,6 @@
 """Starts the training process and follows it; the parent loads neither torch nor TRL.
 
-What always holds: what the process says for people reaches ``Progress``, everything else goes to ``job/trainer.log``; a
+Invariants: what the process says for people reaches ``Progress``, everything else goes to ``job/trainer.log``; a
 failure is raised as the error that the process named, or as the trainer's with the last lines of its log.
 """
 
@@ -63,7 +63,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
                 for raw in process.stdout:
                     line = raw.decode(errors="replace")
                     if line.startswith(_EVENT):
-                        _hear(json.loads(line[len(_EVENT) :]), told, progress)
+                        _handle_event(json.loads(line[len(_EVENT) :]), told, progress)
                     else:
                         noise.write(raw)
                         noise.flush()
@@ -84,7 +84,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     return told
 
 
-def _hear(message: Mapping[str, Any], told: dict[str, Any], progress: Progress) -> None:
+def _handle_event(message: Mapping[str, Any], told: dict[str, Any], progress: Progress) -> None:
     kind = message["event"]
     if kind == "step":
         progress.update(done=message["done"], total=message["total"], fresh=message["fresh"])

@@ -1,6 +1,6 @@
 """What a training run tells while it runs and leaves behind: events for the parent, metrics.jsonl and curve.png.
 
-What always holds: only the main process writes; a resumed run's file has every step once.
+Invariants: only the main process writes; a resumed run's file has every step once.
 """
 
 from __future__ import annotations

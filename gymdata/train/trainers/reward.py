@@ -1,6 +1,6 @@
 """A reward model from exact tokens: TRL's RewardTrainer, given the saved ids of pairs in place of text.
 
-What always holds: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read
+Invariants: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read
 where the answer really ends; pairs of held-out tasks are never trained on, and what the model makes of them is in run.json.
 """
 
@@ -26,7 +26,7 @@ from gymdata.train.data_reward import RewardPairs
 from gymdata.train.settings import TrainRewardConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = RewardConfig
 
@@ -79,7 +79,7 @@ class ExactRewardTrainer(Exact, RewardTrainer):
         self,
         *,
         data: RewardPairs,
-        witness: Witness,
+        witness: TokenChecksumCallback,
         weight: np.ndarray,
         margin: np.ndarray,
         args: RewardConfig,

@@ -1,6 +1,6 @@
 """Batch RL on saved experiences: a transformers.Trainer whose loss uses the saved ids, log-probs and advantages.
 
-What always holds: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
+Invariants: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
 tokens whose mask is 0 (prompts, tool output, padding) have no part in loss or gradient; the loss is a mean over the
 trained tokens of the whole global batch, so neither batch size, accumulation nor the number of processes changes it.
 """
@@ -25,7 +25,7 @@ from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
 from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
-from gymdata.train.trainers.token_check_callback import Witness
+from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 _MAY_BE_FAR = 0.05
 #: Up to so many logits a batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
@@ -179,7 +179,7 @@ class BatchRLTrainer(Exact, Trainer):
         self,
         *,
         data: TrainingExperiences,
-        witness: Witness,
+        witness: TokenChecksumCallback,
         loss: PolicyLoss,
         args: RLConfig,
         processing_class: Any,

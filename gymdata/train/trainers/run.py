@@ -6,7 +6,7 @@ never hold a device together. With several processes the first one becomes ``acc
 A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,
 the class of its arguments, and ``build(config, data, job, **trainer arguments)``.
 
-What always holds: it dies with its parent; every way to fail is told to the parent as an event; the model is saved only
+Invariants: it dies with its parent; every way to fail is told to the parent as an event; the model is saved only
 after the proof of every epoch held.
 """
 
@@ -72,7 +72,7 @@ def train(job: dict[str, Any]) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
     trainer, witness, stopper = assemble(job)
-    seen = witness.rehearse(trainer)
+    seen = witness.dry_run_batches(trainer)
     if trainer.is_world_process_zero():
         event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=seen == witness.expected)
     if job["dry_run"]:
@@ -105,7 +105,7 @@ def train(job: dict[str, Any]) -> int:
 
 def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     """(trainer, its witness, what listens for Ctrl-C), everything loaded and nothing trained yet."""
-    from gymdata.train.trainers.token_check_callback import Witness
+    from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
     module = importlib.import_module(f"gymdata.train.trainers.{job['trainer']}")
     out = Path(job["output"])
@@ -117,7 +117,7 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
         config,
         data,
         job,
-        witness=Witness(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"])),
+        witness=TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"])),
         args=args,
         model=_model(job, args),
         peft_config=peft,

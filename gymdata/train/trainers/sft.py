@@ -1,6 +1,6 @@
 """Supervised training on the exact tokens of chosen rollouts: the frame of ``rl`` with −log π as the loss of a token.
 
-What always holds: every generation of a rollout is trained and nothing between them; the loss is a mean over the trained
+Invariants: every generation of a rollout is trained and nothing between them; the loss is a mean over the trained
 tokens of the whole global batch.
 """
 

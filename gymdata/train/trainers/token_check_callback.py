@@ -1,6 +1,6 @@
 """Watches what a trainer trains and compares it with the file: the proof of trained tokens, kept while training runs.
 
-What always holds: what is counted are the labels of the very tensors that the loss is computed from, on every process and
+Invariants: what is counted are the labels of the very tensors that the loss is computed from, on every process and
 in every accumulation step; an epoch that trained other tokens than the file holds stops the run. The count survives a
 checkpoint, so a resumed epoch is still proven whole.
 """
@@ -25,7 +25,7 @@ from gymdata.train.trainers.batches import ROWS, SEGMENTS
 MARKER = "gymdata_proof.json"
 
 
-class Witness(TrainerCallback):
+class TokenChecksumCallback(TrainerCallback):
     """Counts trained tokens of one epoch after another.
 
     ``sides``: sequences a row of the dataset stands for (2 for pairs, sequence ``sides·row + s``).
@@ -48,7 +48,7 @@ class Witness(TrainerCallback):
         seen, due, rows = self._of(batch)
         self._seen, self._due, self._rows_seen = self._seen + seen, self._due + due, self._rows_seen + rows
 
-    def rehearse(self, trainer: Any) -> TrainedTokens:
+    def dry_run_batches(self, trainer: Any) -> TrainedTokens:
         """Run the trainer's own data loader once, without the model; raises when its batches are not the file."""
         with torch.random.fork_rng(devices=[]):
             seen, rows = TrainedTokens(), 0
