@@ -1,6 +1,6 @@
 """Writes schemas/templates.md: what each chat template that TRL ships does to a conversation that goes on.
 
-python -m tests.templates.table
+python -m tests.check.table
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.engines.chat.template import ChatRendering, training_twin
-from tests.templates import families
+from tests.check import families
 
 FILE = Path(__file__).parents[2] / "schemas" / "templates.md"
 _INTRO = """# Chat templates and multi-turn tokens
 
-What `gymdata check` says about each chat template that TRL {trl} ships, made by `python -m tests.templates.table`.
+What `gymdata check` says about each chat template that TRL {trl} ships, made by `python -m tests.check.table`.
 
 - **rendered again**: whether messages rendered again, with what came after, begin with what the model read and wrote.
   Where they do not, the column says what changes; training on rendered messages would then train on other tokens.
@@ -85,7 +85,7 @@ def _leaves_out(found: TemplateCheck) -> list[str]:
 
 
 def _splices(name: str) -> str:
-    from tests.templates.test_matrix import check_cell
+    from tests.check.test_matrix import check_cell
 
     counts = [check_cell(name, family, seeds=1) for family in families.FAMILIES if families.has_family(family)]
     exact, steps = sum(c["exact"] for c in counts), sum(c["steps"] for c in counts)

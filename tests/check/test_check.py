@@ -12,7 +12,7 @@ from gymdata.check import run as checking
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.cli.main import main
 from gymdata.engines.chat.template import ChatRendering, known_template, training_twin
-from tests.templates import families
+from tests.check import families
 
 POLICY = str(Path(gymdata.sample_data.__file__).parent / "policy")
 needs_trl = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")

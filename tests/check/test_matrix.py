@@ -12,8 +12,8 @@ from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice
 from gymdata.rollouts.turns import Call, encode_turns, expand_prompts, kinds, next_prompt
-from tests.templates import families
-from tests.templates.conversations import SCENARIOS, Step, play
+from tests.check import families
+from tests.check.conversations import SCENARIOS, Step, play
 
 pytestmark = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")
 
@@ -146,8 +146,8 @@ def test_a_bridge_after_canonical_ids_is_the_rendered_conversation(family: str):
 @pytest.mark.full
 def test_the_table_of_templates_is_fresh():
     """schemas/templates.md says what the installed templates do today."""
-    from tests.templates import table
+    from tests.check import table
 
     if table.trl_of_file() != table.version("trl"):
         pytest.skip("the table was made with another version of TRL")
-    assert table.FILE.read_text(encoding="utf-8") == table.table(), "run: python -m tests.templates.table"
+    assert table.FILE.read_text(encoding="utf-8") == table.table(), "run: python -m tests.check.table"

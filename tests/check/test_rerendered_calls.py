@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gymdata.rollouts.continuity.chat_text import same_turn
-from tests.templates import families
+from tests.check import families
 
 pytestmark = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")
 

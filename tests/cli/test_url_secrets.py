@@ -21,9 +21,9 @@ from gymdata.urls import address, expanded, for_child, placeholder_values
 from tests import faulty_server, judge_server
 from tests.environments.env_server import Server
 from tests.environments.env_server import serving as env_serving
+from tests.judge.serve.conftest import start
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.test_remote import PATH, Behaviour, app_of
-from tests.serve.conftest import start
 from tests.threaded_server import serving
 
 SECRET = "s3cr3t-key"

@@ -14,8 +14,8 @@ import gymdata
 from gymdata.collect.run import collect
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_failures
-from tests.adapters.engines.test_generation_checks import FAULTS
 from tests.collect.test_collect_rows import rows_of
+from tests.engines.test_generation_checks import FAULTS
 from tests.faulty_server import Settings, serve
 
 Tasks = Callable[..., Path]

@@ -17,7 +17,7 @@ from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.turns import next_prompt
 
-POLICY = str(Path(__file__).parents[3] / "sample_data" / "policy")
+POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 TOOL = {
     "type": "function",
     "function": {

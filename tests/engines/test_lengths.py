@@ -15,7 +15,7 @@ from transformers import AddedToken, AutoTokenizer
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.chat.turn_tokens import most_characters
 
-POLICY = str(Path(__file__).parents[3] / "sample_data" / "policy")
+POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from gymdata.engines import weights
 from gymdata.errors import DataError
 
-POLICY = Path(__file__).parents[3] / "sample_data" / "policy"
+POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import expand_prompts, sequences
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import changed, log_probs_of, log_softmax_of
-from tests.core.test_stitched import BRANCH, BREAK, RETRY
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.trainers.conftest import policy  # noqa: F401 - fixture
+from tests.rollouts.test_stitched import BRANCH, BREAK, RETRY
+from tests.train.trainers.conftest import policy  # noqa: F401 - fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Rows = list[dict[str, Any]]

@@ -16,9 +16,9 @@ from gymdata.interop.trajectories.atif_write import trajectory_of
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
-from tests.formats.test_nat_trajectories import _sorted
-from tests.formats.test_nemo_identity import same
-from tests.formats.trajectories import (
+from tests.interop.test_nat_trajectories import _sorted
+from tests.interop.test_nemo_identity import same
+from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,

@@ -11,7 +11,7 @@ from gymdata.cli.main import main
 from gymdata.interop.run import import_rollouts
 from gymdata.store import read_table
 from gymdata.validate.run import fix, validate
-from tests.formats.trajectories import write_lines
+from tests.interop.trajectories import write_lines
 from tests.validate.generate import nemo_rows
 
 

@@ -18,9 +18,9 @@ from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
 from gymdata.rollouts.responses import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
-from tests.formats.test_nat_trajectories import _sorted
-from tests.formats.test_nemo_identity import same
-from tests.formats.trajectories import some, text, through_json, value, write_lines
+from tests.interop.test_nat_trajectories import _sorted
+from tests.interop.test_nemo_identity import same
+from tests.interop.trajectories import some, text, through_json, value, write_lines
 from tests.rollout_files import rollout, write_run
 
 _SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

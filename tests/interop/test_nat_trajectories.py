@@ -17,8 +17,8 @@ from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
-from tests.formats.test_nemo_identity import same
-from tests.formats.trajectories import (
+from tests.interop.test_nemo_identity import same
+from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,

@@ -18,7 +18,7 @@ from gymdata.interop.run import export_rollouts, import_rollouts
 from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
-from tests.formats.trajectories import write_lines
+from tests.interop.trajectories import write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Stands where the text of a number that no double can hold is to be; Python writes no such number.

@@ -18,8 +18,8 @@ from gymdata.store import read_table
 from gymdata.train.data_kto import training_labels
 from gymdata.train.data_sft import training_rollouts
 from gymdata.train.settings import TrainSftConfig
-from tests.core.test_stitched import BREAK
 from tests.rollout_files import Calls, rollout, rollouts_table, two_turns, write_run
+from tests.rollouts.test_stitched import BREAK
 
 
 def by_agents(

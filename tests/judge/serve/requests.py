@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.serve.conftest import Server
+from tests.judge.serve.conftest import Server
 
 QUESTION = [{"role": "user", "content": "How much is 1+1?"}]
 

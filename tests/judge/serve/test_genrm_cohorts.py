@@ -15,8 +15,8 @@ from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
+from tests.judge.serve.requests import post_all, verify_all, verify_body
 from tests.judge_server import verdict
-from tests.serve.requests import post_all, verify_all, verify_body
 
 # --- cohorts ------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.judge.serve.requests import host_name, shape
+from tests.judge.serve.conftest import Server
+from tests.judge.serve.requests import QUESTION, compare, post_all, response, verify_all, verify_body
 from tests.judge_server import Behaviour
-from tests.serve.conftest import Server
-from tests.serve.requests import QUESTION, compare, post_all, response, verify_all, verify_body
 
 JSON = {"Content-Type": "application/json"}
 

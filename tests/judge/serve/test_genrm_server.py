@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.judge.serve.requests import compare, post_all, response, say, verify_all, verify_body
 from tests.judge_server import SAID, TRANSPORT
-from tests.serve.requests import compare, post_all, response, say, verify_all, verify_body
 
 # --- the worked numbers -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from gymdata.errors import OutsideError, RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import write_table
 from gymdata.train.data_experiences import training_experiences
-from tests.trainers.conftest import start
+from tests.train.trainers.conftest import start
 
 N = 7
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.3, "cispo_low": 0.5, "cispo_high": 0.5, "tis_cap": 1.2}

@@ -16,10 +16,10 @@ from gymdata.train.launch_checks import train
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.trainers.conftest import pair_rows, start, write_pairs
-from tests.trainers.test_batch_rl import experience_rows, write
-from tests.trainers.test_curves import Crash, curve
-from tests.trainers.test_train_dpo import gymdata
+from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.test_batch_rl import experience_rows, write
+from tests.train.trainers.test_curves import Crash, curve
+from tests.train.trainers.test_train_dpo import gymdata
 
 Begin = Callable[..., tuple[Any, Any]]
 EVERY = sorted(TRAINERS)

@@ -12,11 +12,11 @@ import pytest
 
 from gymdata.errors import RefusedError, UsageError
 from gymdata.train.data_kto import labels, training_labels
-from tests.core.test_stitched import BREAK
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
-from tests.trainers.conftest import start
-from tests.trainers.test_every_trainer import scored_run
-from tests.trainers.test_train_dpo import gymdata
+from tests.rollouts.test_stitched import BREAK
+from tests.train.trainers.conftest import start
+from tests.train.trainers.test_every_trainer import scored_run
+from tests.train.trainers.test_train_dpo import gymdata
 
 
 def rows() -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from gymdata.errors import UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.train.data_reward import REWARD_COLUMNS, reward_pairs
-from tests.trainers.conftest import pair_rows, start, write_pairs
-from tests.trainers.test_train_dpo import gymdata
+from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.test_train_dpo import gymdata
 
 
 @pytest.fixture
