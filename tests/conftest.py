@@ -22,6 +22,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("untimed"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "untimed")
 
+# Helpers whose assertions say what differs.
+pytest.register_assert_rewrite("tests.check.matrix", "tests.train.trainers.gradients")
 pytest_plugins = ["tests.engine_fixtures"]
 
 #: Tests that share what is costly to start run on one worker, the longest first; the others move by file.

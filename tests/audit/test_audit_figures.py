@@ -17,7 +17,7 @@ from gymdata.audit.compare import Compared
 from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import RefusedError
 from gymdata.rollouts.sequences import stitch
-from tests.rollouts.test_stitched import BRANCH, BREAK, RETRY, SHAPES, column
+from tests.rollout_shapes import BRANCH, BREAK, RETRY, SHAPES, column
 
 
 def compared(turns: list[list[tuple[float, float]]], of: list[int]) -> Compared:

@@ -85,7 +85,7 @@ def _leaves_out(found: TemplateCheck) -> list[str]:
 
 
 def _splices(name: str) -> str:
-    from tests.check.test_matrix import check_cell
+    from tests.check.matrix import check_cell
 
     counts = [check_cell(name, family, seeds=1) for family in families.FAMILIES if families.has_family(family)]
     exact, steps = sum(c["exact"] for c in counts), sum(c["steps"] for c in counts)

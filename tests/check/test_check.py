@@ -14,6 +14,8 @@ from gymdata.cli.main import main
 from gymdata.engines.chat.template import ChatRendering, known_template, training_twin
 from tests.check import families
 
+pytestmark = pytest.mark.torch
+
 POLICY = str(Path(gymdata.sample_data.__file__).parent / "policy")
 needs_trl = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")
 

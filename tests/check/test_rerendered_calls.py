@@ -7,7 +7,7 @@ import pytest
 from gymdata.rollouts.continuity.chat_text import same_turn
 from tests.check import families
 
-pytestmark = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")]
 
 ARGUMENTS = {"word": "a tree", "n": 3, "deep": {"x": [1, 2.5, None], "y": True}}
 TOOL = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -12,29 +11,7 @@ from hypothesis import strategies as st
 
 from gymdata import credit
 from gymdata.errors import DataError, UsageError
-
-NAN, INF = math.nan, math.inf
-
-
-def slow_shape(group: list[float], kind: str) -> list[float]:
-    """One group, one reward at a time, straight from the definitions."""
-    known = [r for r in group if math.isfinite(r)]
-    flat = len(known) < 2 or statistics.pstdev(known) <= 1e-9 * max(map(abs, known))
-    result = []
-    for r in group:
-        if not math.isfinite(r):
-            result.append(NAN)
-        elif kind in ("reinforce", "gae"):
-            result.append(r)
-        elif flat:
-            result.append(0.0)
-        elif kind == "rloo":
-            result.append(r - (sum(known) - r) / (len(known) - 1))
-        else:
-            mean = sum(known) / len(known)
-            scale = {"grpo": statistics.stdev(known) + 1e-9, "cpgd": statistics.pstdev(known) + 1e-6}.get(kind, 1.0)
-            result.append((r - mean) / scale)
-    return result
+from tests.credit.slow_shaping import INF, NAN, slow_shape
 
 
 @given(

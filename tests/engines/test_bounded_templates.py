@@ -15,6 +15,8 @@ from gymdata.engines.chat.template import TransformersChat, _shipped
 from gymdata.errors import DataError
 from gymdata.judge.prompt import Prompt
 
+pytestmark = pytest.mark.torch
+
 LOOP = "{% for i in range(99999) %}"
 END = "{% endfor %}"
 NS = "{% set ns = namespace(s='ab', l=[1], n=3) %}"

@@ -17,6 +17,8 @@ from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.turns import next_prompt
 
+pytestmark = pytest.mark.torch
+
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 TOOL = {
     "type": "function",

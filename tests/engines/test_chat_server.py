@@ -14,6 +14,8 @@ from gymdata.engines.servers.chat_server import ChatServerSampler, OnPolicyPromp
 from gymdata.errors import OutsideError, UsageError
 from tests.faulty_server import Settings, chat_prompt, draw, render, serve
 
+pytestmark = pytest.mark.torch
+
 pytest.importorskip("aiohttp")
 TALK = [
     {"role": "user", "content": "hi"},

@@ -17,6 +17,7 @@ from gymdata.engines.port import Conversation, Generation, SampleRequest
 from gymdata.engines.servers.chat_server import ChatServerSampler
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError
+from tests.engines.faulty_answers import FAULTS
 from tests.faulty_server import Settings, draw, serve
 
 pytest.importorskip("aiohttp")
@@ -24,25 +25,6 @@ PROMPT = [5, 6, 7]
 TALK = Conversation([{"role": "user", "content": "hi"}], None)
 REQUEST = SampleRequest("r", PROMPT, max_tokens=6, seed=11, conversation=TALK)
 SOUND = Generation([5, 6], [1, 2, 3], [-1.0, -2.0, 0.0], "stop", top_log_probs=[[(1, -1.0)], [(2, -2.0)], [(3, 0.0)]])
-#: Mode of the server → what the fault's message says.
-FAULTS = {
-    "no_ids": "does not return token ids",
-    "no_logprobs": "does not return log-probabilities",
-    "wrong_prompt_ids": "3 ids were sent and 4 read, and at position 0 got 0, expected 5",
-    "short": "5 log-probabilities for 6 generated ids",
-    "negative_id": "id at position 0 is not in the vocabulary: got -1, expected 0 to 199",
-    "huge_id": f"got {2**40}, expected 0 to 199",
-    "unknown_id": f"got {2**30}, expected 0 to 199",
-    "fractional_id": "got 1.5, expected an integer",
-    "nan": "log-probability of token 0 is nan",
-    "infinite": "log-probability of token 0 is -inf",
-    "positive": "log-probability of token 0 is 0.001, expected at most 0",
-    "huge_logprob": "log-probability",
-    "text_logprob": "got '-1', expected a number",
-    "placeholder": "-9999, a placeholder",
-    "too_many": "7 tokens were generated, expected at most 6",
-    "other_model": "of model 'other', expected 'fake'",
-}
 
 
 def against(kind: Callable[..., ServerSampler], settings: Settings, probes: int, **options: Any) -> list[Generation]:

@@ -15,6 +15,8 @@ from transformers import AddedToken, AutoTokenizer
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.chat.turn_tokens import most_characters
 
+pytestmark = pytest.mark.torch
+
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 
 

@@ -16,6 +16,8 @@ from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.model_facts import model_facts
 from gymdata.errors import DataError
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 
 

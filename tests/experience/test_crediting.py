@@ -21,9 +21,9 @@ from gymdata.experience.run import build_experiences
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import EXPERIENCES, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.credit.test_credit import slow_shape
+from tests.credit.slow_shaping import slow_shape
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollouts.test_stitched import BRANCH, BREAK, RETRY
+from tests.rollout_shapes import BRANCH, BREAK, RETRY
 
 ESTIMATORS = ["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"]
 

@@ -18,10 +18,10 @@ from gymdata.rollouts.turns import expand_prompts, sequences
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import changed, log_probs_of, log_softmax_of
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollouts.test_stitched import BRANCH, BREAK, RETRY
+from tests.rollout_shapes import BRANCH, BREAK, RETRY
 from tests.train.trainers.conftest import policy  # noqa: F401 - fixture
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 Rows = list[dict[str, Any]]
 
 

@@ -16,6 +16,8 @@ from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import tables, write_run_json, write_table
 
+pytestmark = pytest.mark.torch
+
 N = 23
 
 

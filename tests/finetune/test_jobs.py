@@ -18,6 +18,8 @@ from gymdata.finetune.port import TrainingJob
 from gymdata.finetune.settings import CommandAdapter, TrlAdapter
 from tests.finetune.parts import Watched
 
+pytestmark = pytest.mark.torch
+
 TRAINS = "import sys, pathlib; out = pathlib.Path(sys.argv[1]); (out / 'config.json').write_text('{}')"
 
 

@@ -12,7 +12,9 @@ from gymdata.errors import UsageError
 from gymdata.finetune.config_file import load
 from gymdata.finetune.plan import Plan
 from gymdata.finetune.run import plan_of
-from tests.finetune.test_config import write
+from tests.finetune.config_files import write
+
+pytestmark = pytest.mark.torch
 
 
 def planned(folder: Path, over: dict[str, Any], overrides: Any = (), change: Any = None) -> Plan:

@@ -16,13 +16,13 @@ from gymdata.interop.trajectories.atif_write import trajectory_of
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
-from tests.interop.test_nat_trajectories import _sorted
-from tests.interop.test_nemo_identity import same
 from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,
+    in_order,
     native,
+    same,
     some,
     text,
     through_json,
@@ -111,7 +111,7 @@ def test_theirs_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
         return
     export_rollouts(tmp_path / "run", tmp_path / "b.jsonl", "atif", overwrite=True)
     back = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text(encoding="utf-8").split("\n") if x]
-    assert same(_sorted(back), _sorted(theirs))
+    assert same(in_order(back), in_order(theirs))
 
 
 def agent_step(number: int, prompt: list[int], answer: list[int], **more: Any) -> dict[str, Any]:

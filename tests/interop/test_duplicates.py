@@ -11,19 +11,9 @@ from gymdata.cli.main import main
 from gymdata.interop.run import import_rollouts
 from gymdata.store import read_table
 from gymdata.validate.run import fix, validate
+from tests.interop.one_rollout import ATIF, NAT
 from tests.interop.trajectories import write_lines
 from tests.validate.generate import nemo_rows
-
-
-def _said(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]
-
-
-NAT = [{"episode": _said(text), "reward": 1.0} for text in "ab"]
-ATIF = [
-    {"schema_version": "ATIF-v1.6", "steps": [{"source": "user", "message": "q"}, {"source": "agent", "message": text}]}
-    for text in "ab"
-]
 
 
 @pytest.mark.parametrize(("source", "rows"), [("nemo-gym", nemo_rows(n=2)), ("nat-trajectories", NAT), ("atif", ATIF)])

@@ -18,9 +18,7 @@ from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
 from gymdata.rollouts.responses import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
-from tests.interop.test_nat_trajectories import _sorted
-from tests.interop.test_nemo_identity import same
-from tests.interop.trajectories import some, text, through_json, value, write_lines
+from tests.interop.trajectories import in_order, same, some, text, through_json, value, write_lines
 from tests.rollout_files import rollout, write_run
 
 _SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -56,7 +54,7 @@ def test_their_lines_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
     assert (done.format, done.pairs, done.rejected) == ("nat-dpo", len(theirs), 0)
     export_rollouts(tmp_path / "pairs", tmp_path / "b.jsonl", "nat-dpo", overwrite=True)
     back = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text(encoding="utf-8").split("\n") if x]
-    assert same(_sorted(back), _sorted(theirs))
+    assert same(in_order(back), in_order(theirs))
 
 
 @_SETTINGS
@@ -70,7 +68,7 @@ def test_their_collections_come_back_whole(tmp_path: Path, rest: dict[str, Any],
     if not done.pairs:
         return
     export_rollouts(tmp_path / "pairs", tmp_path / "b.json", "nat-dpo-items", overwrite=True)
-    assert same(_sorted(json.loads((tmp_path / "b.json").read_text())), _sorted(theirs))
+    assert same(in_order(json.loads((tmp_path / "b.json").read_text())), in_order(theirs))
 
 
 @pytest.fixture

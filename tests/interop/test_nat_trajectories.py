@@ -17,12 +17,13 @@ from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
-from tests.interop.test_nemo_identity import same
 from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,
+    in_order,
     native,
+    same,
     some,
     text,
     through_json,
@@ -113,14 +114,7 @@ def test_theirs_come_back_whole(tmp_path: Path, theirs: Any) -> None:
     if done.rejected or not done.rollouts:
         return
     export_rollouts(run, tmp_path / "b.json", "nat-trajectories", overwrite=True)
-    assert same(_sorted(json.loads((tmp_path / "b.json").read_text())), _sorted(theirs))
-
-
-def _sorted(theirs: Any) -> Any:
-    """The order of keys is no part of JSON."""
-    if isinstance(theirs, dict):
-        return {key: _sorted(theirs[key]) for key in sorted(theirs)}
-    return [_sorted(one) for one in theirs] if isinstance(theirs, list) else theirs
+    assert same(in_order(json.loads((tmp_path / "b.json").read_text())), in_order(theirs))
 
 
 def plain(question: str, answer: str, **more: Any) -> dict[str, Any]:

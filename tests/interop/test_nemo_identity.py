@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from gymdata.interop.run import export_rollouts, import_rollouts
 from gymdata.rollouts.responses import meant_role
 from gymdata.store import read_table
 from gymdata.store.columns import spread
+from tests.interop.trajectories import same
 
 _SETTINGS = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -90,19 +90,6 @@ row = st.builds(
         items,
     ),
 )
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality in which NaN is itself, and a log-probability is a float32."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return a == b or (math.isnan(a) and math.isnan(b))
-    return type(a) is type(b) and bool(a == b)
 
 
 def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:

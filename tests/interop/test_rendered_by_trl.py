@@ -17,6 +17,8 @@ from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 
+pytestmark = pytest.mark.torch
+
 SAMPLE = Path("sample_data")
 ROLLOUTS = SAMPLE / "rollouts" / "clean.jsonl"
 #: Formats with ids and log-probabilities of their own.

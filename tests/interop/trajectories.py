@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -133,3 +134,23 @@ def exported(
     lost: Counter[str] = Counter()
     made = [write(row, lost) for row in as_spread(rows)]
     return [through_json(one) for one in made if one is not None], Counter({k: n for k, n in lost.items() if n})
+
+
+def in_order(theirs: Any) -> Any:
+    """The order of keys is no part of JSON."""
+    if isinstance(theirs, dict):
+        return {key: in_order(theirs[key]) for key in sorted(theirs)}
+    return [in_order(one) for one in theirs] if isinstance(theirs, list) else theirs
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality in which NaN is itself, and a log-probability is a float32."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    return type(a) is type(b) and bool(a == b)

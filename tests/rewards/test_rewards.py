@@ -11,22 +11,7 @@ from gymdata.errors import RewardError, UsageError
 from gymdata.rewards import load_rewards, parse_spec
 from gymdata.rewards.named import last_number, named_reward
 from gymdata.rewards.scheduler import Weighted, score_batch
-
-
-def rollout(text: str, **task: Any) -> dict[str, Any]:
-    """What a reward function sees of a one-message answer."""
-    completion = [{"role": "assistant", "content": text}]
-    prompt = [{"role": "user", "content": task.get("prompt", "q")}]
-    return {
-        "messages": [*prompt, *completion],
-        "prompt": prompt,
-        "completion": completion,
-        "text": text,
-        "completion_ids": [1, 2],
-        "task": {"prompt": "q", **task},
-        "tools": None,
-        "status": "completed",
-    }
+from tests.rewards.rollouts import rollout
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,16 +11,7 @@ from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.sequences import stitch
 from tests.rollout_files import rollout, rollouts_table, two_turns
-
-BREAK = [([1, 5], [10, 2]), ([1, 5, 10, 2, 7], [11, 2]), ([1, 6, 9], [12, 13])]
-RETRY = [([1, 5], [10, 2]), ([1, 5], [20, 2]), ([1, 5, 20, 2, 7], [21])]
-BRANCH = [([1, 5], [10, 2]), ([1, 5, 10, 2, 7, 7], [11, 2]), ([1, 5, 10, 2, 7, 8], [12, 2])]
-SHAPES = [two_turns(5, 40), [([1, 2, 3], [4, 2])], BREAK, RETRY, BRANCH, [], [([1, 2], []), ([1, 2, 3], [9])]]
-
-
-def column(shapes: list[Any]) -> tuple[pa.ListArray, pa.Array]:
-    table = rollouts_table([rollout("t", i, 1.0, calls) for i, calls in enumerate(shapes)])
-    return table["turns"].combine_chunks(), table["rollout_id"].combine_chunks()
+from tests.rollout_shapes import BRANCH, BREAK, SHAPES, column
 
 
 @given(picked=st.lists(st.integers(0, len(SHAPES) - 1), min_size=1, max_size=8), drop=st.booleans())

@@ -19,7 +19,7 @@ from gymdata.train.data_kto import training_labels
 from gymdata.train.data_sft import training_rollouts
 from gymdata.train.settings import TrainSftConfig
 from tests.rollout_files import Calls, rollout, rollouts_table, two_turns, write_run
-from tests.rollouts.test_stitched import BREAK
+from tests.rollout_shapes import BREAK
 
 
 def by_agents(

@@ -15,6 +15,8 @@ from gymdata.settings import source_fields
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainer_settings import check_settings, fields_of
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -19,6 +19,8 @@ from tests.rollout_files import rollout
 from tests.validate.generate import _lists, chat, nemo_row, write_lines, write_native
 from tests.validate.planted import BREAKS, CHATML, FAULTS, HEADERS, Maker, Planted, encoded
 
+pytestmark = pytest.mark.torch
+
 POLICY = Path(sample_data.__file__).parent / "policy"
 
 

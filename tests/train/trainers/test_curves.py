@@ -9,29 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import TrainerCallback
 
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.train.data import training_pairs
-from gymdata.train.trainers.metrics import read_metrics
+from tests.train.trainers.curves import Crash, curve
+
+pytestmark = pytest.mark.torch
 
 Assemble = Callable[..., tuple[Any, Any]]
-
-
-def curve(folder: Path) -> dict[int, float]:
-    return {row["step"]: row["loss"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row}
-
-
-class Crash(TrainerCallback):
-    """Ends training as a crash would, just after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            raise RuntimeError("crash")
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Path) -> None:

@@ -15,22 +15,16 @@ from gymdata.store import read_run_json, write_run_json
 from gymdata.train.launch_checks import train
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
-from tests.train.trainers.test_batch_rl import experience_rows, write
-from tests.train.trainers.test_curves import Crash, curve
-from tests.train.trainers.test_train_dpo import gymdata
+from tests.train.trainers.curves import Crash, curve
+from tests.train.trainers.experience_files import experience_rows, write
+from tests.train.trainers.scored_run import scored_run
+
+pytestmark = pytest.mark.torch
 
 Begin = Callable[..., tuple[Any, Any]]
 EVERY = sorted(TRAINERS)
-
-
-def scored_run(folder: Path, tasks: int = 5) -> Path:
-    """Four rollouts a task with rewards 0, 1, 0.5 and none."""
-    rewards = (0.0, 1.0, 0.5, None)
-    return write_run(
-        folder, [rollout(f"t{t}", i, r, two_turns(5 + t, 40 + i)) for t in range(tasks) for i, r in enumerate(rewards)]
-    )
 
 
 def file_for(algorithm: str, policy: Path, folder: Path) -> Path:

@@ -16,6 +16,8 @@ from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.train.token_checksum import TrainedTokens
 
+pytestmark = pytest.mark.torch
+
 Assemble = Callable[..., tuple[Any, Any]]
 
 

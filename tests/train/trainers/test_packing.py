@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from gymdata.errors import OutsideError
 from gymdata.train.data_sft import pack
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollouts.test_stitched import BRANCH, BREAK
+from tests.rollout_shapes import BRANCH, BREAK
 from tests.train.trainers.conftest import start
-from tests.train.trainers.test_batch_rl import assert_same, loss_and_gradients
+from tests.train.trainers.gradients import assert_same, loss_and_gradients
+
+pytestmark = pytest.mark.torch
 
 
 def mixed_run(folder: Path) -> Path:

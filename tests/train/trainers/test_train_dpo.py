@@ -16,17 +16,11 @@ import pytest
 from gymdata.engines.model_facts import model_facts
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_table
+from tests.train.trainers.command import gymdata
+
+pytestmark = pytest.mark.torch
 
 Run = "subprocess.CompletedProcess[str]"
-
-
-def gymdata(*words: object) -> Any:
-    """Run the command in its own process, as a user does."""
-    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-    )  # fmt: skip
 
 
 @pytest.fixture

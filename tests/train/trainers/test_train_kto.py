@@ -13,10 +13,12 @@ import pytest
 from gymdata.errors import RefusedError, UsageError
 from gymdata.train.data_kto import labels, training_labels
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
-from tests.rollouts.test_stitched import BREAK
+from tests.rollout_shapes import BREAK
+from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import start
-from tests.train.trainers.test_every_trainer import scored_run
-from tests.train.trainers.test_train_dpo import gymdata
+from tests.train.trainers.scored_run import scored_run
+
+pytestmark = pytest.mark.torch
 
 
 def rows() -> list[dict[str, Any]]:

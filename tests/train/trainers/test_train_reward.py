@@ -14,8 +14,10 @@ from gymdata.errors import UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.train.data_reward import REWARD_COLUMNS, reward_pairs
+from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
-from tests.train.trainers.test_train_dpo import gymdata
+
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ import pytest
 
 from gymdata.engines.model_facts import model_facts
 from gymdata.store import read_run_json, write_run_json
-from tests.train.trainers.test_batch_rl import experience_rows, write
-from tests.train.trainers.test_train_dpo import gymdata
+from tests.train.trainers.command import gymdata
+from tests.train.trainers.experience_files import experience_rows, write
+
+pytestmark = pytest.mark.torch
 
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs_mode": "processed_logprobs", "temperature": 0.5}
 

@@ -15,8 +15,10 @@ from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
 from gymdata.train.data_sft import chosen_rollouts, training_rollouts
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
-from tests.rollouts.test_stitched import BRANCH, BREAK
-from tests.train.trainers.test_train_dpo import gymdata
+from tests.rollout_shapes import BRANCH, BREAK
+from tests.train.trainers.command import gymdata
+
+pytestmark = pytest.mark.torch
 
 
 def rows() -> list[dict[str, Any]]:
