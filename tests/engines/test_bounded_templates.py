@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from gymdata.check.template import probes
 from gymdata.engines.chat import bounded_templates
 from gymdata.engines.chat.bounded_templates import TemplateLimitError, chat_template
-from gymdata.engines.chat.template import TransformersChat, _shipped
+from gymdata.engines.chat.template import TransformersChat, shipped_templates
 from gymdata.errors import DataError
 from gymdata.judge.prompt import Prompt
 
@@ -58,7 +58,7 @@ HOSTILE = {
 def test_a_hostile_template_ends(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It is refused, long before it uses up time or memory."""
     monkeypatch.setattr(bounded_templates, "MAX_STEPS", 200_000)
-    monkeypatch.setattr(bounded_templates._Budget, "steps", 200_000)
+    monkeypatch.setattr(bounded_templates.Budget, "steps", 200_000)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which kind says the next line
         chat_template(HOSTILE[name]).render(messages=[{"role": "user", "content": "q"}])
     assert isinstance(caught.value, bounded_templates.TemplateError)
@@ -93,10 +93,10 @@ def test_a_chat_and_a_judge_prompt_name_the_template(policy: str, tmp_path: Path
         Prompt.load(file)
 
 
-@pytest.mark.parametrize("name", sorted(_shipped()))
+@pytest.mark.parametrize("name", sorted(shipped_templates()))
 def test_known_templates_are_rendered_as_by_transformers(name: str) -> None:
     """Every shipped template gives the same text, or the same refusal, for every part of every probe conversation."""
-    text = _shipped()[name]
+    text = shipped_templates()[name]
     marks = {"bos_token": "<s>", "eos_token": "</s>"}
     for probe in probes():
         for end in range(1, len(probe.messages) + 1):

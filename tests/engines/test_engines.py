@@ -95,7 +95,7 @@ def test_cancelling_aborts(vllm_sampler):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return vllm_sampler.sampler._engine.get_num_unfinished_requests()
+        return vllm_sampler.sampler.unfinished
 
     assert vllm_sampler.run(main()) == 0
 

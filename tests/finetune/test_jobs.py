@@ -73,7 +73,7 @@ def test_a_job_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     ref = jobs.submit(job(tmp_path))
     status = jobs.wait(ref, Watched())
     assert (status.state, "timeout_s" in (status.message or "")) == ("failed", True)
-    assert jobs._running[ref].poll() is not None
+    assert jobs.processes[ref].poll() is not None
 
 
 def test_a_job_can_be_canceled(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_sampling_that_the_file_states_is_not_beaten_by_the_greedy_default(tmp_p
     assert plan.validation is not None
     assert plan.validation.settings == {}
     builder: Any = plan.validation.builder
-    assert (builder._config.num_generations, builder._base["temperature"]) == (4, 0.7)
+    assert (builder.config.num_generations, builder.base["temperature"]) == (4, 0.7)
 
 
 def test_the_tasks_of_the_file_beat_those_of_the_main_one(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     plan = planned(tmp_path, over, [("validation.interval", "3"), ("llms.policy.temperature", "0.9")])
     assert plan.validation is not None
     builder: Any = plan.validation.builder
-    assert (plan.validation.interval, builder._base["temperature"]) == (3, 0.0)
+    assert (plan.validation.interval, builder.base["temperature"]) == (3, 0.0)
 
 
 def test_what_is_for_training_is_refused_all_at_once(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ def test_slices_of_a_batch_give_the_same_arrays() -> None:
 def test_null_lists_with_hidden_values_are_empty() -> None:
     """Arrow may keep values under a null list; they belong to nobody."""
     hidden = pa.ListArray.from_arrays(pa.array([0, 2, 3]), pa.array([7, 8, 9]), mask=pa.array([True, False]))
-    from gymdata.rollouts.turn_columns import _list
+    from gymdata.rollouts.turn_columns import list_parts
 
-    offsets, values = _list(hidden)
+    offsets, values = list_parts(hidden)
     assert (offsets.tolist(), values.to_pylist()) == ([0, 0, 1], [9])
 
 

@@ -244,7 +244,7 @@ def test_configuration_keeps_ours_and_the_trainers_apart(tmp_path: Path) -> None
 
 def test_errors_of_the_process_keep_their_kind() -> None:
     """An error event becomes the same class with the same text and exit code, its system included."""
-    from gymdata.train.trainers.launch import _error
+    from gymdata.train.trainers.launch import error_of
 
     for original in (
         UsageError("no such key", hint="x"),
@@ -252,7 +252,7 @@ def test_errors_of_the_process_keep_their_kind() -> None:
         RefusedError("r", code="P601"),
     ):
         message = {"type": type(original).__name__, "text": str(original), "exit_code": original.exit_code}
-        error = _error(message)
+        error = error_of(message)
         assert type(error) is type(original)
         assert (str(error), error.exit_code) == (str(original), original.exit_code)
         assert isinstance(error, GymdataError)

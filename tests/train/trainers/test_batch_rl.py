@@ -82,7 +82,7 @@ def test_loss_and_gradient_are_those_by_hand(
 ) -> None:
     """Off-policy, at one temperature (also in parts, fused) and at two (row by row), with weights and a KL to saved
     references."""
-    monkeypatch.setattr(importlib.import_module("gymdata.train.trainers.rl"), "_LOGITS", logits)
+    monkeypatch.setattr(importlib.import_module("gymdata.train.trainers.rl"), "MAX_LOGITS", logits)
     rows = experience_rows(policy, temperatures)
     trainer, _ = assemble_rl(rows, loss, kl_beta)
     assert_same(loss_and_gradients(trainer), by_hand(policy, rows, loss, kl_beta), 2e-5)

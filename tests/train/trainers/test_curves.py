@@ -76,7 +76,7 @@ def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_p
 
 def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: Path, tmp_path: Path) -> None:
     """LoRA starts at ln 2, moves, proves its tokens, and its folder can be trained further with itself as reference."""
-    from gymdata.train.trainers.run import _save
+    from gymdata.train.trainers.run import save_model
 
     out = tmp_path / "out"
     settings = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "learning_rate": 1e-2, "lora_r": 4}
@@ -86,7 +86,7 @@ def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: P
     losses = list(curve(out).values())
     assert losses[0] == pytest.approx(np.log(2), abs=1e-5)
     assert losses[-1] < losses[0]
-    _save(trainer, {"model": str(policy)}, out)
+    save_model(trainer, {"model": str(policy)}, out)
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(policy)
     again, witness = assemble(model=str(out), output=str(tmp_path / "again"))
     again.train()

@@ -138,8 +138,8 @@ def test_weighted_loss_with_equal_weights_is_trls(assemble: Assemble, kind: str)
     batch["ref_chosen_logps"], batch["ref_rejected_logps"] = known.unbind(1)
     results = []
     for loss in (
-        trainer._stock_loss(trainer.model, batch, False),
-        trainer._weighted_loss(trainer.model, batch, np.ones(len(rows)), np.zeros(len(rows))),
+        trainer.stock_loss(trainer.model, batch, False),
+        trainer.weighted_loss(trainer.model, batch, np.ones(len(rows)), np.zeros(len(rows))),
     ):
         trainer.model.zero_grad()
         loss.backward()
