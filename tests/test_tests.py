@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -111,3 +112,17 @@ def test_imports_of_tests_are_found(source: str, said: list[str]) -> None:
 def test_private_names_are_found(source: str, said: list[str]) -> None:
     """A module that is named for its library is public; so is what the test module defines itself."""
     assert [name for _, name in private_names(ast.parse(source), {"_b"})] == said
+
+
+def test_ci_draws_the_same_examples_each_time() -> None:
+    """The ci profile is derandomized and keeps what holds everywhere: no deadline."""
+    ci, usual = hypothesis.settings.get_profile("ci"), hypothesis.settings.get_profile("untimed")
+    assert (ci.derandomize, ci.deadline, usual.derandomize) == (True, None, False)
+
+
+def test_engine_training_and_wheel_tests_stay_together(request: pytest.FixtureRequest) -> None:
+    """Every test has one group: what shares an engine, a training or a wheel has that name, another its file."""
+    for item in request.session.items:
+        (group,) = {mark.args[0] for mark in item.iter_markers("xdist_group")}
+        costly = [name for name in ("engine", "torch", "wheel") if item.get_closest_marker(name)]
+        assert group == (costly[0] if costly else item.nodeid.partition("::")[0].partition("@")[0]), item.nodeid
