@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-seeds compare-trainers test test-full bench lint types schemas setup clean
+.PHONY: demo demo-seeds compare-trainers test test-fast test-full coverage bench lint types schemas setup clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup .ci/constraints.txt
@@ -19,12 +19,24 @@ demo-seeds: .venv/.ready
 compare-trainers: .venv/.ready
 	$(BIN)/python -m tests.benchmarks.compare_trainers runs/compare-trainers
 
+# Two processes: one starts with the engine's tests, one with the training's, and both take what is left, file by file.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: lint types
-	$(BIN)/pytest -m "not full"
+	$(PYTEST) -m "not full"
+
+# No vLLM, no torch: what is run after every change.
+test-fast: lint types
+	$(PYTEST) -m "not full and not engine and not torch and not wheel"
 
 # The real demo, kills with the engine in process, and the long matrices.
 test-full: lint types
-	$(BIN)/pytest
+	$(PYTEST)
+
+# Which lines no test reaches; printed, no gate. COVERAGE=… chooses the tests: make coverage COVERAGE="-m 'not full and not engine'"
+COVERAGE ?= -m "not full"
+coverage: .venv/.ready
+	$(PYTEST) $(COVERAGE) --cov --cov-report=term-missing:skip-covered
 
 bench: .venv/.ready
 	$(BIN)/python -m tests.benchmarks

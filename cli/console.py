@@ -222,7 +222,7 @@ class Watch:
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._began = self._said = time.monotonic()
-        self._bar: Bar | None = None
+        self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
 
@@ -232,19 +232,19 @@ class Watch:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._bar = Progress(
+            self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[of]}"),
                 TextColumn("{task.fields[facts]}"), TimeRemainingColumn(compact=True), console=Console(stderr=True),
             )  # fmt: skip
-            self._task = self._bar.add_task(self._what, total=None, of="", facts="")
-            self._bar.start()
+            self._task = self.bar.add_task(self._what, total=None, of="", facts="")
+            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
+        if self.bar is not None:
             # A bar that never counted anything would stay as if it were stuck.
-            self._bar.live.transient = not self._counts
-            self._bar.stop()
+            self.bar.live.transient = not self._counts
+            self.bar.stop()
         elif self._counts:
             self._say()
         self._apart.__exit__(None, None, None)
@@ -254,15 +254,15 @@ class Watch:
             # Start-up (loading an engine), and what came with its end, is not part of the rate.
             self._began, self._first = time.monotonic(), counts
         self._counts.update(counts)
-        if self._bar is not None and self._task is not None:
+        if self.bar is not None and self._task is not None:
             done, total = self._counts.get("done", 0), self._counts.get("total")
-            self._bar.update(self._task, completed=done, total=total, of=self._of(), facts=self._facts())
+            self.bar.update(self._task, completed=done, total=total, of=self._of(), facts=self._facts())
         elif time.monotonic() - self._said >= self._every_s:
             self._say()
 
     def message(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(printable(text), highlight=False)
+        if self.bar is not None:
+            self.bar.console.print(printable(text), highlight=False)
         else:
             note(text)
 

@@ -87,10 +87,6 @@ class HttpClient:
         self._key_names = key_names
         self._session: Any = None
 
-    @property
-    def is_open(self) -> bool:
-        return self._session is not None
-
     async def open(self, *, own_cookies: bool = False) -> None:
         """``own_cookies``: each request brings its own (see ``exchange``) and none are kept here."""
         if self._session is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import hypothesis
+import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -17,6 +18,26 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
-hypothesis.settings.load_profile("untimed")
+# Everywhere else a run may find what the last one did not; there, the same commit has the same verdict.
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("untimed"), derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "untimed")
 
+# Helpers whose assertions say what differs.
+pytest.register_assert_rewrite("tests.check.matrix", "tests.train.trainers.gradients")
 pytest_plugins = ["tests.engine_fixtures"]
+
+#: Tests that share what is costly to start run on one worker, the longest first; the others move by file.
+_GROUPS = ("engine", "torch", "wheel")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for ``pytest -n 2 --dist loadgroup``: each engine and wheel is made once, two trainings share no core."""
+
+    def rank(item: pytest.Item) -> int:
+        return next((i for i, name in enumerate(_GROUPS) if item.get_closest_marker(name)), len(_GROUPS))
+
+    items.sort(key=rank)
+    for item in items:
+        number = rank(item)
+        group = _GROUPS[number] if number < len(_GROUPS) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))

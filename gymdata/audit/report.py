@@ -17,7 +17,6 @@ import pyarrow as pa
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, SuspectTokens
 from gymdata.audit.compare import LogprobComparison
-from gymdata.engines.forward import RolloutOrder, ToScore, in_sampled_order
 from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import DataError, RefusedError

@@ -112,7 +112,7 @@ class VllmSampler:
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
-        _set_environment()
+        set_environment()
         loop = asyncio.get_running_loop()
         with needs("engine"):
             # Takes seconds; in the thread, so that Ctrl-C is heard meanwhile.
@@ -167,6 +167,11 @@ class VllmSampler:
                 log_probs=self.log_probs,
             )
         return made
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that the engine still works on; 0 before it starts and after it is closed."""
+        return int(self._engine.get_num_unfinished_requests()) if self._engine is not None else 0
 
     async def close(self) -> None:
         """Stop the engine and wait until its processes are gone. Safe to call twice, and while it is starting."""
@@ -329,7 +334,7 @@ class VllmSampler:
         }
 
 
-def _set_environment() -> None:
+def set_environment() -> None:
     """Settings that vLLM reads from the environment, here and in the processes that it starts. The user's own win."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for data
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -31,7 +31,7 @@ from gymdata.store import scan_batches
 from gymdata.store.lineage import vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
-_BATCH_ROWS = 4_096
+BATCH_ROWS = 4_096
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
 _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
 
@@ -82,7 +82,7 @@ class Crediting:
         #: The value after each rollout's last token, where a critic gave one.
         self.after: np.ndarray | None = None
         if config.target_agents:
-            turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), _BATCH_ROWS))
+            turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), BATCH_ROWS))
             require_agents(turns, config.target_agents, ", ".join(map(str, sources)))
 
     def shape(self, report: ExperiencesReport) -> Shaped:
@@ -181,7 +181,7 @@ class Crediting:
         """(row of the first rollout, the batch stitched, its ids and turns), in the order of ``rollouts``."""
         row, sizes = 0, {source: vocabulary(source) for source in self.sources}
         for source in self.sources:
-            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), _BATCH_ROWS):
+            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), BATCH_ROWS):
                 ids = batch.column("rollout_id")
                 known = self.ids.slice(row, batch.num_rows)
                 if len(known) < batch.num_rows or not ids.equals(known):

@@ -140,12 +140,12 @@ class CollectingBuilder:
     """``base``: what the llms and eval sections say, under the builder's own settings."""
 
     def __init__(self, config: CollectBuilder, commands: Commands, base: Mapping[str, Any]) -> None:
-        self._config, self._commands, self._base = config, commands, dict(base)
+        self.config, self._commands, self.base = config, commands, dict(base)
 
     def collect(self, order: CollectOrder, progress: Progress) -> None:
-        own = {"num_generations": self._config.num_generations, **self._base, **self._config.settings, **order.settings}
+        own = {"num_generations": self.config.num_generations, **self.base, **self.config.settings, **order.settings}
         own["num_rollouts"] = own.pop("num_generations")
-        allow_missing = float(own.pop("allow_missing", self._config.allow_missing))
+        allow_missing = float(own.pop("allow_missing", self.config.allow_missing))
         decided = {
             "tasks": order.tasks, "output": str(order.output), "policy_version": order.policy_version,
             "run_id": order.run_id, "seed": order.seed, "reward": list(order.reward),
@@ -194,7 +194,7 @@ class ProcessJobs:
     """Jobs that are child processes. A reference is the path of the file that says how the job stands."""
 
     def __init__(self) -> None:
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._timeout_s: float | None = None
 
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -215,7 +215,7 @@ class ProcessJobs:
         words, environment = self.words(job)
         log = job.output.parent / "logs" / "train.log"
         process = start(words, log, environment=environment)
-        self._running[ref] = process
+        self.processes[ref] = process
         facts = {
             "job_id": job.job_id, "state": "running", "pid": process.pid, "command": list(words), "log": str(log),
             "output": str(job.output), "model": str(self.model_of(job)), "started": time.time(),
@@ -229,7 +229,7 @@ class ProcessJobs:
             return JobStatus("pending")
         if facts["state"] != "running":
             return JobStatus(facts["state"], 1.0 if facts["state"] == "completed" else None, facts.get("message"))
-        process = self._running.get(ref)
+        process = self.processes.get(ref)
         if process is None:
             # Its process ended with the one that started it.
             return JobStatus("failed", None, "its process is gone")
@@ -241,7 +241,7 @@ class ProcessJobs:
         return self._settle(ref, facts, code)
 
     def wait(self, ref: str, progress: Progress) -> JobStatus:
-        process, facts = self._running.get(ref), _read(Path(ref))
+        process, facts = self.processes.get(ref), _read(Path(ref))
         if process is None or facts is None:
             return self.status(ref)
         try:
@@ -255,7 +255,7 @@ class ProcessJobs:
         return status
 
     def cancel(self, ref: str) -> None:
-        process, facts = self._running.get(ref), _read(Path(ref))
+        process, facts = self.processes.get(ref), _read(Path(ref))
         if process is not None and process.poll() is None:
             send(process, signal.SIGTERM)
             try:

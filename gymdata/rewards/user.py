@@ -64,7 +64,7 @@ class UserReward:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.source = source
         self.broken: RewardError | None = None
-        self._function = function
+        self.function = function
         #: Whether it returned as many values as there were rollouts, for more than one.
         self._counts = False
         self._defined = place_of(function)
@@ -104,12 +104,12 @@ class UserReward:
 
     def _called(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         try:
-            values = self._function(**self._arguments(rollouts))
+            values = self.function(**self._arguments(rollouts))
             if inspect.isawaitable(values):
                 values = asyncio.run(_awaited(values))
             listed = _listed(values)
         except (Exception, SystemExit) as error:  # user code may raise anything
-            where = place_in(error, getattr(inspect.getmodule(self._function), "__file__", None)) or self._defined
+            where = place_in(error, getattr(inspect.getmodule(self.function), "__file__", None)) or self._defined
             self._log(error, where)
             raise RewardError.raised(self.name, error, where) from error
         if listed is None:

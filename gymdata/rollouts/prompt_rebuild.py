@@ -17,7 +17,7 @@ from gymdata.rollouts.turns import turn_digest
 
 _Ints = npt.NDArray[np.int64]
 #: Offsets of an Arrow list are int32, so one chunk of prompts stays below this many tokens.
-_CHUNK_TOKENS = 1 << 30
+CHUNK_TOKENS = 1 << 30
 
 
 def with_prompts(
@@ -53,7 +53,7 @@ def _pieces(chunk: pa.ListArray) -> list[tuple[int, int]]:
     before = np.concatenate(([0], np.cumsum(lengths)))[offsets]
     pieces, first = [], 0
     while first < len(chunk):
-        end = int(np.searchsorted(before, before[first] + _CHUNK_TOKENS, side="right")) - 1
+        end = int(np.searchsorted(before, before[first] + CHUNK_TOKENS, side="right")) - 1
         end = min(max(end, first + 1), len(chunk))
         pieces.append((first, end))
         first = end

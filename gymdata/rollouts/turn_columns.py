@@ -131,11 +131,11 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         return batch.column(batch.schema.get_field_index(name))
 
     turns = column("turns")
-    turn_offsets, struct = _list(turns)
+    turn_offsets, struct = list_parts(turns)
     parts = {f.name: struct.field(f.name) for f in struct.type}
-    delta_offsets, delta = _list(parts["prompt_delta_ids"])
-    gen_offsets, gen = _list(parts["generation_token_ids"])
-    lp_offsets, lp = _list(parts["generation_log_probs"])
+    delta_offsets, delta = list_parts(parts["prompt_delta_ids"])
+    gen_offsets, gen = list_parts(parts["generation_token_ids"])
+    lp_offsets, lp = list_parts(parts["generation_log_probs"])
     evidence = Evidence(
         rows=np.arange(first_row, first_row + len(batch), dtype=np.int64),
         turn_offsets=turn_offsets,
@@ -183,7 +183,7 @@ class _Texts(Sequence[Any]):
         return iter(self._array.to_pylist())
 
 
-def _list(array: Any) -> tuple[Ints, Any]:
+def list_parts(array: Any) -> tuple[Ints, Any]:
     """Offsets from 0, and the flat values that they cut. A null list is an empty one."""
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -192,7 +192,7 @@ def _list(array: Any) -> tuple[Ints, Any]:
         keep = array.is_valid().to_numpy(zero_copy_only=False)
         if (np.diff(offsets)[~keep] != 0).any():
             array = array.fill_null([])
-            return _list(array)
+            return list_parts(array)
     return offsets - offsets[0], values
 
 
@@ -201,7 +201,7 @@ def _numbers(array: Any) -> Any:
 
 
 def _bad_parts(column: Any) -> list[tuple[int, str, float]]:
-    offsets, parts = _list(column)
+    offsets, parts = list_parts(column)
     values = parts.field("value")
     if not len(values):
         return []
@@ -221,7 +221,7 @@ def _messages(column: Any) -> Messages:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    offsets, struct = _list(column)
+    offsets, struct = list_parts(column)
     parts = {f.name: struct.field(f.name) for f in struct.type}
     role = pc.fill_null(pc.index_in(parts["role"], value_set=pa.array(ROLES)), -1).to_numpy().astype(np.int8)
     n = len(role)

@@ -23,7 +23,7 @@ from gymdata.store.lock import writing
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.store.tables import _chosen, _present, _read_source, _refuse_short, _shape, broken_parquet
+from gymdata.store.tables import _chosen, _present, _refuse_short, _shape, broken_parquet, read_source
 
 _MADE_FROM = b"gymdata.made_from"
 
@@ -64,7 +64,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
     check_source(source, table)
     where = str(source.path)
     if source.kind != "parquet":
-        whole = _read_source(source, table, names).combine_chunks()
+        whole = read_source(source, table, names).combine_chunks()
         return [RowGroup(whole.num_rows, lambda: whole)]
     try:
         with pq.ParquetFile(source.path) as file:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Tells child processes (trainers, the commands of a finetuning) that changed files may be read.
 _ALLOW_CHANGED = "GYMDATA_ALLOW_CHANGED"
 #: A file that changed so shortly before it was hashed could change again without its times showing it.
-_SETTLED_NS = 2_000_000_000
+SETTLED_NS = 2_000_000_000
 #: Smaller files are hashed faster than a remembered hash is looked up.
 _REMEMBERED_BYTES = 1 << 20
 
@@ -59,7 +59,7 @@ class Reading:
 
 _OUTSIDE = Reading(allow_changed=os.environ.get(_ALLOW_CHANGED) == "1")
 _current = _OUTSIDE
-_hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
+known_hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
 _described: dict[Path, tuple[tuple[int, ...], dict[Path, dict[str, Any]], dict[str, Any]]] = {}
 _guard = threading.Lock()
 
@@ -184,7 +184,7 @@ def file_hash(path: Path) -> str:
     file = path.resolve()
     state = _state(file)
     with _guard:
-        held = _hashes.get(file)
+        held = known_hashes.get(file)
     if held is not None and held[0] == state:
         return held[1]
     memo = _memo_of(file) if state[0] >= _REMEMBERED_BYTES else None
@@ -193,11 +193,11 @@ def file_hash(path: Path) -> str:
         from gymdata.store.run_json import hash_file
 
         value = hash_file(file)
-        if _state(file) != state or time.time_ns() - max(state[1], state[2]) < _SETTLED_NS:
+        if _state(file) != state or time.time_ns() - max(state[1], state[2]) < SETTLED_NS:
             return value
         _remember(memo, file, state, value)
     with _guard:
-        _hashes[file] = (state, value)
+        known_hashes[file] = (state, value)
     return value
 
 

@@ -28,7 +28,7 @@ from gymdata.store.run_json import replacing
 
 ROW_GROUP_TOKENS = 4_000_000
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
-_PARSE_BYTES = 8 << 20
+PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 _PAGE_BYTES = 8 << 20
 
@@ -40,7 +40,7 @@ def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str]
     empty, broken or newer file, or one that holds something else.
     """
     names = _chosen(table, columns)
-    tables = [_read_source(source, table, names) for source in resolve(path, table)]
+    tables = [read_source(source, table, names) for source in resolve(path, table)]
     if not tables:
         kept = names or table.required()
         return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
@@ -109,8 +109,8 @@ def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Seque
     source = iter(rows)
     for first in source:
         chunk, size = [first], first[2]
-        while size < _PARSE_BYTES and len(chunk) < _BATCH_ROWS:
-            more = list(islice(source, 64 if size * 64 < _PARSE_BYTES * len(chunk) else 1))
+        while size < PARSE_BYTES and len(chunk) < _BATCH_ROWS:
+            more = list(islice(source, 64 if size * 64 < PARSE_BYTES * len(chunk) else 1))
             if not more:
                 break
             chunk += more
@@ -186,7 +186,7 @@ def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:
     return list(columns)
 
 
-def _read_source(source: Source, table: Table, names: list[str] | None) -> pa.Table:
+def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Table:
     check_source(source, table)
     if source.kind != "parquet":
         batches = list(_scan_json(source, table, names))

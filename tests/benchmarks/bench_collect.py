@@ -252,9 +252,9 @@ def _worker(arguments: Sequence[str]) -> None:
     parser.add_argument("size", type=int)
     parser.add_argument("--url", default="")
     given = parser.parse_args(arguments)
-    from gymdata.engines._vllm import _set_environment
+    from gymdata.engines._vllm import set_environment
 
-    _set_environment(str(given.model))
+    set_environment(str(given.model))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if given.who == "rival":

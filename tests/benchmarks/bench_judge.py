@@ -189,9 +189,9 @@ def _worker(arguments: Sequence[str]) -> None:
     parser.add_argument("who", choices=("ours", "rival"))
     parser.add_argument("groups", type=int)
     given = parser.parse_args(arguments)
-    from gymdata.engines._vllm import _set_environment
+    from gymdata.engines._vllm import set_environment
 
-    _set_environment(str(JUDGE))
+    set_environment(str(JUDGE))
     with tempfile.TemporaryDirectory() as scratch:
         run = _run_folder(Path(scratch), given.groups)
         spent, tokens = _ours(run) if given.who == "ours" else _rival(run)

@@ -85,7 +85,7 @@ def dpo(folder: Path, model: Path) -> list[Row]:
 
     from gymdata.rollouts.schema import PAIRS
     from gymdata.store import read_table, write_table
-    from tests.trainers.conftest import pair_table
+    from tests.train.trainers.conftest import pair_table
 
     rng = np.random.default_rng(0)
     rows: dict[str, list[Any]] = {name: [] for name in PAIRS.schema.names if name not in PAIRS.optional}

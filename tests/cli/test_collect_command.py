@@ -13,6 +13,8 @@ from gymdata.collect import run as collecting
 from gymdata.store import read_table
 from tests.collect.fake_parts import parts
 
+pytestmark = pytest.mark.torch
+
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 
 

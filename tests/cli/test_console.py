@@ -109,8 +109,8 @@ def test_a_bar_without_a_count_is_removed(counts: dict[str, float]) -> None:
     with watch:
         if counts:
             watch.update(**counts)
-    assert watch._bar is not None
-    assert watch._bar.live.transient is not bool(counts)
+    assert watch.bar is not None
+    assert watch.bar.live.transient is not bool(counts)
 
 
 def test_what_is_left_behind_prints_on_stderr_for_good(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 POLICY, BROKEN = str(ROOT / "sample_data" / "policy"), str(ROOT / "sample_data" / "rollouts" / "broken.jsonl")
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")

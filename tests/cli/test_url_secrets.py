@@ -21,10 +21,12 @@ from gymdata.urls import address, expanded, for_child, placeholder_values
 from tests import faulty_server, judge_server
 from tests.environments.env_server import Server
 from tests.environments.env_server import serving as env_serving
+from tests.judge.serve.conftest import start
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.score.test_remote import PATH, Behaviour, app_of
-from tests.serve.conftest import start
+from tests.score.reward_server import PATH, Behaviour, app_of
 from tests.threaded_server import serving
+
+pytestmark = pytest.mark.torch
 
 SECRET = "s3cr3t-key"
 DATA = Path(__file__).parents[2] / "sample_data"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.faulty_server import Settings, serve
 
 ADDER = '''
 class Adder:
@@ -43,3 +47,32 @@ def adder(tmp_path: Path) -> str:
     file = tmp_path / "adder.py"
     file.write_text(ADDER)
     return f"{file}:Adder"
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[[Settings], str]]:
+    """Starts servers on threads of their own; gives their URL."""
+    stops: list[Callable[[], None]] = []
+
+    def up(settings: Settings) -> str:
+        ready: list[str] = []
+        came_up = threading.Event()
+        loop = asyncio.new_event_loop()
+        done = asyncio.Event()
+
+        async def main() -> None:
+            runner, port = await serve(settings, 0)
+            ready.append(f"http://127.0.0.1:{port}/v1")
+            came_up.set()
+            await done.wait()
+            await runner.cleanup()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+        thread.start()
+        stops.append(lambda: (loop.call_soon_threadsafe(done.set), thread.join()))  # type: ignore[arg-type, return-value]
+        assert came_up.wait(30)
+        return ready[0]
+
+    yield up
+    for stop in stops:
+        stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +13,18 @@ import pytest
 
 from gymdata.collect.run import Parts, collect
 from gymdata.engines.chat.template import TransformersChat
-from gymdata.engines.port import Generation, SampleRequest
 from gymdata.environments import load_environment
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_table
 from gymdata.validate.run import validate
+from tests.collect.borrowed_engine import Borrowed
 from tests.engine_fixtures import InProcess
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
-
-
-class Borrowed:
-    """The tests' shared engine, which lives on another event loop; closing it is left to its owner."""
-
-    prefers_groups = False
-    default_concurrency = 64
-
-    def __init__(self, engine: InProcess, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine, self._loop = engine.sampler, loop
-
-    async def start(self) -> Mapping[str, Any]:
-        return self._engine.facts()  # type: ignore[no-any-return]
-
-    async def sample(self, request: SampleRequest) -> list[Generation]:
-        work = asyncio.run_coroutine_threadsafe(self._engine.sample(request), self._loop)
-        return await asyncio.wrap_future(work)
-
-    async def close(self) -> None: ...
 
 
 def collect_in_process(engine: InProcess, policy: str, rewards: Sequence[str] = ("numeric",), **settings: Any) -> Any:

@@ -14,15 +14,11 @@ import pytest
 from gymdata.collect.run import collect
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, StoreError
-from gymdata.store import read_failures, read_run_json
+from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, LetterChat, add_or_answer, engine_fault, parts
-from tests.collect.test_collect_rows import rows_of
+from tests.collect.saved_rows import failures_of, rows_of
 
 Tasks = Callable[..., Path]
-
-
-def failures_of(run: Path) -> list[dict[str, Any]]:
-    return read_failures(run)
 
 
 def test_a_failed_turn_keeps_the_turns_before_it(tasks: Tasks, tmp_path: Path, adder: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +11,13 @@ import pytest
 import gymdata
 from gymdata.collect.run import collect
 from gymdata.errors import OutsideError, UsageError
-from gymdata.store import read_failures
-from tests.adapters.engines.test_generation_checks import FAULTS
-from tests.collect.test_collect_rows import rows_of
-from tests.faulty_server import Settings, serve
+from tests.collect.saved_rows import failures_of, rows_of
+from tests.engines.faulty_answers import FAULTS
+from tests.faulty_server import Settings
+
+pytestmark = pytest.mark.torch
 
 Tasks = Callable[..., Path]
-
-
-@pytest.fixture
-def server() -> Iterator[Callable[[Settings], str]]:
-    """Starts servers on threads of their own; gives their URL."""
-    stops: list[Callable[[], None]] = []
-
-    def up(settings: Settings) -> str:
-        ready: list[str] = []
-        came_up = threading.Event()
-        loop = asyncio.new_event_loop()
-        done = asyncio.Event()
-
-        async def main() -> None:
-            runner, port = await serve(settings, 0)
-            ready.append(f"http://127.0.0.1:{port}/v1")
-            came_up.set()
-            await done.wait()
-            await runner.cleanup()
-
-        thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-        thread.start()
-        stops.append(lambda: (loop.call_soon_threadsafe(done.set), thread.join()))  # type: ignore[arg-type, return-value]
-        assert came_up.wait(30)
-        return ready[0]
-
-    yield up
-    for stop in stops:
-        stop()
 
 
 @pytest.fixture
@@ -64,10 +34,6 @@ def settings(tasks: Tasks, tmp_path: Path, policy: str) -> dict[str, Any]:
         "retries": 1,
         "reward": ["numeric"],
     }
-
-
-def failures_of(run: Path) -> list[dict[str, Any]]:
-    return read_failures(run)
 
 
 def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:

@@ -17,7 +17,9 @@ import pytest
 
 from gymdata.store import read_run_json, read_table
 from tests.collect.killing import DEADLINE_S, fork, kill_at, rows_there, session_members, start, wait_for_rows
-from tests.collect.test_collect_rows import rows_of
+from tests.collect.saved_rows import rows_of
+
+pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "sample_data" / "policy"

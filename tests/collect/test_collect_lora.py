@@ -15,6 +15,8 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
 from gymdata.validate.run import validate
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
 

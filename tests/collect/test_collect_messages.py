@@ -21,9 +21,10 @@ from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_run_json, read_table
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
-from tests.collect.test_collect_http import failures_of, server  # noqa: F401 - a fixture
-from tests.collect.test_collect_rows import rows_of
+from tests.collect.saved_rows import failures_of, rows_of
 from tests.faulty_server import Settings
+
+pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
@@ -70,7 +71,7 @@ def served(tasks: Callable[..., Path], tmp_path: Path, policy: str) -> dict[str,
 
 
 @pytest.mark.parametrize("way", ["ids", "prefix", "messages"])
-def test_run_json_says_how_prompts_are_made(server: Any, served: dict[str, Any], way: str) -> None:  # noqa: F811
+def test_run_json_says_how_prompts_are_made(server: Any, served: dict[str, Any], way: str) -> None:
     """The way that the server proved is on record; rows have the ids that it reports."""
     at = Settings(way=way)
     summary = collect(chat_endpoint=server(at), **served)
@@ -80,7 +81,7 @@ def test_run_json_says_how_prompts_are_made(server: Any, served: dict[str, Any],
     assert [r["n"] for r in at.requests][-2:] == [2, 2]
 
 
-def test_ids_and_messages_are_never_one_run(server: Any, served: dict[str, Any]) -> None:  # noqa: F811
+def test_ids_and_messages_are_never_one_run(server: Any, served: dict[str, Any]) -> None:
     """A run collected in ids does not go on in messages, and both addresses at once are refused."""
     url = server(Settings())
     collect(endpoint=url, **{**served, "num_rollouts": 1})
@@ -90,7 +91,7 @@ def test_ids_and_messages_are_never_one_run(server: Any, served: dict[str, Any])
         collect(endpoint=url, chat_endpoint=url, **{**served, "overwrite": True})
 
 
-def test_a_run_of_the_old_key_is_resumed(server: Any, served: dict[str, Any]) -> None:  # noqa: F811
+def test_a_run_of_the_old_key_is_resumed(server: Any, served: dict[str, Any]) -> None:
     """A run whose identity names the protocol as 0.1.0-dev did is resumed; a new run names it "chat"."""
     url = server(Settings())
     collect(chat_endpoint=url, **{**served, "num_rollouts": 1})
@@ -102,7 +103,7 @@ def test_a_run_of_the_old_key_is_resumed(server: Any, served: dict[str, Any]) ->
     assert summary.rollouts == 4
 
 
-def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, served: dict[str, Any]) -> None:  # noqa: F811
+def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, served: dict[str, Any]) -> None:
     """The check at the start names what to switch on."""
     with pytest.raises(UsageError, match="does not return token ids") as caught:
         collect(chat_endpoint=server(Settings(mode="no_ids")), **served)

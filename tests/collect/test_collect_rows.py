@@ -13,20 +13,11 @@ import pytest
 from gymdata.collect.run import collect
 from gymdata.errors import StoreError
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.store import read_failures, read_run_json, read_table
+from gymdata.store import read_failures, read_run_json
 from tests.collect.fake_parts import END, ROLE, FakeSampler, add_or_answer, parts
+from tests.collect.saved_rows import rows_of
 
 Tasks = Callable[..., Path]
-_TIMES = ("started_at", "duration_s")
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The run's rows without times, in the order of task and index."""
-    rows = read_table(run).to_pylist()
-    for row in rows:
-        for key in _TIMES:
-            del row[key]
-    return sorted(rows, key=lambda row: (row["task_id"], row["rollout_index"]))
 
 
 def test_every_rollout_once_with_its_group(tasks: Tasks, tmp_path: Path) -> None:

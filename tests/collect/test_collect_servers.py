@@ -17,12 +17,13 @@ from gymdata.collect.run import collect, load_parts, plan
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store import read_run_json
+from tests.collect.borrowed_engine import Borrowed
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
-from tests.collect.test_collect_engine import Borrowed
-from tests.collect.test_collect_faults import failures_of
-from tests.collect.test_collect_rows import rows_of
+from tests.collect.saved_rows import failures_of, rows_of
 from tests.engine_fixtures import InProcess
 from tests.environments.env_server import Server, serving
+
+pytestmark = pytest.mark.torch
 
 SAMPLE = Path(__file__).parents[2] / "sample_data"
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}

@@ -15,6 +15,8 @@ from gymdata.finetune.jobs import CommandRunner
 from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.store import read_run_json, read_table
 
+pytestmark = pytest.mark.torch
+
 DATA = Path(__file__).parents[2] / "sample_data"
 BUILDER = f"{Path(__file__).parent / 'deterministic.py'}:Builder"
 

@@ -13,36 +13,10 @@ from gymdata.errors import UsageError
 from gymdata.finetune import json_schema
 from gymdata.finetune.config_file import find, load
 from gymdata.finetune.run import plan_of
+from tests.finetune.config_files import MINIMAL, ROOT, write
 
-ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
 SCHEMAS = ROOT / "schemas"
-
-MINIMAL: dict[str, Any] = {
-    "llms": {"policy": {"_type": "vllm", "model_name": str(ROOT / "sample_data" / "policy")}},
-    "eval": {"general": {"max_concurrency": 16, "dataset": {"_type": "jsonl", "file_path": "tasks.jsonl"}}},
-    "trajectory_builders": {"builder": {"_type": "collect", "num_generations": 2}},
-    "trainer_adapters": {"adapter": {"_type": "trl", "rl": {"learning_rate": "1e-6"}}},
-    "trainers": {"trainer": {"_type": "epochs"}},
-    "finetuning": {
-        "enabled": True, "trainer": "trainer", "trajectory_builder": "builder", "trainer_adapter": "adapter",
-        "reward_function": {"name": "numeric"}, "target_functions": ["<workflow>"], "target_model": "policy",
-        "num_epochs": 10, "output_dir": "out",
-        "curriculum_learning": {"enabled": True, "initial_percentile": 0.3, "increment_percentile": 0.2,
-                                "expansion_interval": 5, "min_reward_diff": 0.1, "sort_ascending": False,
-                                "random_subsample": None},
-    },
-}  # fmt: skip
-
-
-def write(folder: Path, change: Any = None, **sections: Any) -> Path:
-    values = json.loads(json.dumps(MINIMAL)) | sections
-    if change is not None:
-        change(values)
-    (folder / "tasks.jsonl").write_text('{"task_id": "a", "prompt": "1+1?", "answer": "2"}\n')
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(values))
-    return file
 
 
 def test_the_published_names_are_read(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from gymdata.finetune.port import TrainingJob
 from gymdata.finetune.settings import CommandAdapter, TrlAdapter
 from tests.finetune.parts import Watched
 
+pytestmark = pytest.mark.torch
+
 TRAINS = "import sys, pathlib; out = pathlib.Path(sys.argv[1]); (out / 'config.json').write_text('{}')"
 
 
@@ -71,7 +73,7 @@ def test_a_job_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     ref = jobs.submit(job(tmp_path))
     status = jobs.wait(ref, Watched())
     assert (status.state, "timeout_s" in (status.message or "")) == ("failed", True)
-    assert jobs._running[ref].poll() is not None
+    assert jobs.processes[ref].poll() is not None
 
 
 def test_a_job_can_be_canceled(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from gymdata.finetune.epochs import STAGES
 from gymdata.store import read_run_json, read_table
 from tests.collect.killing import DEADLINE_S, session_members
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "sample_data"
 #: Times that a stage is waited for which is over in milliseconds.

@@ -19,6 +19,8 @@ from gymdata.store.lock import Lock
 from tests.finetune.parts import SCORES, Adapter, Builder, Calls, Crash, Watched, plan
 from tests.judge_server import Behaviour, judge_server
 
+pytestmark = pytest.mark.torch
+
 CURRICULUM = {"enabled": True, "initial_percentile": 0.3, "increment_percentile": 0.4, "expansion_interval": 1}
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.torch
+
 DATA = Path(__file__).parents[2] / "sample_data"
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from gymdata.store import read_run_json, read_table
 
+pytestmark = pytest.mark.torch
+
 DATA = Path(__file__).parents[2] / "sample_data"
 FILES = {
     name: code

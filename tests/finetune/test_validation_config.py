@@ -12,7 +12,9 @@ from gymdata.errors import UsageError
 from gymdata.finetune.config_file import load
 from gymdata.finetune.plan import Plan
 from gymdata.finetune.run import plan_of
-from tests.finetune.test_config import write
+from tests.finetune.config_files import write
+
+pytestmark = pytest.mark.torch
 
 
 def planned(folder: Path, over: dict[str, Any], overrides: Any = (), change: Any = None) -> Plan:
@@ -79,7 +81,7 @@ def test_sampling_that_the_file_states_is_not_beaten_by_the_greedy_default(tmp_p
     assert plan.validation is not None
     assert plan.validation.settings == {}
     builder: Any = plan.validation.builder
-    assert (builder._config.num_generations, builder._base["temperature"]) == (4, 0.7)
+    assert (builder.config.num_generations, builder.base["temperature"]) == (4, 0.7)
 
 
 def test_the_tasks_of_the_file_beat_those_of_the_main_one(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     plan = planned(tmp_path, over, [("validation.interval", "3"), ("llms.policy.temperature", "0.9")])
     assert plan.validation is not None
     builder: Any = plan.validation.builder
-    assert (plan.validation.interval, builder._base["temperature"]) == (3, 0.0)
+    assert (plan.validation.interval, builder.base["temperature"]) == (3, 0.0)
 
 
 def test_what_is_for_training_is_refused_all_at_once(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from gymdata.sample_data.make_tasks import WORDINGS, read_pairs, value_of
 from gymdata.store import read_table
 from tests.rollout_files import rollout, two_turns, write_run
 
+pytestmark = pytest.mark.torch
+
 DATA = Path(__file__).parents[2] / "sample_data"
 GENRM = DATA / "genrm"
 HELD_OUT = DATA / "tasks" / "heldout.jsonl"

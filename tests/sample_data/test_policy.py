@@ -10,6 +10,8 @@ import pytest
 
 from gymdata.sample_data.policy_traces import call_text, tools
 
+pytestmark = pytest.mark.torch
+
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 CALL = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": "417-58"}}}
 CONVERSATION: list[dict[str, Any]] = [

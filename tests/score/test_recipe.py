@@ -14,7 +14,7 @@ from gymdata.rollouts.schema import SCORES
 from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.score.test_remote import Behaviour, app_of, reward_of
+from tests.score.reward_server import Behaviour, app_of, reward_of
 from tests.threaded_server import serving
 
 TASKS: list[dict[str, Any]] = [

@@ -14,9 +14,9 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.trainers.conftest import policy  # noqa: F401 - fixture
+from tests.train.trainers.conftest import policy  # noqa: F401 - fixture
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

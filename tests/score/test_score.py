@@ -23,7 +23,7 @@ from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.user_code import in_thread
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
-from tests.rewards.test_rewards import rollout
+from tests.rewards.rollouts import rollout
 
 Tasks = Callable[..., Path]
 

@@ -40,11 +40,11 @@ def test_expanding_what_was_encoded_gives_the_prompts(rollouts, skip: int, chunk
     when one chunk cannot hold all of them."""
     whole = column(rollouts).slice(skip)
     ids = pa.chunked_array([pa.array([str(i) for i in range(len(whole))], pa.string())])
-    before, expand._CHUNK_TOKENS = expand._CHUNK_TOKENS, chunk
+    before, expand.CHUNK_TOKENS = expand.CHUNK_TOKENS, chunk
     try:
         got = with_prompts(pa.chunked_array([whole, whole]), pa.chunked_array([*ids.chunks, *ids.chunks], pa.string()))
     finally:
-        expand._CHUNK_TOKENS = before
+        expand.CHUNK_TOKENS = before
     expected = [[p for p, _ in calls] for calls in rollouts[skip:]]
     assert [[t["prompt_token_ids"] for t in turns] for turns in got.to_pylist()] == expected * 2
     kept = [[{k: v for k, v in t.items() if k != "prompt_token_ids"} for t in turns] for turns in got.to_pylist()]

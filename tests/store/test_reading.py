@@ -210,9 +210,9 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
     hashed: list[Path] = []
     real = hash_file
     monkeypatch.setattr(run_json, "hash_file", lambda path: hashed.append(path) or real(path))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_SETTLED_NS", 0)
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "SETTLED_NS", 0)
     first = file_hash(file)
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_hashes", {})
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "known_hashes", {})
     assert file_hash(file) == first
     assert len(hashed) == 1
     with file.open("ab") as handle:
@@ -221,8 +221,8 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
     os.utime(file, ns=(1, 1))
     file_hash(file)
     assert len(hashed) == 3
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_SETTLED_NS", 1 << 62)
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "_hashes", {})
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "SETTLED_NS", 1 << 62)
+    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "known_hashes", {})
     os.utime(file, ns=(2, 2))
     assert [file_hash(file), file_hash(file)] == [real(file)] * 2
     assert len(hashed) == 5

@@ -90,7 +90,7 @@ def test_a_reader_that_was_overtaken_by_sealing_reads_the_part(states, tmp_path:
     """A journal that was listed and then sealed away gives the same rows from its part."""
     _, after, _ = states
     journal = Source(after / "rollouts" / "00000.journal", "journal")
-    assert tables._read_source(journal, ROLLOUTS, None).equals(read_table(after))
+    assert tables.read_source(journal, ROLLOUTS, None).equals(read_table(after))
 
 
 def test_broken_lines_are_left_out_of_the_sealed_file(tmp_path: Path, open_run, interrupted, row):
@@ -189,7 +189,7 @@ def test_row_groups_are_cut_by_tokens(tmp_path: Path, row, monkeypatch: pytest.M
 def test_large_segments_are_parsed_in_pieces(tmp_path: Path, row, monkeypatch: pytest.MonkeyPatch):
     """Reading JSON in many small pieces gives the rows that reading it at once gives."""
     table = build_table([row(i) for i in range(9)], tmp_path)
-    monkeypatch.setattr(tables, "_PARSE_BYTES", 1)
+    monkeypatch.setattr(tables, "PARSE_BYTES", 1)
     batches = list(scan_batches(tmp_path / "expected.jsonl"))
     assert [b.num_rows for b in batches] == [1] * 9
     assert read_table(tmp_path / "expected.jsonl").equals(table)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,67 +18,7 @@ from gymdata.interop.nemo_gym import scan_parts as nemo_parts
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
-
-
-def put(row: dict[str, Any], turn: int, name: str, at: int, value: Any) -> None:
-    with_ids(row, turn)[name][at] = value
-
-
-def drop(row: dict[str, Any], turn: int, *names: str, value: Any = None) -> None:
-    for name in names or ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-        with_ids(row, turn)[name] = value
-
-
-def swap(row: dict[str, Any], a: int, b: int) -> None:
-    first, second = with_ids(row, a), with_ids(row, b)
-    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-        first[name], second[name] = second[name], first[name]
-
-
-def repeat(row: dict[str, Any], first: int, second: int) -> None:
-    with_ids(row, second)["prompt_token_ids"] = with_ids(row, first)["prompt_token_ids"]
-
-
-def asked(row: dict[str, Any]) -> list[dict[str, Any]]:
-    return row["responses_create_params"]["input"]
-
-
-GENERATED = ("generation_token_ids", "generation_log_probs")
-PLANTS = [
-    Plant("history rewritten", "T200", 2, 1, lambda r: put(r, 2, "prompt_token_ids", 1, 999)),
-    Plant("front dropped", "T204", 3, 0, lambda r: with_ids(r, 3)["prompt_token_ids"].pop(0)),
-    Plant("swapped turns", "T208", 2, None, lambda r: swap(r, 1, 2)),
-    Plant("repeated prompt", "T211", 3, None, lambda r: repeat(r, 2, 3)),
-    Plant("no prompt ids", "T205", 1, None, lambda r: drop(r, 1, "prompt_token_ids")),
-    Plant("null ids", "T205", 1, None, lambda r: drop(r, 1)),
-    Plant("empty ids", "T205", 1, None, lambda r: drop(r, 1, value=[])),
-    Plant("empty generation", "T205", 3, None, lambda r: drop(r, 3, *GENERATED, value=[])),
-    Plant("negative id", "T206", 3, 0, lambda r: put(r, 3, "generation_token_ids", 0, -1)),
-    Plant("huge id", "T206", 3, 1, lambda r: put(r, 3, "generation_token_ids", 1, 2**40)),
-    Plant("log-prob missing", "L301", 2, None, lambda r: with_ids(r, 2)["generation_log_probs"].pop()),
-    Plant("log-probs missing", "L301", 0, None, lambda r: drop(r, 0, "generation_log_probs")),
-    Plant("NaN", "L302", 1, 1, lambda r: put(r, 1, "generation_log_probs", 1, math.nan)),
-    Plant("minus infinity", "L302", 0, 0, lambda r: put(r, 0, "generation_log_probs", 0, -math.inf)),
-    Plant("spelled NaN", "L302", 1, 1, lambda r: put(r, 1, "generation_log_probs", 1, "NaN")),
-    Plant("positive", "L303", 2, 0, lambda r: put(r, 2, "generation_log_probs", 0, 0.25)),
-    Plant("text for an id", "S102", 1, 1, lambda r: put(r, 1, "prompt_token_ids", 1, "7")),
-    Plant("float for an id", "S102", 1, 1, lambda r: put(r, 1, "prompt_token_ids", 1, 7.0)),
-    Plant("boolean for an id", "S102", 1, 1, lambda r: put(r, 1, "generation_token_ids", 1, True)),
-    Plant("id beyond 64 bits", "S102", 1, 1, lambda r: put(r, 1, "generation_token_ids", 1, 2**70)),
-    Plant("nested ids", "S102", 2, 0, lambda r: put(r, 2, "generation_token_ids", 0, [3])),
-    Plant("ids as an object", "S102", 2, None, lambda r: with_ids(r, 2).update(prompt_token_ids={"a": 1})),
-    Plant("reward as text", "S102", None, None, lambda r: r.update(reward="good")),
-    Plant("no reward", "R501", None, None, lambda r: r.pop("reward")),
-    Plant("infinite reward", "R502", None, None, lambda r: r.update(reward=math.inf)),
-    Plant("no response", "S103", None, None, lambda r: r.pop("response")),
-    Plant("no output", "S103", None, None, lambda r: r["response"].pop("output")),
-    Plant("output of the wrong kind", "S102", None, None, lambda r: r["response"].update(output="text")),
-    Plant("item of the wrong kind", "S102", None, None, lambda r: r["response"]["output"].append("text")),
-    Plant("late system", "M401", None, None, lambda r: asked(r).append({"role": "system", "content": "s"})),
-    Plant("unknown call", "M403", None, None, lambda r: r["response"]["output"][2].update(call_id="nobody")),
-    Plant("tool output lost", "M402", 1, None, lambda r: r["response"]["output"].pop(2)),
-    Plant("no assistant", "M404", None, None, lambda r: r["response"].update(output=[])),
-]  # fmt: skip
+from tests.validate.nemo_plants import PLANTS, put
 
 
 def test_clean_rows_are_never_flagged(tmp_path: Path) -> None:
@@ -100,7 +38,7 @@ def test_planted_fault_is_found_at_its_place(
 ) -> None:
     """One fault in one row is found in that row, turn and position, alone, with and without the fast parser."""
     if way == "json":
-        monkeypatch.setattr(nemo_gym, "_fast_parser", lambda: None)
+        monkeypatch.setattr(nemo_gym, "fast_parser", lambda: None)
     report = validate(write_lines(tmp_path / "a.jsonl", plant(clean_rows(), fault, 3)))
     assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [
         (fault.code, 3, fault.turn, fault.position)
@@ -194,11 +132,11 @@ def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: p
     assert [(v.code, v.row) for v in whole.violations] == [("T206", 4), ("L303", 8)]
     assert whole.rows == 9
     for cut in [1, 2, *np.linspace(3, size - 1, 60).astype(int).tolist(), size]:
-        first = nemo_parts._stretch(path, 0, cut, nemo_gym.Scanner())
-        first.append(nemo_parts._stretch(path, cut, size, nemo_gym.Scanner()))
+        first = nemo_parts.scan_stretch(path, 0, cut, nemo_gym.Scanner())
+        first.append(nemo_parts.scan_stretch(path, cut, size, nemo_gym.Scanner()))
         assert (first.rows, first.violations, first.across) == (9, whole.violations, whole.across)
     monkeypatch.setattr(nemo_parts, "WORTH_SPLITTING", 1)
-    monkeypatch.setattr(nemo_parts, "_may_fork", lambda: True)
+    monkeypatch.setattr(nemo_parts, "may_fork", lambda: True)
     forked = nemo_gym.scan(path, processes=2)
     assert (forked.violations, forked.across, forked.tokens) == (whole.violations, whole.across, whole.tokens)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))

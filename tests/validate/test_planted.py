@@ -14,10 +14,12 @@ import sample_data
 from gymdata.rollouts.turns import encode_turns
 from gymdata.rollouts.violations import BREAKS as BREAK_CODES
 from gymdata.validate.run import fix, validate
+from tests.check.families import FAMILIES, has_family, save_family
 from tests.rollout_files import rollout
-from tests.templates.families import FAMILIES, has_family, save_family
 from tests.validate.generate import _lists, chat, nemo_row, write_lines, write_native
 from tests.validate.planted import BREAKS, CHATML, FAULTS, HEADERS, Maker, Planted, encoded
+
+pytestmark = pytest.mark.torch
 
 POLICY = Path(sample_data.__file__).parent / "policy"
 

@@ -38,7 +38,7 @@ class TemplateLimitError(TemplateError):
     """A rendering went beyond one of the limits above."""
 
 
-class _Budget(threading.local):
+class Budget(threading.local):
     """What the rendering of this thread may still use."""
 
     steps, work, until = MAX_STEPS, MAX_WORK, float("inf")
@@ -64,7 +64,7 @@ class _Budget(threading.local):
             raise TemplateLimitError(f"it makes texts of more than {MAX_WORK:,} characters in all")
 
 
-_budget = _Budget()
+_budget = Budget()
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):

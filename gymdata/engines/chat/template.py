@@ -41,7 +41,7 @@ class KnownTemplate:
 
 def known_template(text: str) -> KnownTemplate | None:
     """The shipped template with exactly this text."""
-    return next((KnownTemplate(name, known) for name, known in _shipped().items() if known == text), None)
+    return next((KnownTemplate(name, known) for name, known in shipped_templates().items() if known == text), None)
 
 
 def training_twin(text: str) -> KnownTemplate | None:
@@ -49,12 +49,12 @@ def training_twin(text: str) -> KnownTemplate | None:
     known = known_template(text)
     if known is None or known.name.endswith(_TWIN):
         return None
-    twin = _shipped().get(known.name + _TWIN)
+    twin = shipped_templates().get(known.name + _TWIN)
     return KnownTemplate(known.name + _TWIN, twin) if twin is not None else None
 
 
 @functools.cache
-def _shipped() -> dict[str, str]:
+def shipped_templates() -> dict[str, str]:
     found = find_spec("trl")
     if found is None or not found.submodule_search_locations:
         return {}

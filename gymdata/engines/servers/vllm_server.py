@@ -320,10 +320,10 @@ class ServerSampler:
     async def _complete(self, body: dict[str, Any], sent: Sequence[int] | None = None) -> list[Generation]:
         """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own."""
         return await self._http.ask(
-            "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=self._most_bytes(body)
+            "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=self.most_bytes(body)
         )
 
-    def _most_bytes(self, body: Mapping[str, Any]) -> int:
+    def most_bytes(self, body: Mapping[str, Any]) -> int:
         """What the answer to a request can sensibly have."""
         generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
         prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]

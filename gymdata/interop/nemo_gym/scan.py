@@ -134,7 +134,7 @@ class Scanner:
         self.part = Part()
         self._reader = reader
         self._limit = vocab_size if vocab_size is not None else 2**31
-        self._parse = _fast_parser()
+        self._parse = fast_parser()
         # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
         self._ids: list[bytes] = []
         self._id_owner: list[tuple[int, str | None, int, int, str]] = []
@@ -272,7 +272,7 @@ def all_negative(data: bytes) -> bool:
     return not data[7::8].translate(None, _FINITE_NEGATIVE)
 
 
-def _fast_parser() -> Any:
+def fast_parser() -> Any:
     try:
         import simdjson
     except ImportError:

@@ -36,14 +36,14 @@ def scan(path: Path, compression: Any, scanner: Callable[[], Any], processes: in
         return one.finish()
     try:
         size = path.stat().st_size
-        if processes > 1 and size >= WORTH_SPLITTING and _may_fork():
+        if processes > 1 and size >= WORTH_SPLITTING and may_fork():
             return _forked(path, size, scanner, processes)
-        return _stretch(path, 0, size, scanner())
+        return scan_stretch(path, 0, size, scanner())
     except OSError as error:
         raise DataError.unreadable(path, str(error)) from error
 
 
-def _may_fork() -> bool:
+def may_fork() -> bool:
     return (
         hasattr(os, "fork")
         and sys.platform == "linux"
@@ -52,7 +52,7 @@ def _may_fork() -> bool:
     )
 
 
-def _stretch(path: Path, start: int, end: int, scanner: Any) -> Any:
+def scan_stretch(path: Path, start: int, end: int, scanner: Any) -> Any:
     collecting = gc.isenabled()
     # Rows make many short-lived objects and no cycles; looking for cycles costs a tenth of the scan.
     gc.disable()
@@ -85,7 +85,7 @@ def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:
 def _forked(path: Path, size: int, scanner: Callable[[], Any], processes: int) -> Any:
     bounds = [size * k // processes for k in range(processes + 1)]
     children = [_child(path, bounds[k], bounds[k + 1], scanner) for k in range(1, processes)]
-    whole = _stretch(path, 0, bounds[1], scanner())
+    whole = scan_stretch(path, 0, bounds[1], scanner())
     failed = False
     for pid, pipe in children:
         with os.fdopen(pipe, "rb") as stream:
@@ -94,7 +94,7 @@ def _forked(path: Path, size: int, scanner: Callable[[], Any], processes: int) -
         if not failed:
             whole.append(pickle.loads(data))
     # A child that died (out of memory, killed) says nothing about the rows: look again, alone.
-    return _stretch(path, 0, size, scanner()) if failed else whole
+    return scan_stretch(path, 0, size, scanner()) if failed else whole
 
 
 def _child(path: Path, start: int, end: int, scanner: Callable[[], Any]) -> tuple[int, int]:
@@ -107,7 +107,7 @@ def _child(path: Path, start: int, end: int, scanner: Callable[[], Any]) -> tupl
     try:
         os.close(reader)
         with os.fdopen(writer, "wb") as stream:
-            pickle.dump(_stretch(path, start, end, scanner()), stream, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(scan_stretch(path, start, end, scanner()), stream, pickle.HIGHEST_PROTOCOL)
         status = 0
     finally:
         # Whatever happened, the child must not run the parent's ending.

@@ -106,14 +106,14 @@ class ExactDPOTrainer(Exact, DPOTrainer):
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = known.unbind(dim=1)
         plain = self.uniform and (real.all() or not set(self.loss_types) <= set(WEIGHABLE))
         loss = (
-            self._stock_loss(model, inputs, return_outputs)
+            self.stock_loss(model, inputs, return_outputs)
             if plain or return_outputs
-            else self._weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), self.margin[source])
+            else self.weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), self.margin[source])
         )
         self.require_finite(loss[0] if return_outputs else loss, rows)
         return loss
 
-    def _stock_loss(self, *arguments: Any) -> Any:
+    def stock_loss(self, *arguments: Any) -> Any:
         stock: Any = super()._compute_loss
         return stock(*arguments)
 
@@ -121,9 +121,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         stock: Any = self.compute_ref_log_probs
         return stock(*arguments)
 
-    def _weighted_loss(
-        self, model: Any, inputs: dict[str, Any], weight: np.ndarray, margin: np.ndarray
-    ) -> torch.Tensor:
+    def weighted_loss(self, model: Any, inputs: dict[str, Any], weight: np.ndarray, margin: np.ndarray) -> torch.Tensor:
         """Mean over the batch of weight · loss(margin). TRL runs the model and logs its metrics; its loss is set aside."""
         kept: list[Any] = []
 
@@ -137,7 +135,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = reference
         try:
             self.precompute_ref_logps = True
-            self._stock_loss(recorded, inputs, False)
+            self.stock_loss(recorded, inputs, False)
         finally:
             self.precompute_ref_logps = precomputed
         mask = inputs["completion_mask"][:, 1:]

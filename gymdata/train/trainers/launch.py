@@ -72,7 +72,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
             send(process, signal.SIGTERM)
             process.wait()
     if "error" in told:
-        raise _error(told["error"])
+        raise error_of(told["error"])
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if code != 0:
@@ -102,7 +102,7 @@ def _handle_event(message: Mapping[str, Any], told: dict[str, Any], progress: Pr
         )
 
 
-def _error(message: Mapping[str, Any]) -> errors.GymdataError:
+def error_of(message: Mapping[str, Any]) -> errors.GymdataError:
     kind = getattr(errors, str(message["type"]), errors.GymdataError)
     error: errors.GymdataError = kind.__new__(kind)
     Exception.__init__(error, message["text"])

@@ -30,7 +30,7 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 _MAY_BE_FAR = 0.05
 #: Up to so many logits a batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
 #: again for the gradient, saves memory for time.
-_LOGITS = 2**28
+MAX_LOGITS = 2**28
 
 
 @dataclass
@@ -225,7 +225,7 @@ class BatchRLTrainer(Exact, Trainer):
         inputs |= {name: batch[name] for name in ("attention_mask", "position_ids") if name in batch}
         # Only positions after which some row has a trained token need logits.
         kept = mask.any(dim=0).nonzero().squeeze(1)
-        if self.fused and len(ids) * len(kept) * self.vocabulary > _LOGITS:
+        if self.fused and len(ids) * len(kept) * self.vocabulary > MAX_LOGITS:
             labels = ids.masked_fill(batch["completion_mask"] == 0, -100)
             fused: torch.Tensor = model(**inputs, labels=labels, fused_lm_head=True).log_probs
             return fused

@@ -86,7 +86,7 @@ def train(job: dict[str, Any]) -> int:
         trainer.end()
         return EXIT_INTERRUPTED
     measured = trainer.measure()
-    _save(trainer, job, out)
+    save_model(trainer, job, out)
     if trainer.is_world_process_zero():
         draw_curve(out)
         result = {
@@ -207,7 +207,7 @@ def _tokenizer(model: str) -> Any:
     return load_tokenizer(model, extra="train")
 
 
-def _save(trainer: Any, job: dict[str, Any], out: Path) -> None:
+def save_model(trainer: Any, job: dict[str, Any], out: Path) -> None:
     """The model into ``out``, with the tokenizer files of the model that it came from."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "ref" in getattr(model, "peft_config", {}):

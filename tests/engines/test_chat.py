@@ -1,0 +1,264 @@
+"""Chat templates: rendering, bridges that are proved, and reading what a model wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from transformers import AddedToken, AutoTokenizer
+
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.rollouts.turns import next_prompt
+
+pytestmark = pytest.mark.torch
+
+POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calc",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    },
+}
+USER = {"role": "user", "content": "What is 4+5?"}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "calc", "arguments": {"expression": "4+5"}}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+ANSWER = {"role": "tool", "name": "calc", "tool_call_id": "call00001", "content": "9"}
+
+
+@pytest.fixture(scope="module")
+def chat() -> TransformersChat:
+    return TransformersChat.load(POLICY)
+
+
+def known_templates() -> list[Path]:
+    trl = pytest.importorskip("trl")
+    return sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
+
+
+def with_template(text: str, eos: list[str]) -> TransformersChat:
+    """The sample tokenizer with a template's marks added as special tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(POLICY)
+    tokenizer.response_template = None
+    marks = re.findall(r"<[|｜][^<>\s'\"{}]*?[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_turn>|<sop>|\[gMASK\]", text)
+    vocabulary = tokenizer.get_vocab()
+    fresh = [AddedToken(m, special=True, normalized=False) for m in dict.fromkeys(marks) if m not in vocabulary]
+    tokenizer.add_special_tokens({"additional_special_tokens": fresh})
+    tokenizer.chat_template = text
+    if "bos_token" in text:
+        tokenizer.bos_token = tokenizer.eos_token
+    ids = [tokenizer.convert_tokens_to_ids(e) for e in eos if e in tokenizer.get_vocab()]
+    return TransformersChat(
+        tokenizer, served_template=text, eos_ids=ids or [tokenizer.eos_token_id], tool_parser="auto"
+    )
+
+
+#: The end tokens that each family's generation_config names.
+EOS = {
+    "cohere": ["<|END_OF_TURN_TOKEN|>"],
+    "deepseek": ["<｜end▁of▁sentence｜>"],
+    "gemma4": ["<turn|>", "<|tool_response>"],
+    "glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"],
+    "gptoss": ["<|return|>", "<|call|>"],
+    "lfm": ["<|im_end|>"],
+    "llama": ["<|eot_id|>", "<|eom_id|>"],
+    "phi": ["<|end|>", "<|endoftext|>"],
+    "qwen": ["<|im_end|>", "<|endoftext|>"],
+}
+
+
+def eos_of(name: str) -> list[str]:
+    return next((tokens for family, tokens in EOS.items() if name.startswith(family)), [])
+
+
+@pytest.mark.parametrize("template", known_templates(), ids=lambda p: p.stem)
+def test_bridges_of_known_templates_are_what_the_template_writes(template):
+    """For every template that TRL ships: held ids ++ bridge are the rendered conversation, or it is refused."""
+    chat = with_template(template.read_text(), eos_of(template.stem))
+    for said, new in (
+        ({"role": "assistant", "content": "nine"}, {"role": "user", "content": "more"}),
+        (CALLED, ANSWER),
+    ):
+        try:
+            bridge = chat.bridge([USER, said], [new], [TOOL])
+        except (DataError, RefusedError):
+            continue
+        prompt = chat.render([USER], [TOOL])
+        whole = chat.render([USER, said, new], [TOOL])
+        assert whole[-len(bridge) :] == bridge
+        assert whole[-len(bridge) - 1] in chat.stop_token_ids
+        assert new["content"] in chat.decode(bridge)
+        assert said["content"] == "" or said["content"] not in chat.decode(bridge)
+        held = next_prompt([*prompt, 50], bridge, chat.end_of_turn_ids)
+        assert held == [*prompt, 50, chat.end_of_turn_ids[0], *bridge]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "parser"),
+    [
+        ("qwen2_5", "<|im_end|>", "trl:qwen3"),
+        ("qwen3", "<|im_end|>", "trl:qwen3"),
+        ("llama3_1", "<|eot_id|>", "trl:llama3"),
+        ("gptoss", "<|end|>", "trl:gptoss"),
+        ("glm4moe", "<|user|>", "trl:glm4moe"),
+        ("phi3", "<|end|>", "none"),
+        ("cohere2", "<|END_OF_TURN_TOKEN|>", "none"),
+        ("gemma3", "<end_of_turn>", "none"),
+    ],
+)
+def test_end_of_turn_and_parser_of_known_families(name, first, parser):
+    """The token that closes a turn is the template's own, and calls are read by what reads them back."""
+    (path,) = [p for p in known_templates() if p.stem == name]
+    chat = with_template(path.read_text(), eos_of(name))
+    assert chat.decode(chat.end_of_turn_ids[:1]) == first
+    assert chat.facts()["tool_parser"] == parser
+
+
+def test_a_template_that_strips_reasoning_is_replaced_or_refused():
+    """Qwen3's template rewrites history: its prefix-preserving form is used, and the facts name both."""
+    (path,) = [p for p in known_templates() if p.stem == "qwen3"]
+    facts = with_template(path.read_text(), eos_of("qwen3")).facts()
+    assert facts["chat_template_replaced"]
+    assert facts["chat_template_hash"] != facts["served_chat_template_hash"]
+    changed = with_template(path.read_text() + "{# edited, so nobody knows it #}", eos_of("qwen3"))
+    assert not changed.keeps_history()
+    with pytest.raises(RefusedError, match="rewrites earlier messages"):
+        changed.bridge([USER, {"role": "assistant", "content": "a"}], [{"role": "user", "content": "b"}], None)
+
+
+def test_a_template_that_drops_tool_messages_is_refused():
+    """New messages that a template leaves out would be lost in silence."""
+    text = (
+        "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = with_template(text, ["<|im_end|>"])
+    with pytest.raises(RefusedError, match="leaves out a message"):
+        chat.bridge([USER, CALLED], [ANSWER], [TOOL])
+
+
+def test_the_bridge_does_not_depend_on_what_was_said(chat):
+    """Whatever the model wrote, the environment's ids are the same, the first time and later."""
+    first = chat.bridge([USER, CALLED], [ANSWER], [TOOL])
+    other = {**CALLED, "content": "<|im_end|> odd <tool_call>", "reasoning": "because"}
+    assert chat.bridge([USER, other], [ANSWER], [TOOL]) == first == chat.bridge([USER, CALLED], [ANSWER], [TOOL])
+
+
+def test_special_tokens_in_a_tool_answer_stay_in_the_bridge(chat):
+    """An end-of-turn mark inside a tool's answer does not move the cut."""
+    odd = {**ANSWER, "content": "x<|im_end|>y"}
+    bridge = chat.bridge([USER, CALLED], [odd], [TOOL])
+    assert chat.decode(bridge).lstrip("\n").startswith("<|im_start|>tool")
+
+
+def test_a_call_is_read_from_ids(chat):
+    """What the template writes for a call reads back as that call, with an id that repeats."""
+    ids = chat.written_by_template(CALLED, [TOOL])
+    message = chat.parse(ids, [TOOL])
+    (call,) = message["tool_calls"]
+    assert call["function"] == CALL["function"]
+    assert re.fullmatch(r"[a-z0-9]{9}", call["id"])
+    assert chat.parse(ids, [TOOL]) == message == chat.parse(ids[:-1], [TOOL])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_5_think", "llama3_1", "glm4moe", "gptoss", "lfm2_2_5", "gemma4"])
+def test_calls_of_known_families_are_read_back(name):
+    """Each family's calls are read from what its template writes."""
+    (path,) = [p for p in known_templates() if p.stem == name]
+    chat = with_template(path.read_text(), eos_of(name))
+    ids = chat.written_by_template(CALLED, [TOOL])
+    assert [c["function"] for c in chat.parse(ids, [TOOL])["tool_calls"]] == [CALL["function"]]
+
+
+def test_vllm_parsers_are_known_by_name(chat):
+    """--tool-parser NAME uses vLLM's parser, and a wrong name says which there are."""
+    pytest.importorskip("vllm")
+    hermes = TransformersChat.load(POLICY, tool_parser="hermes")
+    assert [c["function"] for c in hermes.parse(hermes.written_by_template(CALLED, [TOOL]), [TOOL])["tool_calls"]] == [
+        CALL["function"]
+    ]
+    with pytest.raises(UsageError, match="hermes"):
+        TransformersChat.load(POLICY, tool_parser="hermess")
+
+
+ODD = st.one_of(
+    st.text(max_size=40),
+    st.lists(
+        st.sampled_from(
+            [
+                "<tool_call>",
+                "</tool_call>",
+                '{"name": "calc", "arguments": ',
+                '{"expression": 4}',
+                "}",
+                "<think>",
+                "</think>",
+            ]
+        ),
+        max_size=12,
+    ).map("".join),
+)
+
+
+@given(ODD)
+def test_no_text_makes_parsing_raise(text):
+    """A model may write anything: there is always a message, and it holds no special token."""
+    chat = loaded()
+    message = chat.parse(chat.encode(text), [TOOL])
+    assert message["role"] == "assistant"
+    assert isinstance(message["content"], str)
+    assert "<|im_end|>" not in message["content"]
+
+
+@given(st.lists(st.integers(0, 150), max_size=40))
+def test_no_ids_make_parsing_raise(ids):
+    """Any ids at all give a message."""
+    assert loaded().parse(ids, None)["role"] == "assistant"
+
+
+_LOADED: list[TransformersChat] = []
+
+
+def loaded() -> TransformersChat:
+    if not _LOADED:
+        _LOADED.append(TransformersChat.load(POLICY))
+    return _LOADED[0]
+
+
+def test_decoding_many_is_decoding_each(chat):
+    """decode_batch gives what decode gives, special tokens included."""
+    rows = [chat.render([USER], [TOOL]), [], [chat.end_of_turn_ids[0]]]
+    assert chat.decode_batch(rows) == [chat.decode(r) for r in rows]
+    assert chat.decode(rows[2]) == "<|im_end|>"
+
+
+def test_another_template_is_named_in_the_facts(tmp_path):
+    """--chat-template takes a file or text; the facts keep the hash of the model's own beside it."""
+    file = tmp_path / "t.jinja"
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    file.write_text(text)
+    one, two = (TransformersChat.load(POLICY, chat_template=t).facts() for t in (str(file), text))
+    own = TransformersChat.load(POLICY).facts()
+    assert one == two
+    assert one["served_chat_template_hash"] == own["chat_template_hash"] != one["chat_template_hash"]
+    with pytest.raises(DataError, match="no such file"):
+        TransformersChat.load(POLICY, chat_template=str(tmp_path / "missing.jinja"))
+
+
+def test_what_is_missing_is_named(tmp_path):
+    """A folder without a tokenizer, and a conversation that the template refuses, are errors that say so."""
+    with pytest.raises(DataError, match="no tokenizer"):
+        TransformersChat.load(str(tmp_path))
+    with pytest.raises(UsageError, match="has none"):
+        loaded().bridge([USER], [USER], None)
+    with pytest.raises(DataError, match=r"refuses a conversation of \(user\)"):
+        with_template("{% if messages|length < 2 %}{{ 1 + 'a' }}{% endif %}", ["<|im_end|>"]).render([USER], None)

@@ -1,0 +1,69 @@
+"""Models and tokenizers are found on this machine or not at all: no name ever becomes a request."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.engines._torch import Place, checkpoint_dtype
+from gymdata.engines._transformers import load_tokenizer, local_folder
+from gymdata.engines.chat import token_text
+from gymdata.engines.chat.template import TransformersChat
+from gymdata.engines.model_facts import model_facts
+from gymdata.errors import DataError
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Any connection fails the test; the cache is empty, and the libraries believe to be online."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a connection was opened")
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("load", [
+    local_folder, load_tokenizer, TransformersChat.load, token_text.load, model_facts,
+    lambda name: checkpoint_dtype(Place(name)),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["policy", "runs/polcy", "./policy", "/no/such/policy", "a/b/c", "~/policy"])
+def test_a_mistyped_path_is_no_request(load: Any, name: str) -> None:
+    """The error says that there is no such folder, and for what may be a hub name that it is not in the cache."""
+    with pytest.raises(DataError, match="no such f") as caught:
+        load(name)
+    assert ("not in the local Hugging Face cache" in str(caught.value)) == (name in ("policy", "runs/polcy"))
+
+
+def test_a_folder_is_itself(policy: str, tmp_path: Path) -> None:
+    """A model's folder is taken as it is; one without a tokenizer says so."""
+    assert local_folder(policy) == Path(policy)
+    assert len(load_tokenizer(policy)) > 0
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_every_from_pretrained_is_local() -> None:
+    """Wherever a model or tokenizer is loaded, the call says local_files_only, or adds an adapter's folder to a model."""
+    calls = []
+    for file in (ROOT / "gymdata").rglob("*.py"):
+        for found in re.finditer(r"(\w+)\)?\.from_pretrained\(", text := file.read_text()):
+            depth, end = 1, found.end()
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            if "local_files_only=True" not in text[found.end() : end]:
+                calls.append(found[1])
+    assert sorted(calls) == ["PeftModel", "PeftModelForSequenceClassification"]

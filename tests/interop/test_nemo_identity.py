@@ -1,0 +1,136 @@
+"""NeMo Gym rows through import, export and import again: everything that the shape can hold is the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.rollouts.responses import meant_role
+from gymdata.store import read_table
+from gymdata.store.columns import spread
+from tests.interop.trajectories import same
+
+_SETTINGS = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+number = st.one_of(st.integers(-(2**70), 2**70), st.floats(width=32))
+leaf = st.one_of(st.none(), st.booleans(), number, text)
+value = st.recursive(
+    leaf, lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(text, inner, max_size=2)), max_leaves=5
+)
+token = st.integers(-1, 2**31 - 1)
+log_prob = st.one_of(
+    st.floats(-50, 0, width=32), st.sampled_from([math.nan, -math.inf, 1e300, "NaN"]), st.integers(-3, 0)
+)
+
+
+def some(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """An object with some of ``fields`` and a few that nobody knows."""
+    known = st.fixed_dictionaries({}, optional=fields)
+    return st.builds(lambda more, made: more | made, st.dictionaries(st.sampled_from("uvw"), value, max_size=2), known)
+
+
+parts = st.lists(st.one_of(text, some(text=text, type=st.just("output_text"))), max_size=2)
+content = st.one_of(st.none(), text, parts, value)
+
+
+@st.composite
+def with_ids(draw: st.DrawFn, item: dict[str, Any]) -> dict[str, Any]:
+    """``item`` with token lists that are there, null, empty, missing, or of other lengths."""
+    generation = draw(st.lists(token, max_size=4))
+    fits = st.lists(log_prob, min_size=len(generation), max_size=len(generation))
+    lists = {
+        "prompt_token_ids": draw(st.one_of(st.none(), st.lists(token, max_size=6))),
+        "generation_token_ids": draw(st.one_of(st.just(generation), st.none())),
+        "generation_log_probs": draw(st.one_of(fits, fits, st.none(), st.lists(log_prob, max_size=3))),
+    }
+    for name in draw(st.sets(st.sampled_from(sorted(lists)), max_size=1)):
+        del lists[name]
+    return item | lists
+
+
+reasoning = some(summary=content, content=content, id=text).map(lambda i: i | {"type": "reasoning"})
+call = some(name=text, arguments=st.one_of(text, st.just('{"a": 1}'), value), call_id=text).map(
+    lambda i: i | {"type": "function_call"}
+)
+said = some(content=content, tool_calls=value, type=st.just("message")).map(lambda i: i | {"role": "assistant"})
+answer = some(call_id=text, output=content).map(lambda i: i | {"type": "function_call_output"})
+other = some(
+    role=st.one_of(st.sampled_from(["user", "system", "developer", "tool", "narrator"]), value).filter(
+        lambda r: meant_role(r) is None
+    ),
+    content=content,
+)
+plain = st.one_of(reasoning, call, said, answer, other)
+item = st.one_of(plain, st.one_of(reasoning, call, said).flatmap(with_ids))
+items = st.lists(st.one_of(item, st.lists(item, max_size=2)), max_size=5)
+row = st.builds(
+    lambda top, response: top | {"response": response},
+    some(
+        responses_create_params=some(
+            input=st.one_of(st.none(), text, st.lists(plain, max_size=2), st.just([])),
+            tools=value,
+            temperature=value,
+            model=value,
+        ),
+        reward=st.one_of(st.none(), st.integers(-100, 20), st.floats(), st.just("NaN")),
+        rollout_id=text,
+        task_id=st.one_of(text, value),
+    ),
+    st.builds(
+        lambda more, output: more | {"output": output},
+        some(status=st.one_of(st.just("incomplete"), value), incomplete_details=value, created_at=value, model=value),
+        items,
+    ),
+)
+
+
+def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+    """The run's rows, the rows exported from it, and the numbers of rejected lines."""
+    source, run, out = folder / "source.jsonl", folder / "run", folder / "out.jsonl"
+    source.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
+    summary = import_rollouts(source, run, run_id="r", overwrite=True)
+    rejected = []
+    if summary.rejected:
+        rejected = [json.loads(x)["line"] for x in (run / "rejected.jsonl").read_text().splitlines()]
+    if not summary.rollouts:
+        return [], [], rejected
+    export_rollouts(run, out, "nemo-gym", overwrite=True)
+    return spread(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
+
+
+@_SETTINGS
+@given(st.lists(row, min_size=1, max_size=3))
+def test_import_export_import_is_the_identity(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """The exported rows are the source's, and importing them gives the very same rollouts."""
+    rows = [{"responses_create_params": {}, "response": {"output": []}}, *rows]
+    first, exported, rejected = imported(tmp_path, rows)
+    assert len(first) + len(rejected) == len(rows)
+    good = [r for n, r in enumerate(rows, 1) if n not in rejected]
+    assert [sorted(r) for r in exported] == [sorted(r) for r in good]
+    assert same([_shorn(r) for r in exported], [_shorn(json.loads(json.dumps(r))) for r in good])
+    again, twice, none = imported(tmp_path, exported)
+    assert none == []
+    assert same(first, again)
+    assert same(exported, twice)
+
+
+def _shorn(row: dict[str, Any]) -> dict[str, Any]:
+    """Without log-probabilities, which become float32, and in sorted order, for token lists come last."""
+
+    def items(values: list[Any]) -> list[Any]:
+        return [
+            items(v)
+            if isinstance(v, list)
+            else dict(sorted((k, x) for k, x in v.items() if k != "generation_log_probs"))
+            for v in values
+        ]
+
+    return row | {"response": row["response"] | {"output": items(row["response"]["output"])}}

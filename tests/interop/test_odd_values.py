@@ -1,0 +1,189 @@
+"""Rows with odd values in any place: each is a rollout (or pair) or is named, and costs no other row."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymdata.interop.formats import OF_PAIRS, SOURCES
+from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.store import read_table
+from tests.interop.trajectories import write_lines
+from tests.rollout_files import rollout, two_turns, write_run
+
+#: Stands where the text of a number that no double can hold is to be; Python writes no such number.
+HUGE = "@huge@"
+ODD = [
+    None, True, 5, -1, 0.5, 2**31, 2**70, HUGE, float("nan"), "x", "", "NaN", "\ud800", "token_id:5", [], {}, [[]],
+    [[5, ["x"]], {}], [None], {"a": None}, "2026-W01-1T00:00:00+00:00",
+]  # fmt: skip
+FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Rows of each format, of rollouts with calls, tools, step rewards and alternatives; the foreign ones without ours."""
+    folder = tmp_path_factory.mktemp("good")
+    call = [{"id": "c0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    rows = []
+    for n in range(3):
+        messages = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "reasoning": "hm", "content": None, "tool_calls": json.dumps(call), "turn": 0},
+            {"role": "tool", "content": "r", "tool_call_id": "c0"},
+            {"role": "assistant", "content": f"done {n}", "turn": 1},
+        ]
+        made = rollout("t", n, float(n), two_turns(5, 20 + n), messages=messages)
+        for turn in made["turns"]:
+            turn["top_log_probs"] = [[{"id": 3, "log_prob": -0.5}]] * len(turn["generation_token_ids"])
+            turn["reward"] = 0.25
+        tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+        rows.append(made | {"tools": tools, "rewards": [{"name": "numeric", "value": 1.0}]})
+    run = write_run(folder / "run", rows)
+    # The formats of pairs hold one text a response.
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "turn": 0}]
+    short = [rollout(f"t{n // 2}", n % 2, float(n % 2), [([1, 5], [20 + n, 2])], messages=said) for n in range(6)]
+    for row in short:
+        row["messages"] = [said[0], said[1] | {"content": row["rollout_id"]}]
+    build_pairs(write_run(folder / "short", short), output=folder / "pairs.parquet")
+    found = {}
+    for name in SOURCES:
+        export_rollouts(folder / "pairs.parquet" if name in OF_PAIRS else run, folder / f"{name}.jsonl", name)
+        found[name] = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        found[f"foreign {name}"] = [_without_ours(row) for row in found[name]]
+    return found
+
+
+def _without_ours(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_ours(inner) for key, inner in value.items() if key != "gymdata"}
+    return [_without_ours(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield (*path, key)
+        yield from _paths(inner, (*path, key))
+
+
+def _changed(row: Any, path: tuple[Any, ...], value: Any) -> Any:
+    made = copy.deepcopy(row)
+    at = made
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return made
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_an_odd_value_costs_its_own_row_at_most(name: str, good: dict[str, list[Any]], data: st.DataObject) -> None:
+    """Whatever stands in one place of some rows, all others are imported, and every row is imported or named."""
+    rows = good[name]
+    places = sorted(_paths(rows[0]), key=str)
+    odd = data.draw(st.lists(st.tuples(st.sampled_from(places), st.sampled_from(ODD)), min_size=1, max_size=8))
+    lines = [rows[0], *(_changed(rows[1], path, value) for path, value in odd), rows[2]]
+    source = name.removeprefix("foreign ")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        text = "".join(json.dumps(line) + "\n" for line in lines).replace(f'"{HUGE}"', "1e400")
+        (folder / "a.jsonl").write_text(text)
+        kind = data.draw(st.sampled_from(["parquet", "jsonl"]))
+        summary = import_rollouts(folder / "a.jsonl", folder / "run", source=source, format=kind)
+        assert summary.rows == summary.rollouts + summary.pairs + summary.rejected == len(lines)
+        told = folder / "run" / "rejected.jsonl"
+        rejected = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
+        assert {bad["line"] for bad in rejected} <= set(range(2, len(lines)))
+        assert all(bad["reason"] for bad in rejected)
+        assert len(rejected) == summary.rejected
+        table = read_table(folder / "run", PAIRS if SOURCES[source] == "pairs" else ROLLOUTS)
+        assert table.num_rows == summary.rollouts + summary.pairs
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "told"),
+    [
+        (
+            "nat-trajectories",
+            ("episode", 1, "logprobs", "content", 0, "top_logprobs"),
+            5,
+            "top_logprobs: got 5, expected a",
+        ),
+        ("nat-trajectories", ("metadata", "gymdata", "rewards"), {"numeric": "abc"}, "rewards.numeric: got 'abc'"),
+        ("nat-trajectories", ("metadata", "gymdata", "rollout_index"), 2**40, "rollout_index: got 1099511627776"),
+        ("atif", ("steps", 0, "source"), {}, "source: got {}, expected one of system"),
+        ("atif", ("extra", "gymdata", "extra"), "x", "extra: got 'x', expected the JSON text"),
+    ],
+)
+def test_a_reason_names_the_field(
+    name: str, path: tuple[Any, ...], value: Any, told: str, good: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """A rejected row says which field it is, what was got and what was expected, with its line of the input."""
+    rows = [good[name][0], _changed(good[name][1], path, value), good[name][2]]
+    summary = import_rollouts(write_lines(tmp_path / "a.jsonl", rows), tmp_path / "run", source=name)
+    (bad,) = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert (bad["line"], summary.rollouts) == (2, 2)
+    assert told in bad["reason"]
+
+
+def test_rows_that_no_column_can_hold_are_found_one_by_one(good: dict[str, list[Any]], tmp_path: Path) -> None:
+    """A row that passes its parser and fits no column is rejected alone, and importing again changes nothing."""
+    name, path = "nat-trajectories", ("metadata", "gymdata", "started_at")
+    rows = good[name]
+    # A week's date is ISO 8601 to Python, and none to Arrow.
+    odd = _changed(rows[1], path, "2026-W01-1T00:00:00+00:00")
+    file = write_lines(tmp_path / "a.jsonl", [rows[0], odd, rows[2], odd, rows[1]])
+    for _ in range(2):
+        summary = import_rollouts(file, tmp_path / "run", source=name)
+        assert (summary.rows, summary.rollouts, summary.rejected) == (5, 3, 2)
+        told = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+        assert [bad["line"] for bad in told] == [2, 4]
+        assert told[0]["reason"].startswith("field 'started_at': got ")
+        assert read_table(tmp_path / "run").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "told"),
+    [
+        ("nat-trajectories", {"episode": [], "reward": 1.0}, "episode: got an empty list, expected at least one item"),
+        ("atif", {"schema_version": "ATIF-v1.6", "steps": []}, "steps: got an empty list, expected at least one step"),
+        (
+            "nat-trajectories",
+            {"episode": [{"role": "human", "content": "q"}, {"role": "assistant", "content": "a"}], "reward": 1.0},
+            "episode[0].role: got 'human', expected 'user'",
+        ),
+        (
+            "nat-dpo",
+            {"prompt": [{"role": "Human", "content": "q"}], "chosen_response": "a", "rejected_response": "b"},
+            "prompt[0].role: got 'Human', expected 'user'",
+        ),
+        (
+            "nemo-gym",
+            {
+                "responses_create_params": {"input": [{"role": "human", "content": "q"}]},
+                "response": {"output": [{"role": "gpt", "content": "a"}]},
+            },
+            "item 0: role; expected 'user'; got str human",
+        ),
+    ],
+)
+def test_other_names_of_roles_and_empty_episodes_are_refused(
+    source: str, row: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """A user that is called human would be nobody, and an episode without items is none: the row is named with both."""
+    summary = import_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "run", source=source)
+    (bad,) = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert (summary.rejected, summary.rollouts + summary.pairs, bad["line"]) == (1, 0, 1)
+    assert told in bad["reason"]

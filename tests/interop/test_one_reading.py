@@ -1,0 +1,204 @@
+"""One reading of a NeMo Gym row: validate, import and --fix see the same model calls, wherever the ids are put."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.interop.nemo_gym import scan as nemo_gym
+from gymdata.interop.nemo_gym.read import read_nemo_gym
+from gymdata.rollouts.responses import walk, written_by_model
+from gymdata.validate.run import fix, validate
+from tests.validate.generate import conversation, write_lines
+
+KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+
+def ids_of(prompt: list[int], generation: list[int]) -> dict[str, Any]:
+    return dict(zip(KEYS, (prompt, generation, [-0.5] * len(generation)), strict=True))
+
+
+def message(turn: int, **ids: Any) -> dict[str, Any]:
+    text = [{"type": "output_text", "text": f"text {turn}", "annotations": []}]
+    return {"type": "message", "role": "assistant", "content": text, **ids}
+
+
+def tool_call(name: str, **ids: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}", **ids}
+
+
+def answer(name: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": name, "output": "r"}
+
+
+def row_of(output: list[Any], name: str = "q") -> dict[str, Any]:
+    params = {"input": [{"role": "user", "content": name}], "tools": []}
+    return {"responses_create_params": params, "response": {"output": output}, "reward": 1.0}
+
+
+def on_messages(calls: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    """A row as converters write it that put the ids on the message: its function calls follow it, without ids."""
+    output: list[Any] = []
+    for turn, (prompt, generation) in enumerate(calls):
+        output += [{"type": "reasoning", "summary": [{"text": "Hm.", "type": "summary_text"}]}]
+        output += [message(turn, **ids_of(prompt, generation))]
+        if turn < len(calls) - 1:
+            output += [tool_call(f"a{turn}"), tool_call(f"b{turn}"), answer(f"a{turn}"), answer(f"b{turn}")]
+    return row_of(output)
+
+
+def calls_of(turns: int = 3) -> list[tuple[list[int], list[int]]]:
+    return conversation(np.random.default_rng(0), turns)
+
+
+@pytest.mark.parametrize("way", ["simdjson", "json"])
+def test_function_calls_after_the_message_with_the_ids_belong_to_it(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message with ids and the function calls after it are one turn: nothing is missing, and turns count calls."""
+    if way == "json":
+        monkeypatch.setattr(nemo_gym, "fast_parser", lambda: None)
+    row = on_messages(calls_of())
+    report = validate(write_lines(tmp_path / "a.jsonl", [row]))
+    assert (report.violations, report.turns) == ([], 3)
+    row["response"]["output"][-1]["prompt_token_ids"][1] = 999
+    (found,) = validate(write_lines(tmp_path / "b.jsonl", [row])).violations
+    assert (found.code, found.turn, found.position) == ("T200", 2, 1)
+
+
+def test_import_makes_one_message_of_it(tmp_path: Path) -> None:
+    """The imported rollout has one assistant message per call, with text, calls and turn."""
+    (made,) = read_nemo_gym(write_lines(tmp_path / "a.jsonl", [on_messages(calls_of(2))]))
+    said = [(m["role"], m.get("turn")) for m in made["messages"]]
+    assert said == [("user", None), ("assistant", 0), ("tool", None), ("tool", None), ("assistant", 1)]
+    assert made["messages"][1]["content"] == "text 0"
+    assert [c["id"] for c in json.loads(made["messages"][1]["tool_calls"])] == ["a0", "b0"]
+    assert made["n_turns"] == 2
+
+
+def test_fix_keeps_every_sampled_token_of_a_sound_row(tmp_path: Path) -> None:
+    """--fix copies a row without faults byte for byte, and truncates a faulty one at its true turn."""
+    good, bad = on_messages(calls_of()), on_messages(calls_of())
+    bad["response"]["output"][-1]["generation_token_ids"][0] = -1
+    path = write_lines(tmp_path / "a.jsonl", [good, bad])
+    account = fix(path, "truncate", tmp_path / "fixed.jsonl")
+    kept = [json.loads(line) for line in (tmp_path / "fixed.jsonl").read_text().splitlines()]
+    assert kept[0] == good
+    assert [len(i.get(KEYS[1], ())) for i in kept[1]["response"]["output"]] == [
+        len(i.get(KEYS[1], ())) for i in bad["response"]["output"][:10]
+    ]
+    assert account.errors_after == 0
+
+
+def test_empty_id_lists_are_no_ids(tmp_path: Path) -> None:
+    """One message whose items all have empty lists is one message and one turn without token data."""
+    empty: dict[str, Any] = {key: [] for key in KEYS}
+    output = [
+        {"type": "reasoning", "summary": [{"text": "Hm.", "type": "summary_text"}], **empty},
+        message(0, **empty),
+        tool_call("a", **empty),
+        answer("a"),
+        message(1, **empty),
+    ]
+    path = write_lines(tmp_path / "a.jsonl", [row_of(output)])
+    found = validate(path).violations
+    assert [(v.code, v.turn) for v in found] == [("T205", 0), ("T205", 1)]
+    (made,) = read_nemo_gym(path)
+    assert [m["role"] for m in made["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("output", "calls"),
+    [
+        ([message(0, **ids_of([1], [2])), tool_call("a"), message(1, **ids_of([1, 2, 3], [4]))], [0, 0, 1]),
+        ([message(0, **ids_of([1], [2])), tool_call("a"), tool_call("b", **ids_of([1, 2, 3], [4]))], [0, 1, 1]),
+        (
+            [
+                message(0, **ids_of([1], [2])),
+                tool_call("a"),
+                {"type": "reasoning"},
+                tool_call("b", **ids_of([1, 2], [4])),
+            ],
+            [0, 0, 1, 1],
+        ),
+        ([tool_call("a", **ids_of([1], [2])), tool_call("b")], [0, 1]),
+        ([message(0), tool_call("a"), answer("a"), message(1)], [0, 0, 0, 1]),
+        ([answer("x"), [message(0, **ids_of([1], [2])), [tool_call("a")]], answer("a")], [-1, 0, 0, 0]),
+    ],
+)
+def test_which_call_an_item_belongs_to(output: list[Any], calls: list[int]) -> None:
+    """Calls without ids after a message with ids are its own, unless ids at their end make them a call."""
+    assert [call for call, _ in walk(output)] == calls
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> list[Any]:
+    """Items in any order, with ids, with empty lists or without, nested or not."""
+    made: list[Any] = []
+    held = [1]
+    for number in range(draw(st.integers(0, 8))):
+        ids: dict[str, Any] = {}
+        if (given := draw(st.integers(0, 3))) == 1:
+            ids = {key: draw(st.sampled_from([[], None])) for key in KEYS}
+        elif given:
+            ids = ids_of(list(held), [10 + number])
+            held = [*held, 10 + number, 3]
+        kind = draw(st.integers(0, 4))
+        item: Any
+        if kind == 0:
+            item = {"type": "reasoning", "summary": [{"text": f"why {number}", "type": "summary_text"}], **ids}
+        elif kind == 1:
+            item = message(number, **ids)
+        elif kind == 2:
+            item = tool_call(f"c{number}", **ids)
+        elif kind == 3:
+            item = answer(f"c{number}")
+        else:
+            item = {"role": "user", "content": "go on"}
+        made.append([item] if draw(st.booleans()) and draw(st.booleans()) else item)
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(output=outputs())
+def test_validate_and_import_agree_on_turns(output: list[Any]) -> None:
+    """Whatever the items: both parsers, the walk and the import cut the same calls, and their ids are the turns."""
+    row = row_of(output)
+    line = json.dumps(row).encode()
+    slow = nemo_rows.slow(line)
+    simdjson = pytest.importorskip("simdjson")
+    fast = nemo_rows.fast(simdjson.Parser(), line)
+    assert fast is None or fast == slow
+    walked = [(call, item) for call, item in walk(output) if written_by_model(item)]
+    assert len(slow.calls) == (walked[-1][0] + 1 if walked else 0)
+    for number, call in enumerate(slow.calls):
+        holders = [i for c, i in walked if c == number and (i.get(KEYS[0]) or i.get(KEYS[1]))]
+        assert len(holders) == (call is not None)
+        if call is not None:
+            assert np.frombuffer(call[1], np.int64).tolist() == holders[0][KEYS[1]]
+    with tempfile.TemporaryDirectory() as place:
+        path = write_lines(Path(place) / "a.jsonl", [copy.deepcopy(row)])
+        (made,) = read_nemo_gym(path)
+        report = validate(path)
+    whole = [call for call in slow.calls if call is not None]
+    assert [t["generation_token_ids"].tolist() for t in made["turns"]] == [
+        np.frombuffer(call[1], np.int64).tolist() for call in whole
+    ]
+    assert report.turns == len(slow.calls)
+    assert [v.turn for v in report.violations if v.code == "T205"] == [n for n, c in enumerate(slow.calls) if c is None]
+    # One assistant message per call, in order, with the turn that its ids became.
+    turn_of = {n: k for k, n in enumerate(n for n, c in enumerate(slow.calls) if c is not None)}
+    said = [m["turn"] for m in made["messages"] if m["role"] == "assistant"]
+    assert said == [turn_of.get(n) for n in range(len(slow.calls))]
+    adjacent = [b["turn"] for a, b in zip(made["messages"], made["messages"][1:], strict=False)
+                if a["role"] == b["role"] == "assistant"]  # fmt: skip
+    assert [turn_of.get(v.turn or 0) for v in report.violations if v.code == "M402"] == adjacent

@@ -1,0 +1,187 @@
+"""Text exports as stock TRL renders them with the policy's chat template, against the ids that were sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from gymdata.interop.run import FORMATS, export_rollouts
+from gymdata.interop.text_export import CALL_TEXT, ENDS, IDS, TOOLS
+from gymdata.pairs.run import build_pairs
+from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.turns import sequences
+from gymdata.store import read_table, write_table
+
+pytestmark = pytest.mark.torch
+
+SAMPLE = Path("sample_data")
+ROLLOUTS = SAMPLE / "rollouts" / "clean.jsonl"
+#: Formats with ids and log-probabilities of their own.
+WITH_IDS = {"nemo-gym", "nat-trajectories", "atif", "nat-dpo-items"}
+Ids = list[int]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(SAMPLE / "policy", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    build_pairs(ROLLOUTS, output=file, strategy="all")
+    return file
+
+
+class Settings:
+    """What TRL's preparation of a dataset reads of its arguments."""
+
+    dataset_num_proc = None
+    max_length = None
+    truncation_mode = "keep_start"
+    dataset_text_field = "text"
+    assistant_only_loss = False
+    completion_only_loss = None
+    eos_token = None
+    dataset_kwargs: Mapping[str, Any] = {}
+    packing = False
+    shuffle_dataset = False
+
+
+def loaded(file: Path, tmp_path: Path) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
+
+
+def rendered_sft(file: Path, tokenizer: Any, tmp_path: Path) -> list[tuple[Ids, Ids]]:
+    """(prompt, prompt and completion) of each row, as SFTTrainer makes them; without a prompt column no prompt."""
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    trainer = SFTTrainer.__new__(SFTTrainer)
+    trainer._tokenizer, trainer.chat_template = tokenizer, None  # type: ignore[attr-defined]
+    trainer.completion_only_loss = False  # type: ignore[attr-defined]
+    made = trainer._prepare_dataset(loaded(file, tmp_path), tokenizer, Settings(), False, None, "train")
+    return [(row["input_ids"][: row.get("completion_mask", [1]).index(1)], row["input_ids"]) for row in made]
+
+
+def rendered_dpo(file: Path, tokenizer: Any, tmp_path: Path) -> list[tuple[Ids, Ids, Ids]]:
+    """(prompt, prompt and chosen, prompt and rejected) of each row, as DPOTrainer makes them."""
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    trainer = DPOTrainer.__new__(DPOTrainer)
+    trainer._tokenizer, trainer._is_vision_dataset = tokenizer, False  # type: ignore[attr-defined]
+    rows = trainer._prepare_dataset(loaded(file, tmp_path), tokenizer, Settings(), "train")
+    return [
+        (r["prompt_ids"], r["prompt_ids"] + r["chosen_ids"], r["prompt_ids"] + r["rejected_ids"]) for r in rows
+    ]  # fmt: skip
+
+
+def says(rendered: Ids, sampled: Ids, tokenizer: Any) -> bool:
+    """The sampled text, and behind it only what the template writes after an end of turn. Where its ids are others, the
+    tokenizer made them of the same text: that is what losing the token ids means."""
+    text, end = tokenizer.decode(sampled), tokenizer.decode(rendered).removeprefix(tokenizer.decode(sampled))
+    return tokenizer.decode(rendered).startswith(text) and not end.strip()
+
+
+def same_ids(rendered: Ids, sampled: Ids) -> bool:
+    return rendered[: len(sampled)] == sampled
+
+
+def sampled_rollouts() -> list[tuple[Ids, Ids]]:
+    """(first prompt, all ids) of each rollout; none of them breaks."""
+    found = []
+    for row in read_table(ROLLOUTS).to_pylist():
+        (whole,) = sequences(row["turns"])
+        found.append((list(row["turns"][0]["prompt_delta_ids"]), whole.input_ids.tolist()))
+    return found
+
+
+def sampled_pairs(file: Path) -> list[tuple[Ids, Ids, Ids]]:
+    rows = read_table(file, PAIRS).to_pylist()
+    return [
+        (r["prompt_ids"], r["prompt_ids"] + r["chosen_ids"], r["prompt_ids"] + r["rejected_ids"]) for r in rows
+    ]  # fmt: skip
+
+
+def test_every_text_format_is_rendered_here() -> None:
+    """A format that is added is added to these tests."""
+    assert {*WITH_IDS, "trl-messages", "trl-prompt-completion", "openai", "trl-preference", "nat-dpo", "verl"} == set(
+        FORMATS
+    )
+
+
+@pytest.mark.parametrize("name", ["trl-messages", "trl-prompt-completion", "openai"])
+def test_conversations(name: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Prompts are the sampled ids, tools included, and all that follows is the sampled text; what may differ is under
+    lost."""
+    summary = export_rollouts(ROLLOUTS, tmp_path / "a.jsonl", name)
+    rendered, sampled = rendered_sft(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_rollouts()
+    assert len(rendered) == len(sampled) == summary.rows > 0
+    for (prompt, whole), (first, ids) in zip(rendered, sampled, strict=True):
+        assert whole[: len(first)] == first
+        assert prompt in ([], first)
+        assert says(whole, ids, tokenizer)
+    assert 0 < sum(same_ids(whole, ids) for (_, whole), (_, ids) in zip(rendered, sampled, strict=True)) < len(sampled)
+    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows
+    assert summary.lost[CALL_TEXT] > 0
+
+
+def test_preferences(pairs: Path, tokenizer: Any, tmp_path: Path) -> None:
+    """All prompts have the sampled ids, which were rendered with tools, and both sides the sampled text."""
+    summary = export_rollouts(pairs, tmp_path / "a.jsonl", "trl-preference")
+    rendered, sampled = rendered_dpo(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_pairs(pairs)
+    assert len(rendered) == len(sampled) == summary.rows > 0
+    for (prompt, *sides), (first, *ids) in zip(rendered, sampled, strict=True):
+        assert prompt == first
+        assert all(says(side, whole, tokenizer) for side, whole in zip(sides, ids, strict=True))
+    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows
+    assert summary.lost[CALL_TEXT] > 0
+    assert TOOLS not in summary.lost
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_pairs_of_texts(tools: bool, pairs: Path, tokenizer: Any, tmp_path: Path) -> None:
+    """nat-dpo holds prompt and answers; it has no tools, so prompts that had some are lost and listed, others match."""
+    (row, *_) = read_table(pairs, PAIRS).to_pylist()
+    given = json.loads(row["tools"]) if tools else None
+    prompt = tokenizer.apply_chat_template(row["prompt"], tools=given, add_generation_prompt=True)["input_ids"]
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    for side, text in (("chosen", "12"), ("rejected", "13")):
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
+        message = dict.fromkeys(PAIRS.schema.field(side).type.value_type.names) | {"role": "assistant"}
+        row |= {side: [message | {"content": text, "turn": 0}], f"{side}_ids": ids, f"{side}_mask": [1] * len(ids),
+                f"{side}_logprobs": [-1.0] * len(ids)}  # fmt: skip
+    row |= {"prompt_ids": prompt, "tools": row["tools"] if tools else None}
+    import pyarrow as pa
+
+    schema = pa.schema([PAIRS.schema.field(name) for name in row])
+    file = write_table(pa.Table.from_pylist([row], schema=schema), tmp_path / "one.parquet", PAIRS)
+    summary = export_rollouts(file, tmp_path / "a.jsonl", "nat-dpo")
+    (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    messages = {name: [{"role": "assistant", "content": line[f"{name}_response"]}] for name in ("chosen", "rejected")}
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": line["prompt"]} | messages))
+    ((rendered, chosen, rejected),) = rendered_dpo(tmp_path / "b.jsonl", tokenizer, tmp_path)
+    assert (rendered == prompt) is not tools
+    assert (summary.lost.get(TOOLS, 0) == 1) is tools
+    ((_, *sampled),) = sampled_pairs(file)
+    assert all(same_ids(a, b) for a, b in zip((chosen, rejected), sampled, strict=True)) is not tools
+
+
+def test_verl_prompts(tokenizer: Any, tmp_path: Path) -> None:
+    """With the tools that stand beside it, a prompt is the first prompt; that verl brings its own tools is listed."""
+    summary = export_rollouts(ROLLOUTS, tmp_path / "a.parquet", "verl")
+    rows, sampled = pq.read_table(tmp_path / "a.parquet").to_pylist(), sampled_rollouts()
+    for row, (first, _) in zip(rows, sampled, strict=True):
+        tools = json.loads(row["extra_info"]["tools"])
+        assert (
+            tokenizer.apply_chat_template(row["prompt"], tools=tools, add_generation_prompt=True)["input_ids"] == first
+        )
+    assert summary.lost[TOOLS] == len(rows)

@@ -1,0 +1,135 @@
+"""The HTTP client: how much of an answer is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.environments.resource_server import ResourceServer
+from gymdata.errors import OutsideError
+from gymdata.http import HttpClient
+from gymdata.judge.http_judge import HttpJudge
+from gymdata.rewards.remote import RemoteReward
+from gymdata.rollouts.messages import Task
+from gymdata.urls import address
+from tests.threaded_server import serving
+
+
+class Endless:
+    """Sends what looks like one long JSON string until it is hung up on; counts what it could send."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status, self.sent, self.hung_up = status, 0, 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=self.status)
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b'{"error": "' + b"x" * (1 << 16))
+                self.sent += 1 << 16
+        except (ConnectionError, asyncio.CancelledError):
+            self.hung_up += 1
+            raise
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        return app
+
+
+def ask(url: str, use: Callable[[HttpClient], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        client = HttpClient(address(url, "--endpoint", "http://x"), "engine", timeout_s=20, max_retries=3, pause_s=0.0)
+        await client.open()
+        try:
+            return await use(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def test_a_longer_answer_than_was_asked_for_is_not_read() -> None:
+    """Reading stops at the limit, the fault names it, and the request is not made again."""
+    endless = Endless()
+    with serving(endless.app()) as url:
+        with pytest.raises(OutsideError, match="more than 100,000 bytes") as caught:
+            ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
+        assert (caught.value.system, caught.value.retryable) == ("engine", False)
+        with pytest.raises(OutsideError, match=r"more than 16,777,216 bytes"):
+            ask(url, lambda client: client.ask("GET", "/x", None, dict))
+    # What lies in the buffers of the connection may have been sent as well.
+    assert endless.sent < 16_777_216 + 100_000 + (16 << 20)
+
+
+def test_a_length_that_is_announced_is_refused_unread() -> None:
+    """Content-Length says it before anything is read."""
+
+    async def announced(request: web.Request) -> web.Response:
+        return web.Response(body=b'"' + b"x" * 200_000 + b'"')
+
+    app = web.Application()
+    app.router.add_get("/x", announced)
+    with serving(app) as url, pytest.raises(OutsideError, match="more than 100,000 bytes"):
+        ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
+
+
+def test_the_beginning_of_an_endless_refusal_is_told() -> None:
+    """A 4xx or 5xx that never ends is that status with its first words."""
+    for status, words in ((400, r"refused \(400\)"), (500, "answered 500")):
+        endless = Endless(status)
+        with serving(endless.app()) as url, pytest.raises(OutsideError, match=words + ".*xxx"):
+            ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
+        assert endless.sent < 32 << 20
+
+
+def test_what_an_engine_may_answer_grows_with_the_request() -> None:
+    """The limit covers a sound answer of any size that was asked for, and is far from 1 GiB for a small one."""
+    sampler = ServerSampler("http://h", sampling={"top_logprobs": 5})
+    small = sampler.most_bytes({"n": 1, "max_tokens": 8, "prompt": [1] * 10})
+    assert small < 2 << 20
+    top = {"token": "token_id:151643", "logprob": -12.345678901234567, "bytes": [255] * 32}
+    one = {**top, "top_logprobs": [top] * 6}
+    choice = {"token_ids": [151643] * 2_000, "logprobs": {"content": [one] * 2_000}, "text": "x" * 32_000}
+    answer = {"choices": [choice] * 3, "prompt_token_ids": [151643] * 10_000}
+    body = {"n": 3, "max_tokens": 2_000, "prompt": [151643] * 10_000}
+    assert len(json.dumps(answer)) < sampler.most_bytes(body) < 100 << 20
+
+
+def test_every_system_is_named() -> None:
+    """A judge, a reward server and an environment that never end are their own faults."""
+    endless = Endless()
+    task = Task("t", [{"role": "user", "content": "q"}], None, {}, "hash")
+
+    async def judged() -> None:
+        judge = HttpJudge(url, "m", max_tokens=8, max_retries=0)
+        await judge.start()
+        try:
+            await judge.compare([], "a", "b", None, None)
+        finally:
+            await judge.close()
+
+    async def seeded() -> None:
+        server = ResourceServer(url, task_body=lambda _: {}, verify_body=lambda *_: {}, max_retries=0)
+        try:
+            await server.start(task, 0)
+        finally:
+            await server.close()
+
+    rows = [{"turns": [], "messages": [{"role": "user", "content": "q"}], "prompt": []}]
+    with serving(endless.app()) as url:
+        with pytest.raises(OutsideError, match=r"judge: .*more than 1,050,624 bytes"):
+            asyncio.run(judged())
+        with pytest.raises(OutsideError, match=r"environment: .*more than 16,777,216 bytes"):
+            asyncio.run(seeded())
+        (fault,) = RemoteReward(url, max_retries=0)(rows)
+    assert isinstance(fault, OutsideError)
+    assert "reward: " in str(fault)
+    assert "more than 1,114,112 bytes" in str(fault)

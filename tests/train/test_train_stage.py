@@ -1,0 +1,258 @@
+"""What the training stage refuses, announces and leaves behind, with a trainer that only takes notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from gymdata.engines.model_facts import ModelFacts
+from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError, UsageError
+from gymdata.rollouts.schema import PAIRS
+from gymdata.store import read_run_json, write_run_json, write_table
+from gymdata.store.lineage import lineage
+from gymdata.train.launch_checks import train
+from gymdata.train.settings import TrainDpoConfig
+
+MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
+IDENTITY = {
+    "policy_hash": "policy", "tokenizer_hash": "tokens", "chat_template_hash": "template", "top_p": 1.0, "top_k": 0,
+    "min_p": 0.0, "logprobs_mode": "processed_logprobs", "temperature": 1.0,
+}  # fmt: skip
+
+
+class Notes:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def update(self, **counts: float) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Trainer:
+    """Stands for the training process: notes the job, and ends as it is told."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.jobs: list[dict[str, Any]] = []
+        self.error = error
+
+    def __call__(self, job_file: Path, progress: Any) -> dict[str, Any]:
+        job = json.loads(job_file.read_text())
+        self.jobs.append(job)
+        proof = {"file": job["trained_tokens"], "batches": job["trained_tokens"], "equal": True}
+        if self.error is not None:
+            raise self.error
+        if not job["dry_run"]:
+            (Path(job["output"]) / "checkpoints").mkdir(exist_ok=True)
+            (job_file.parent / "result.json").write_text(json.dumps({"trained_tokens": proof, "steps": 3}))
+        return {"proof": proof}
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return write(tmp_path)
+
+
+def write(folder: Path, identity: dict[str, Any] | None = IDENTITY, **columns: Any) -> Path:
+    row: dict[str, Any] = {
+        "pair_id": "p0", "run_id": "r", "task_id": "t", "prompt": [], "chosen": [], "rejected": [],
+        "chosen_rollout_id": "c", "rejected_rollout_id": "d", "margin": 1.0, "weight": 1.0, "source": "reward",
+        "policy_hash": "policy", "policy_version": 0, "temperature": 1.0, "prompt_ids": [1, 2],
+        "chosen_ids": [3, 4, 5], "rejected_ids": [3, 4, 6, 7], "chosen_mask": [1, 0, 1], "rejected_mask": [1, 0, 1, 1],
+        "chosen_logprobs": [-0.5, 0.0, -0.25], "rejected_logprobs": [-1.0, 0.0, -1.0, -1.0],
+    } | columns  # fmt: skip
+    file = folder / "run" / "pairs-reward" / "pairs.parquet"
+    schema = pa.schema([f for f in PAIRS.schema if f.name in row])
+    write_table(pa.table({f.name: pa.array([row[f.name]], f.type) for f in schema}, schema=schema), file, PAIRS)
+    parents = []
+    if identity is not None:
+        write_run_json(folder / "run", {"run_id": "r", "identity": identity})
+        parents = [{"path": str(folder / "run"), "run_id": "r"}]
+    write_run_json(file.parent, {"stage": "pairs", "parents": parents})
+    return file
+
+
+def go(
+    pairs: Path, out: Path, trainer: Trainer | None = None, notes: Notes | None = None, **options: Any
+) -> dict[str, Any]:
+    config = {"model": "model", "output": out} | options.pop("config", {})
+    return train(
+        pairs, TrainDpoConfig.load(None, config), options.pop("model", MODEL), trainer or Trainer(), notes or Notes(),
+        command=["gymdata", "train-dpo"], **options,
+    )  # fmt: skip
+
+
+def test_run_json_leads_back_to_the_rollouts(pairs: Path, tmp_path: Path) -> None:
+    """A finished training says SUCCESS, holds its proof, and its lineage reaches the run that sampled the tokens."""
+    facts = go(pairs, tmp_path / "out")
+    assert facts == read_run_json(tmp_path / "out")
+    assert (tmp_path / "out" / "SUCCESS").is_file()
+    assert facts["trained_tokens"]["equal"] is True
+    assert facts["trained_tokens"]["file"]["count"] == 5
+    assert facts["model"]["policy_hash"] == "policy"
+    assert [run.get("stage") or run["run_id"] for run in lineage(tmp_path / "out")] == ["train-dpo", "pairs", "r"]
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_another_tokenizer_is_refused_and_another_template_named(pairs: Path, tmp_path: Path) -> None:
+    """Ids of another tokenizer would mean other text; a template only shaped the prompts, so it is a warning."""
+    other = ModelFacts("model", "policy", "other", "template", 50, 10)
+    with pytest.raises(RefusedError, match="sampled with tokenizer tokens, model has other"):
+        go(pairs, tmp_path / "out", model=other)
+    notes = Notes()
+    go(pairs, tmp_path / "out", notes=notes, model=ModelFacts("model", "policy", "tokens", "new", 50, 10))
+    assert any("template template" in said and "has new" in said for said in notes.said)
+
+
+def test_an_unknown_origin_is_said(tmp_path: Path) -> None:
+    """Pairs without a run behind them train, with a warning that their tokenizer was not checked."""
+    notes = Notes()
+    go(write(tmp_path, identity=None), tmp_path / "out", notes=notes)
+    assert any("tokenizer is not known" in said for said in notes.said)
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    """An id that the model has no row for is T206."""
+    with pytest.raises(RefusedError, match=r"T206.*token id 50"):
+        go(write(tmp_path, prompt_ids=[1, 50]), tmp_path / "out")
+
+
+def test_too_long_is_refused_or_counted(tmp_path: Path) -> None:
+    """Longer than the model reads is refused; --max-length cuts, and says what it cost; nothing left is refused."""
+    file = write(tmp_path, prompt_ids=[1, 2, 3, 4, 5, 6, 7])
+    with pytest.raises(RefusedError, match=r"11 tokens, model reads at most 10.*\n.*--max-length 10"):
+        go(file, tmp_path / "out")
+    notes, trainer = Notes(), Trainer()
+    facts = go(file, tmp_path / "out", trainer, notes, config={"max_length": 10})
+    assert trainer.jobs[0]["max_length"] == 10
+    assert facts["length_limit"]["trained_tokens_lost"] == 1
+    assert any("1 of 1 pairs are cut" in said and "1 trained tokens lost" in said for said in notes.said)
+    with pytest.raises(RefusedError, match="no pair is left: 1 would be identical"):
+        go(file, tmp_path / "none", config={"max_length": 9})
+
+
+@pytest.mark.parametrize(
+    ("columns", "identity", "says"),
+    [
+        ({}, {}, None),
+        ({"policy_hash": "older"}, {}, "policy older"),
+        ({"temperature": 0.7}, {}, "temperature 0.7"),
+        ({}, {"top_p": 0.9}, "top_p 0.9"),
+        ({}, {"top_k": 20}, "top_k 20"),
+        ({}, {"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
+        ({}, None, "no run.json"),
+    ],
+)
+def test_saved_reference_needs_the_same_policy_untruncated(
+    tmp_path: Path, columns: dict[str, Any], identity: dict[str, Any] | None, says: str | None
+) -> None:
+    """--ref saved is allowed for this very policy at T=1 over its whole distribution, else refused with L304."""
+    file = write(tmp_path, None if identity is None else IDENTITY | identity, **columns)
+    if says is None:
+        go(file, tmp_path / "out", config={"ref": "saved"})
+        return
+    with pytest.raises(RefusedError, match=f"L304.*{says}"):
+        go(file, tmp_path / "out", config={"ref": "saved"})
+
+
+def test_one_rule_for_resuming(pairs: Path, tmp_path: Path) -> None:
+    """The same command resumes; other settings are refused by name; finished it does nothing; --overwrite starts again."""
+    out, failing, notes = tmp_path / "out", Trainer(OutsideError("trainer", "died")), Notes()
+    with pytest.raises(OutsideError):
+        go(pairs, out, failing)
+    assert read_run_json(out)["status"] == "failed"
+    assert not (out / "SUCCESS").exists()
+    (out / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"settings\.learning_rate") as caught:
+        go(pairs, out, config={"learning_rate": 1e-3})
+    assert caught.value.exit_code == 2
+    with pytest.raises(StoreError, match=r"settings\.learning_rate"):
+        go(pairs, out, config={"learning_rate": 1e-3}, dry_run=True)
+    go(pairs, out, config={"num_processes": 2})
+    idle = Trainer()
+    assert go(pairs, out, idle, notes)["steps"] == 3
+    assert not idle.jobs
+    assert any("this training is finished, nothing to do" in said for said in notes.said)
+    with pytest.raises(StoreError, match=r"settings\.learning_rate"):
+        go(pairs, out, config={"learning_rate": 1e-3})
+    go(pairs, out, overwrite=True, config={"learning_rate": 1e-3})
+    assert read_run_json(out)["config"]["trainer"] == {"learning_rate": 1e-3}
+
+
+def test_a_training_without_a_checkpoint_pins_nothing(pairs: Path, tmp_path: Path) -> None:
+    """What failed before its first checkpoint can be started with other settings: nothing could be resumed."""
+    out = tmp_path / "out"
+    with pytest.raises(OutsideError):
+        go(pairs, out, Trainer(OutsideError("trainer", "died")))
+    go(pairs, out, config={"learning_rate": 1e-3})
+    assert read_run_json(out)["config"]["trainer"] == {"learning_rate": 1e-3}
+
+
+def test_settings_that_the_trainer_refuses_leave_no_folder(pairs: Path, tmp_path: Path) -> None:
+    """Only the training process knows some faults of settings; its refusal leaves nothing that would need --overwrite."""
+    with pytest.raises(UsageError):
+        go(pairs, tmp_path / "out", Trainer(UsageError("settings: no")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Path, tmp_path: Path) -> None:
+    """A file in the place of the folder, or above it, is found before a trainer starts."""
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        for dry_run in (False, True):
+            trainer = Trainer()
+            with pytest.raises(StoreError, match="is a file"):
+                go(pairs, out, trainer, dry_run=dry_run)
+            assert not trainer.jobs
+
+
+def test_a_foreign_folder_is_left_alone(pairs: Path, tmp_path: Path) -> None:
+    """Neither a plain start nor --overwrite touches a folder that no training wrote."""
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(StoreError, match="not a training"):
+            go(pairs, out, overwrite=overwrite)
+    assert (out / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_dry_run_leaves_nothing(pairs: Path, tmp_path: Path) -> None:
+    """A dry run proves the batches and writes no output."""
+    facts = go(pairs, tmp_path / "out", dry_run=True)
+    assert facts["trained_tokens"]["equal"] is True
+    assert not (tmp_path / "out").exists()
+
+
+def test_configuration_keeps_ours_and_the_trainers_apart(tmp_path: Path) -> None:
+    """In one flat file our keys are checked at once and the others go to the trainer, numbers as numbers."""
+    file = tmp_path / "dpo.yaml"
+    file.write_text("model: m\noutput: o\nlearning_rate: 1e-6\nmax_length: 64\nloss_type: [sigmoid, sft]\n")
+    config = TrainDpoConfig.load(file, {"max_length": 128, "seed": None}, ["beta=0.5"])
+    assert (config.max_length, config.ref) == (128, "model")
+    assert config.trainer == {"learning_rate": 1e-6, "loss_type": ["sigmoid", "sft"], "beta": 0.5}
+    with pytest.raises(UsageError, match="ref"):
+        TrainDpoConfig.load(file, {"ref": "guess"})
+
+
+def test_errors_of_the_process_keep_their_kind() -> None:
+    """An error event becomes the same class with the same text and exit code, its system included."""
+    from gymdata.train.trainers.launch import error_of
+
+    for original in (
+        UsageError("no such key", hint="x"),
+        OutsideError("trainer", "nan"),
+        RefusedError("r", code="P601"),
+    ):
+        message = {"type": type(original).__name__, "text": str(original), "exit_code": original.exit_code}
+        error = error_of(message)
+        assert type(error) is type(original)
+        assert (str(error), error.exit_code) == (str(original), original.exit_code)
+        assert isinstance(error, GymdataError)

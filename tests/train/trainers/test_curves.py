@@ -1,0 +1,112 @@
+"""Whole short trainings in this process: resuming, saved references and LoRA."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gymdata.rollouts.schema import PAIRS
+from gymdata.store import read_table
+from gymdata.train.data import training_pairs
+from tests.train.trainers.curves import Crash, curve
+
+pytestmark = pytest.mark.torch
+
+Assemble = Callable[..., tuple[Any, Any]]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Path) -> None:
+    """After a crash between checkpoints, in the middle of an epoch, resuming gives the same losses, weights and proof."""
+    import torch
+
+    from gymdata.train.trainers.run import last_checkpoint
+
+    settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
+    trainer, witness = assemble(settings=settings, output=str(tmp_path / "whole"))
+    witness.dry_run_batches(trainer)
+    trainer.train()
+    whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    proof = witness.as_json()["epochs"]
+
+    broken, witness = assemble(settings=settings, output=str(tmp_path / "broken"))
+    broken.add_callback(Crash(7))
+    with pytest.raises(RuntimeError, match="crash"):
+        broken.train()
+    (tmp_path / "broken/checkpoints/checkpoint-8").mkdir()  # a checkpoint whose saving was cut off has no marker
+    checkpoint = last_checkpoint(tmp_path / "broken/checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.name == "checkpoint-6"
+    resumed, witness = assemble(settings=settings, output=str(tmp_path / "broken"))
+    witness.dry_run_batches(resumed)
+    witness.restore(checkpoint)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+
+    assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
+    assert len(curve(tmp_path / "whole")) == 12
+    assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
+    assert witness.as_json()["epochs"] == proof
+
+
+def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_pairs: Any, tmp_path: Path) -> None:
+    """Pairs that carry the model's own log-probabilities train alike with ``ref`` saved and model."""
+    trainer, _ = assemble(make_pairs())
+    rows = read_table(tmp_path / "made" / "pairs.parquet", PAIRS).to_pylist()
+    columns: dict[str, list[Any]] = {"chosen_logprobs": [], "rejected_logprobs": []}
+    for row, sums in zip(rows, trainer.reference, strict=True):
+        for side, value in zip(("chosen", "rejected"), sums, strict=True):
+            mask = np.array(row[f"{side}_mask"])
+            columns[f"{side}_logprobs"].append((mask * value / mask.sum()).tolist())
+    file = make_pairs(**columns)
+    assert np.allclose(
+        training_pairs(read_table(file, PAIRS)).sequences.logprob_sums().reshape(-1, 2), trainer.reference
+    )
+    for ref in ("model", "saved"):
+        (tmp_path / ref).mkdir()
+        trainer, _ = assemble(file, ref=ref, output=str(tmp_path / ref), settings={"learning_rate": 1e-3})
+        trainer.train()
+    computed, saved = curve(tmp_path / "model"), curve(tmp_path / "saved")
+    assert list(saved.values()) == pytest.approx(list(computed.values()), abs=1e-5)
+    assert len(set(saved.values())) > 1
+
+
+def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: Path, tmp_path: Path) -> None:
+    """LoRA starts at ln 2, moves, proves its tokens, and its folder can be trained further with itself as reference."""
+    from gymdata.train.trainers.run import save_model
+
+    out = tmp_path / "out"
+    settings = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "learning_rate": 1e-2, "lora_r": 4}
+    trainer, witness = assemble(settings=settings)
+    trainer.train()
+    assert witness.as_json()["equal"]
+    losses = list(curve(out).values())
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-5)
+    assert losses[-1] < losses[0]
+    save_model(trainer, {"model": str(policy)}, out)
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(policy)
+    again, witness = assemble(model=str(out), output=str(tmp_path / "again"))
+    again.train()
+    assert witness.as_json()["equal"]
+    assert next(iter(curve(tmp_path / "again").values())) == pytest.approx(np.log(2), abs=1e-5)
+
+
+def test_steps_are_whole_on_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve of few steps has no tick between two of them."""
+    from matplotlib import pyplot as plt
+
+    from gymdata.train.trainers.metrics import draw_curve
+
+    rows = [{"step": step, "loss": 1 / step, "ratio/mean": 1.0} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(plt, "close", drawn.append)
+        draw_curve(tmp_path)
+    (figure,) = drawn
+    plt.close(figure)
+    assert len(figure.axes) == 2
+    assert all(float(tick).is_integer() for axis in figure.axes for tick in axis.get_xticks())

@@ -1,0 +1,211 @@
+"""What holds for every trainer: the proof, resuming bit for bit, and a bad loss that names its rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.engines.model_facts import ModelFacts
+from gymdata.errors import OutsideError, RefusedError
+from gymdata.store import read_run_json, write_run_json
+from gymdata.train.launch_checks import train
+from gymdata.train.settings import TRAINERS
+from gymdata.train.trainers.metrics import read_metrics
+from tests.train.trainers.command import gymdata
+from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.curves import Crash, curve
+from tests.train.trainers.experience_files import experience_rows, write
+from tests.train.trainers.scored_run import scored_run
+
+pytestmark = pytest.mark.torch
+
+Begin = Callable[..., tuple[Any, Any]]
+EVERY = sorted(TRAINERS)
+
+
+def file_for(algorithm: str, policy: Path, folder: Path) -> Path:
+    """A small file of the table that a trainer reads."""
+    table = TRAINERS[algorithm].table.name
+    if table == "pairs":
+        return write_pairs(folder, pair_rows(policy))
+    return write(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
+
+
+@pytest.fixture
+def begin(policy: Path, tmp_path: Path) -> Begin:
+    """A trainer of any kind and its witness, over a small file."""
+
+    def build(algorithm: str, out: str = "out", settings: dict[str, Any] | None = None, **job: Any) -> tuple[Any, Any]:
+        file = file_for(algorithm, policy, tmp_path)
+        given = {"per_device_train_batch_size": 3, "learning_rate": 1e-3, **(settings or {})}
+        return start(algorithm, file, policy, tmp_path / out, given, **job)
+
+    return build
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
+    """Before the first step and in each of two epochs with accumulation, the file's count and checksum."""
+    trainer, witness = begin(algorithm, settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
+    assert witness.dry_run_batches(trainer) == witness.expected
+    trainer.train()
+    proof = witness.as_json()
+    assert proof["equal"] is True
+    assert proof["file"]["count"] > 0
+    assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
+
+
+@pytest.mark.parametrize("algorithm", [a for a in EVERY if a != "dpo"])  # test_curves has it in detail
+def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) -> None:
+    """After a crash between checkpoints: the losses, weights and proof of the training that was not stopped."""
+    import torch
+
+    from gymdata.train.trainers.run import last_checkpoint
+
+    settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2}
+    trainer, witness = begin(algorithm, "whole", settings)
+    witness.dry_run_batches(trainer)
+    trainer.train()
+    whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    proof = witness.as_json()["epochs"]
+    broken, witness = begin(algorithm, "broken", settings)
+    broken.add_callback(Crash(5))
+    with pytest.raises(RuntimeError, match="crash"):
+        broken.train()
+    checkpoint = last_checkpoint(tmp_path / "broken/checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.name == "checkpoint-4"
+    resumed, witness = begin(algorithm, "broken", settings)
+    witness.dry_run_batches(resumed)
+    witness.restore(checkpoint)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
+    assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
+    assert witness.as_json()["epochs"] == proof
+    # Without its optimizer a checkpoint would be gone on from all the same, to other weights.
+    last = last_checkpoint(tmp_path / "broken/checkpoints")
+    assert last is not None
+    (last / "optimizer.pt").unlink()
+    before = last_checkpoint(tmp_path / "broken/checkpoints")
+    assert before is not None
+    assert int(before.name.removeprefix("checkpoint-")) < int(last.name.removeprefix("checkpoint-"))
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_a_bad_loss_names_its_rollouts(begin: Begin, policy: Path, algorithm: str) -> None:
+    """Weights gone to NaN stop the very step, with the rollouts of its batch and of no other."""
+    import torch
+
+    trainer, _ = begin(algorithm)
+    with torch.no_grad():
+        next(iter(trainer.model.parameters())).fill_(float("nan"))
+    seen: list[str] = []
+    count = trainer.witness.count
+
+    def noted(batch: dict[str, Any]) -> None:
+        seen.extend(trainer.data.rollouts_of(batch["rows"]))
+        count(batch)
+
+    trainer.witness.count = noted
+    with pytest.raises(OutsideError, match="loss became nan at step 1, on rollouts") as caught:
+        trainer.train()
+    assert 0 < len(seen) < sum(trainer.data.counts.values())
+    assert str(caught.value).splitlines()[0].endswith(f"on rollouts {', '.join(seen)}")
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_metrics_have_a_row_a_step(begin: Begin, tmp_path: Path, algorithm: str) -> None:
+    """metrics.jsonl holds step, epoch and a finite loss for every step."""
+    trainer, _ = begin(algorithm, settings={"num_train_epochs": 2})
+    trainer.train()
+    rows = [row for row in read_metrics(tmp_path / "out" / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, trainer.state.global_step + 1))
+    assert all(isinstance(row["loss"], float) for row in rows)
+
+
+def told_file(algorithm: str, policy: Path, folder: Path) -> Path:
+    """The same small files, leading back to a run that was sampled with tokenizer ``tokens``."""
+    identity = {"tokenizer_hash": "tokens", "chat_template_hash": "template", "logprobs_mode": "processed_logprobs"}
+    table = TRAINERS[algorithm].table.name
+    if table == "pairs":
+        return write_pairs(folder, pair_rows(policy), identity)
+    file = file_for(algorithm, policy, folder)
+    if table == "rollouts":
+        write_run_json(file, {**read_run_json(file), "identity": identity})
+    else:
+        write_run_json(folder / "run", {"run_id": "run", "identity": identity})
+        write_run_json(file, {"stage": "experiences", "parents": [{"path": str(folder / "run"), "run_id": "run"}]})
+    return file
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+@pytest.mark.parametrize(
+    ("facts", "settings", "says"),
+    [
+        ({"tokenizer_hash": "others"}, {}, "sampled with tokenizer tokens, model has others"),
+        ({"vocab_size": 30}, {}, "T206"),
+        ({"max_length": 4}, {}, "reads at most 4"),
+        ({}, {"max_length": 2}, "P601|T205"),
+    ],
+    ids=["tokenizer", "vocabulary", "too-long", "max-length"],
+)
+def test_unfit_files_never_reach_a_process(
+    policy: Path, tmp_path: Path, algorithm: str, facts: dict[str, Any], settings: dict[str, Any], says: str
+) -> None:
+    """Another tokenizer, ids out of the vocabulary, sequences too long, a limit below every prompt: refused at once."""
+    file = told_file(algorithm, policy, tmp_path)
+    known = {"tokenizer_hash": "tokens", "chat_template_hash": "template", "vocab_size": 4096, "max_length": 256}
+    model = ModelFacts(**{"path": "model", "policy_hash": "policy", **known, **facts})
+    config = TRAINERS[algorithm].load(None, {"model": "model", "output": tmp_path / "out", **settings})
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("a process was started")
+
+    with pytest.raises(RefusedError, match=says):
+        train(file, config, model, never, Silent(), command=[])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", ["kto", "reward", "sft"])  # dpo and rl: in their own files
+def test_two_processes_train_as_one(policy: Path, tmp_path: Path, algorithm: str) -> None:
+    """Rows that do not divide among two processes under accelerate: the same proof; what fills up trains nothing."""
+    import torch
+    from safetensors.torch import load_file
+
+    file = file_for(algorithm, policy, tmp_path)
+    same = [
+        "--set",
+        "num_train_epochs=1",
+        "--set",
+        "optim=sgd",
+        "--set",
+        "max_grad_norm=0",
+        "--set",
+        "learning_rate=0.1",
+    ]
+    # One step holds all rows of sft; the other two compare rows within a process, so only the proof is the same.
+    sizes = (8, 4) if algorithm == "sft" else (3, 3)
+    results = []
+    for name, size, more in (("one", sizes[0], []), ("two", sizes[1], ["--num-processes", 2])):
+        done = gymdata(f"train-{algorithm}", file, "-m", policy, "-o", tmp_path / name, "--json", *same, *more,
+                       "--set", f"per_device_train_batch_size={size}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout)["trained_tokens"])
+    assert results[0]["batches"] == results[1]["batches"]
+    assert results[1]["equal"] is True
+    if algorithm == "sft":
+        one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+        assert all(torch.allclose(two[name], value, atol=1e-6) for name, value in one.items())
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def update(self, **counts: float) -> None: ...
+
+    def message(self, text: str) -> None: ...

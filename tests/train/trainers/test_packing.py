@@ -1,0 +1,81 @@
+"""Packed rows: what is trained is what is trained unpacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymdata.errors import OutsideError
+from gymdata.train.data_sft import pack
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_shapes import BRANCH, BREAK
+from tests.train.trainers.conftest import start
+from tests.train.trainers.gradients import assert_same, loss_and_gradients
+
+pytestmark = pytest.mark.torch
+
+
+def mixed_run(folder: Path) -> Path:
+    """Chains, a break and a branch: sequences of several lengths, with tool tokens inside."""
+    shapes = [two_turns(5, 40), BREAK, two_turns(6, 41), BRANCH, [([1, 2, 3], [4, 9, 9, 9, 9, 2])], two_turns(7, 42)]
+    return write_run(folder, [rollout(f"t{i}", 0, 1.0, calls) for i, calls in enumerate(shapes)])
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), capacity=st.integers(10, 50))
+def test_every_sequence_is_in_one_row_that_holds_it(lengths: list[int], capacity: int) -> None:
+    """No sequence is lost, doubled or squeezed, and no two rows could be one."""
+    sizes = np.array(lengths)
+    rows = pack(sizes, capacity)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(sizes)))
+    filled = [int(sizes[row].sum()) for row in rows]
+    assert all(total <= capacity or len(row) == 1 for total, row in zip(filled, rows, strict=True))
+    least = sorted(filled)[:2]
+    assert len(rows) == 1 or sum(least) > capacity
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_packed_is_unpacked(policy: Path, tmp_path: Path, size: int) -> None:
+    """Loss and gradients of the whole file are those of one sequence a row, whatever the number of rows in a batch."""
+    file = mixed_run(tmp_path / "run")
+    plain, _ = start("sft", file, policy, tmp_path / "out", {"per_device_train_batch_size": 1})
+    settings = {"per_device_train_batch_size": size}
+    packed, _ = start("sft", file, policy, tmp_path / "out", settings, packing=True, pack_length=32)
+    assert len(packed.train_dataset) < len(plain.train_dataset) == len(packed.data)
+    assert_same(loss_and_gradients(packed), loss_and_gradients(plain), 1e-5)
+
+
+def test_flat_rows_are_the_same(policy: Path, tmp_path: Path) -> None:
+    """All rows in one, as flash attention needs it, give the same loss and gradients and hold the proof."""
+    file = mixed_run(tmp_path / "run")
+    trainers = [start("sft", file, policy, tmp_path / "out", {}, packing=True, pack_length=24) for _ in range(2)]
+    (flat, witness), (plain, _) = trainers
+    flat.data_collator.flat = True
+    assert next(iter(flat.get_train_dataloader()))["input_ids"].shape[0] == 1
+    assert witness.dry_run_batches(flat) == witness.expected
+    assert_same(loss_and_gradients(flat), loss_and_gradients(plain), 1e-5)
+
+
+def test_the_proof_sees_into_packed_rows(policy: Path, tmp_path: Path) -> None:
+    """Packed batches have the file's count and checksum; one id changed in a row is noticed."""
+    file = mixed_run(tmp_path / "run")
+    trainer, witness = start("sft", file, policy, tmp_path / "out", {}, packing=True)
+    unpacked, other = start("sft", file, policy, tmp_path / "out", {})
+    assert witness.dry_run_batches(trainer) == witness.expected == other.dry_run_batches(unpacked)
+    trainer.train()
+    assert witness.as_json()["equal"] is True
+    collate = trainer.data_collator
+
+    def wrong(examples: Any) -> Any:
+        batch = collate(examples)
+        line, position = batch["completion_mask"].nonzero()[-1].tolist()
+        batch["input_ids"][line, position] += 1
+        return batch
+
+    trainer.data_collator = wrong
+    with pytest.raises(OutsideError, match="other tokens than the file"):
+        witness.dry_run_batches(trainer)

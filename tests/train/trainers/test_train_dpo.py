@@ -1,0 +1,166 @@
+"""``train-dpo`` whole: the command, its process, and the folder that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from gymdata.engines.model_facts import model_facts
+from gymdata.rollouts.schema import PAIRS
+from gymdata.store import read_run_json, read_table, write_table
+from tests.train.trainers.command import gymdata
+
+pytestmark = pytest.mark.torch
+
+Run = "subprocess.CompletedProcess[str]"
+
+
+@pytest.fixture
+def told_pairs(policy: Path, make_pairs: Any) -> Path:
+    """Pairs that lead back to a run of this policy."""
+    facts = model_facts(str(policy))
+    return make_pairs({"tokenizer_hash": facts.tokenizer_hash, "chat_template_hash": facts.chat_template_hash})
+
+
+def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """One command gives a folder that loads as a model, keeps the tokenizer's files, and holds run.json, metrics, curve."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "trained"
+    done = gymdata(
+        "train-dpo", told_pairs, "-m", policy, "-o", out, "--json", "--set", "num_train_epochs=2", "--set",
+        "learning_rate=1e-3", "--set", "loss_type=[sigmoid, sft]", "--set", "loss_weights=[1, 0.2]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts == read_run_json(out)
+    assert facts["trained_tokens"]["file"] == facts["trained_tokens"]["batches"]
+    assert facts["trained_tokens"]["equal"] is True
+    assert f"checksum {facts['trained_tokens']['file']['checksum']}" in done.stderr
+    assert "warning" not in done.stderr.lower()
+    assert (out / "SUCCESS").is_file()
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps[:4]] == [1, 2, 3, 4]
+    AutoModelForCausalLM.from_pretrained(out)
+    AutoTokenizer.from_pretrained(out)
+    before, after = model_facts(str(policy)), model_facts(str(out))
+    assert (before.tokenizer_hash, before.chat_template_hash) == (after.tokenizer_hash, after.chat_template_hash)
+    assert before.policy_hash != after.policy_hash
+
+
+def test_tensorboards_events_are_kept(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """Events lie in OUT/logs after the training, and the checkpoints are gone; the same command again does nothing."""
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "trained"
+    words = ["train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "max_steps=2", "--set", "report_to=tensorboard"]
+    done = gymdata(*words)
+    assert done.returncode == 0, done.stderr
+    assert list((out / "logs").glob("events.out.tfevents.*"))
+    assert not (out / "checkpoints").exists()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = gymdata(*words)
+    assert (again.returncode, "this training is finished, nothing to do" in again.stderr) == (0, True), again.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_mistakes_end_with_the_documented_code(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """An unknown setting is usage (2) and names the nearest; a missing file is usage too; neither leaves SUCCESS."""
+    out = tmp_path / "trained"
+    wrong = gymdata("train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "learning_rte=1")
+    assert (wrong.returncode, "did you mean 'learning_rate'?" in wrong.stderr) == (2, True), wrong.stderr
+    missing = gymdata("train-dpo", tmp_path / "no.parquet", "-m", policy, "-o", out)
+    assert (missing.returncode, "no such file" in missing.stderr) == (2, True), missing.stderr
+    assert not (out / "SUCCESS").exists()
+
+
+@pytest.mark.full
+def test_two_processes_prove_the_same_tokens(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """Two processes under accelerate, 13 pairs that do not divide among them: the proof is that of one process."""
+    done = gymdata(
+        "train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "two", "--json", "--num-processes", 2,
+        "--set", "per_device_train_batch_size=2", "--set", "num_train_epochs=2", "--set", "loss_type=[sigmoid, sft]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    proof = json.loads(done.stdout)["trained_tokens"]
+    assert proof["equal"] is True
+    one = gymdata("train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "one", "--json", "--dry-run")
+    assert json.loads(one.stdout)["trained_tokens"]["batches"] == proof["batches"]
+
+
+def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
+    """The command in a process group of its own, once its training has saved a checkpoint."""
+    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], stderr=subprocess.PIPE, start_new_session=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+    )  # fmt: skip
+    while process.poll() is None and not list(out.glob("checkpoints/checkpoint-*/gymdata_proof.json")):
+        pass
+    return process
+
+
+def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """While it runs, the same command is told who writes there. SIGINT to the command alone reaches its trainer, which
+    saves; the command ends with 130 and says that it resumes."""
+    out = tmp_path / "stopped"
+    words = [
+        "train-dpo",
+        told_pairs,
+        "-m",
+        policy,
+        "-o",
+        out,
+        "--set",
+        "num_train_epochs=9999",
+        "--set",
+        "save_steps=5",
+    ]
+    process = begun(words, out)
+    second = gymdata(*words)
+    assert (second.returncode, f"another process writes to this run (pid {process.pid}" in second.stderr) == (2, True)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "the same command resumes from the last checkpoint" in said
+    assert read_run_json(out)["failure"] == "interrupted"
+    assert not (out / "SUCCESS").exists()
+    # The same tokens with other weights are another training.
+    table = read_table(told_pairs, PAIRS)
+    weights = pa.array([2.0] * table.num_rows)
+    file = told_pairs if told_pairs.is_file() else told_pairs / "pairs.parquet"
+    write_table(table.set_column(table.column_names.index("weight"), "weight", weights), file, PAIRS)
+    other = gymdata(*words)
+    assert (other.returncode, "data_xxh3" in other.stderr) == (2, True)
+
+
+@pytest.mark.full
+def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """SIGKILL of the command after a checkpoint: its process ends too; the same command ends with whole epochs proven and
+    the very weights of a training that was left alone."""
+    out = tmp_path / "killed"
+    same = ["--set", "num_train_epochs=60", "--set", "save_steps=5"]
+    words = ["train-dpo", told_pairs, "-m", policy, "-o", out, *same]
+    process = begun(words, out)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = gymdata(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["resumed_from"] is not None
+    assert facts["trained_tokens"]["equal"] is True
+    assert len(facts["trained_tokens"]["epochs"]) == 60
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps[:-1] == list(range(1, 121))
+    whole = gymdata("train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "whole", *same)
+    assert whole.returncode == 0, whole.stderr
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
+    assert weights[0] == weights[1]

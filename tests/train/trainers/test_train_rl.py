@@ -1,0 +1,145 @@
+"""``train-rl`` whole: refusals before a process starts, the ratio before the first step, and the folder it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.engines.model_facts import model_facts
+from gymdata.store import read_run_json, write_run_json
+from tests.train.trainers.command import gymdata
+from tests.train.trainers.experience_files import experience_rows, write
+
+pytestmark = pytest.mark.torch
+
+SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs_mode": "processed_logprobs", "temperature": 0.5}
+
+
+def make(folder: Path, policy: Path, rows: list[dict[str, Any]] | None = None, **identity: Any) -> Path:
+    """An experiences file that leads back to a run of ``policy``."""
+    facts = model_facts(str(policy))
+    run = folder / "run"
+    tokens = {"tokenizer_hash": facts.tokenizer_hash, "chat_template_hash": facts.chat_template_hash}
+    write_run_json(run, {"run_id": "run", "identity": {**tokens, **SAMPLING, **identity}})
+    place = run / "experiences-grpo"
+    place.mkdir(parents=True, exist_ok=True)
+    write(place, rows or experience_rows(policy, noise=0.0))
+    write_run_json(place, {"stage": "experiences", "parents": [{"path": str(run), "run_id": "run"}]})
+    return place
+
+
+def test_the_output_is_a_model_with_its_ratio(policy: Path, tmp_path: Path) -> None:
+    """A dry run prints the ratio and leaves nothing; a training leaves model, proof, ratio, metrics and curve."""
+    file, out = make(tmp_path, policy), tmp_path / "trained"
+    dry = gymdata("train-rl", file, "-m", policy, "-o", out, "--dry-run", "--json")
+    assert dry.returncode == 0, dry.stderr
+    assert json.loads(dry.stdout)["ratio"]["mean"] == pytest.approx(1.0, abs=1e-6)
+    assert "effective sample size 100.0%" in dry.stderr
+    assert not out.exists()
+    done = gymdata("train-rl", file, "-m", policy, "-o", out, "--json", "--loss", "cispo", "--kl-beta", 0.01,
+                   "--set", "num_train_epochs=2", "--set", "learning_rate=1e-3", "--set", "clip_high=0.3")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts == read_run_json(out)
+    assert facts["trained_tokens"]["equal"] is True
+    assert facts["ratio"]["tokens"] == facts["trained_tokens"]["file"]["count"]
+    assert facts["parents"][0]["path"] == str(file)
+    assert (out / "SUCCESS").is_file()
+    assert (out / "curve.png").is_file()
+    logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert logged[0]["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
+    assert model_facts(str(out)).policy_hash != model_facts(str(policy)).policy_hash
+
+
+@pytest.mark.parametrize(
+    ("identity", "code"),
+    [
+        ({"top_p": 0.9}, "L304"),
+        ({"logprobs_mode": "raw_logprobs"}, "L304"),
+        ({"tokenizer_hash": "another"}, "tokenizer"),
+    ],
+)
+def test_biased_and_mismatching_files_are_refused(
+    policy: Path, tmp_path: Path, identity: dict[str, Any], code: str
+) -> None:
+    """Truncated sampling, raw log-probs at another temperature, another tokenizer: exit 1 before anything is loaded."""
+    file = make(tmp_path, policy, **identity)
+    done = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "out", "--dry-run")
+    assert (done.returncode, code in done.stderr) == (1, True), done.stderr
+    if code == "L304":
+        allowed = gymdata(
+            "train-rl", file, "-m", policy, "-o", tmp_path / "out", "--dry-run", "--allow-biased-logprobs"
+        )
+        assert (allowed.returncode, "warning" in allowed.stderr) == (0, True), allowed.stderr
+
+
+def test_log_probs_of_another_checkpoint_are_noticed(policy: Path, tmp_path: Path) -> None:
+    """A file that says it was sampled with this model, and whose log-probs are not this model's, is L305."""
+    rows = [{**row, "policy_hash": model_facts(str(policy)).policy_hash} for row in experience_rows(policy, noise=0.5)]
+    done = gymdata("train-rl", make(tmp_path, policy, rows), "-m", policy, "-o", tmp_path / "out")
+    assert (done.returncode, "L305" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "out" / "SUCCESS").exists()
+
+
+def test_limits_are_told(policy: Path, tmp_path: Path) -> None:
+    """A limit that cuts away every trained token is refused; an unknown setting names the nearest."""
+    file = make(tmp_path, policy)
+    short = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "out", "--max-length", 2)
+    assert (short.returncode, "--max-length 2" in short.stderr) == (1, True), short.stderr
+    wrong = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "out", "--set", "clip_hihg=1", "--dry-run")
+    assert (wrong.returncode, "clip_high" in wrong.stderr) == (2, True), wrong.stderr
+
+
+@pytest.mark.full
+def test_a_resumed_training_is_bit_identical(policy: Path, tmp_path: Path) -> None:
+    """Stopped after a checkpoint and resumed: the weights are those of a training that was not stopped."""
+    import shutil
+
+    file = make(tmp_path, policy, experience_rows(policy))
+    words = ["--set", "num_train_epochs=4", "--set", "per_device_train_batch_size=2", "--set", "learning_rate=1e-3",
+             "--set", "save_steps=3", "--set", "save_total_limit=9"]  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert gymdata("train-rl", file, "-m", policy, "-o", whole, *words).returncode == 0
+    shutil.copytree(whole, cut)
+    for gone in [cut / "SUCCESS", cut / "model.safetensors", *(cut / "checkpoints").glob("checkpoint-*")]:
+        if gone.name not in ("checkpoint-3", "checkpoint-6"):
+            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    job = json.loads((cut / "job" / "job.json").read_text())
+    (cut / "job" / "job.json").write_text(json.dumps(job | {"output": str(cut)}))
+    done = gymdata("train-rl", file, "-m", policy, "-o", cut, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["resumed_from"] == "checkpoint-6"
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.full
+def test_two_processes_train_as_one(policy: Path, tmp_path: Path) -> None:
+    """Seven rows that do not divide among two processes: the same proof, and the same weights within rounding."""
+    import torch
+    from safetensors.torch import load_file
+
+    file = make(tmp_path, policy, experience_rows(policy))
+    same = [
+        "--set",
+        "num_train_epochs=1",
+        "--set",
+        "optim=sgd",
+        "--set",
+        "max_grad_norm=0",
+        "--set",
+        "learning_rate=0.1",
+    ]
+    one = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "one", *same, "--json",
+                  "--set", "per_device_train_batch_size=8")  # fmt: skip
+    two = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "two", *same, "--json",
+                  "--set", "per_device_train_batch_size=4", "--num-processes", 2)  # fmt: skip
+    assert (one.returncode, two.returncode) == (0, 0), two.stderr
+    proofs = [json.loads(done.stdout)["trained_tokens"]["batches"] for done in (one, two)]
+    assert proofs[0] == proofs[1]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    for name, value in weights[0].items():
+        assert float((weights[1][name] - value).abs().max()) <= 1e-6, name
+    assert torch.is_tensor(next(iter(weights[0].values())))
