@@ -170,7 +170,7 @@ def _collect(
     rows = facts_of(_existing(run, SUMMARY_COLUMNS))
     for reward in parts.rewards:
         if reward.function.name in rows["parts"]:
-            rows["parts"][reward.function.name].needs = getattr(reward.function, "needs", None)
+            rows["parts"][reward.function.name].needs = reward.function.needs
     summary = CollectSummary(
         path=str(run.folder),
         run_id=run.run_id,

@@ -222,8 +222,8 @@ def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
     try:
         spread(build([row], table, columns, "", [0]))
     except DataError as error:
-        # The place is told beside the reason.
-        raise DataError(error.message.removeprefix(", line 0").lstrip(",: ")) from error
+        # The row's place is reported beside the reason.
+        raise DataError(error.reason) from error
 
 
 def _import_pairs(

@@ -68,7 +68,7 @@ def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
     try:
         schema.check_version(file.schema_arrow.metadata, "file", schema.ROLLOUTS)
     except DataError as error:
-        return [Violation("S104" if "newer" in error.message else "S102", 0, detail=error.message)], False
+        return [Violation(error.code or "S102", 0, detail=error.message)], False
     names = file.schema_arrow.names
     required = [*_SCALARS, "messages", "turns"]
     found = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in required if c not in names]
