@@ -101,8 +101,6 @@ def _build(
         _score(work, shaped, models, config, sources, progress)
     _write(out, target.name, work, shaped, report, progress)
     facts = {
-        "version": _version(),
-        "schema": {"experiences": EXPERIENCES.version},
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *scored_by]],
@@ -227,12 +225,6 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
         raise UsageError("-o is needed: experiences of something other than one run folder have no place of their own")
     return run / f"experiences-{config.estimator}" / "experiences.parquet"
-
-
-def _version() -> str:
-    import gymdata
-
-    return gymdata.__version__
 
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:

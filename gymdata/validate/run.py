@@ -128,7 +128,6 @@ def _fix(
     account: FixReport,
     facts: Mapping[str, Any],
 ) -> None:
-    import gymdata
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store.lineage import parent_of
 
@@ -148,7 +147,7 @@ def _fix(
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
     parents = [parent_of(path)]
-    out.finish({**more, **facts, "version": gymdata.__version__, "parents": parents, "counts": counts})
+    out.finish({**more, **facts, "parents": parents, "counts": counts})
 
 
 def _sources(path: Path, text: str) -> list[Source]:
