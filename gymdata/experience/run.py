@@ -7,8 +7,6 @@ how its rows were made and leads back to the rollouts. Memory does not grow with
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,12 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.progress import Progress
+from gymdata.prefetch import ahead
+from gymdata.progress import NullProgress, Progress
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.store.lineage import (
     Paths,
-    Unwatched,
     changed_rollouts,
     concat,
     parent_of,
@@ -153,47 +151,12 @@ def _write(
             yield table
 
     # Compressing leaves Python's lock alone, so the next batches are made meanwhile.
-    tables = _ahead(made())
+    tables = ahead(made())
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
     out.batches(name, _batches(first, tables, schema), EXPERIENCES, schema)
     report.counts |= counts
     report.advantage = {"mean": seen.mean, "std": seen.std}
-
-
-def _ahead(items: Iterator[pa.Table], depth: int = 3) -> Iterator[pa.Table]:
-    """``items``, made in a thread of their own, at most ``depth`` ahead; an error there is raised here."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stopped, end = threading.Event(), object()
-
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(end)
-        except BaseException as error:  # noqa: BLE001  raised again in the thread that waits for the items
-            put(error)
-
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    try:
-        while (item := ready.get()) is not end:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        worker.join()
 
 
 def _batches(first: pa.Table, rest: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -254,7 +217,7 @@ def _score(
 
     for model in models.values():
         for source in sources:
-            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or Unwatched())
+            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
     how = config.dtype or "auto", config.device, config.batch_tokens
     policy = critic = None
     if config.reference is not None:

@@ -30,7 +30,7 @@ from gymdata.finetune.settings import (
     Part,
     output_dir,
 )
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import local_output
@@ -201,7 +201,7 @@ def finetune(
         raise UsageError(f"{config_file}: finetuning.enabled is false", hint="-o enabled true")
     plan, builder = plan_of(config, Path(config_file), overrides=given, overwrite=overwrite, command=command)
     adapter = adapter_of(config, str(config_file), Path(config_file).parent)
-    result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _Nobody()))
+    result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _NullWatch()))
     if result_json_path is not None:
         with replacing(Path(result_json_path)) as temporary:
             temporary.write_text(json.dumps(result, indent=2) + "\n")
@@ -471,12 +471,8 @@ def _from_here(path: str) -> str:
     return str(Path(path).absolute())
 
 
-class _Nobody:
+class _NullWatch(NullProgress):
     """Watches nothing."""
-
-    def update(self, **counts: float) -> None: ...
-
-    def message(self, text: str) -> None: ...
 
     def stage(self, epoch: int, name: str) -> None: ...
 

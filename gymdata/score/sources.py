@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import RefusedError, UsageError
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
 from gymdata.rewards.scheduler import Weighted
 from gymdata.score.settings import ScoreConfig
 from gymdata.store import hash_file
-from gymdata.store.lineage import Unwatched
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -121,7 +120,7 @@ class _Loader:
         from gymdata.store.lineage import lineage
 
         facts = model_facts(folder)
-        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress or Unwatched())
+        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress or NullProgress())
         self.models.append(folder)
         return RewardModel(folder, facts.policy_hash, name=label)
 

@@ -56,14 +56,6 @@ _KINDS = ("scores", "judge")
 Paths = str | Path | Sequence[str | Path]
 
 
-class Unwatched:
-    """Progress that nobody watches (implements ports.Progress)."""
-
-    def update(self, **counts: float) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-
 def concat(tables: list[pa.Table]) -> pa.Table:
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 

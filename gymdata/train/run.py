@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gymdata.errors import DataError
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.store import has_rows, resolve
-from gymdata.store.lineage import Unwatched
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainer_settings import check_settings
 
@@ -118,7 +117,7 @@ def train(
         resolved,
         model_facts(resolved.model),
         run_job,
-        progress or Unwatched(),
+        progress or NullProgress(),
         command=list(command) or [f"gymdata.train_{algorithm}"],
         overwrite=overwrite,
         dry_run=dry_run,

@@ -361,11 +361,11 @@ def _nemo(
             found.append(v._replace(file=file, severity=severity))
         # Without a single log-probability none is biased.
         if part.turns_with_log_probs:
-            from gymdata.rollouts.logprobs import sampling_bias
+            from gymdata.rollouts.logprobs import sampling_biases
 
             for row, settings in part.settings:
-                if bias := sampling_bias(settings):
-                    found.append(Violation("L304", row, detail=bias, file=file))
+                if biases := sampling_biases(settings):
+                    found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += nemo_gym.across_rows(parts)
     bad = rows_with_errors(found)
     report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
