@@ -48,10 +48,9 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of gymdata/rollouts/schema.py or gymdata/finetune/settings.py.
+# After a change of gymdata/rollouts/schema.py, gymdata/store/run_model.py or gymdata/finetune/settings.py.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
-	$(BIN)/python -m gymdata.finetune.json_schema --write schemas
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid, say
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, grid, say
 
 if TYPE_CHECKING:
     from gymdata.audit.report import AuditReport
@@ -63,7 +62,7 @@ def audit(
 
     settings = AuditConfig.load(config, {k: given[k] for k in AuditConfig.model_fields}, sets)
     with Watch("audit") as watch:
-        report = run(path, output=output, config=settings, overwrite=overwrite, command=sys.argv, progress=watch)
+        report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
     if json:
         emit_json(report.as_json())
     else:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, prints_apart
+from .console import (
+    ConfigFile,
+    JsonFlag,
+    OverwriteFlag,
+    SeedFlag,
+    SetFlag,
+    Watch,
+    command_words,
+    emit_json,
+    facts,
+    prints_apart,
+)
 
 REWARD_HELP = (
     "NAME[:ARG][=WEIGHT], path.py:function[=WEIGHT] or the URL of a reward server; repeatable. exact_match, numeric, "
@@ -134,7 +143,7 @@ def collect(
             facts("Dry run: nothing was started or written", collecting.plan_table(planned))
         return 0
     with Watch("collect") as watch:
-        summary = collecting.collect(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+        summary = collecting.collect(resolved, progress=watch, command=command_words())
     if as_json:
         emit_json(summary.as_dict())
     else:

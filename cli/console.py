@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.table import Table
 
+_typed: list[str] = []
+
+
+def command_words() -> list[str]:
+    """The words of the command that ``main`` runs, as typed, for run.json."""
+    return ["gymdata", *_typed]
+
+
+def remember_command(words: Sequence[str]) -> None:
+    """Called by ``main`` with what it was given."""
+    _typed[:] = words
+
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags take precedence.")]
 SetFlag = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, warn_once
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, warn_once
 
 if TYPE_CHECKING:
     from gymdata.experience.build import ExperiencesReport
@@ -129,7 +128,9 @@ def experience(
     }
     settings = ExperienceConfig.load(config, flags, sets)
     with Watch("experiences") as watch:
-        report = build_experiences(path, output, config=settings, overwrite=overwrite, command=sys.argv, progress=watch)
+        report = build_experiences(
+            path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch
+        )
     warn_once(report.notes)
     if json:
         emit_json(report.as_json())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
+from .console import JsonFlag, OverwriteFlag, command_words, emit_json, facts, note
 
 _Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for pair formats.")]
 _Format = Annotated[
@@ -37,7 +36,7 @@ def export(
     """Write rollouts (or pairs) in another project's format, and report what that format loses."""
     from gymdata.interop.run import export_rollouts
 
-    done = export_rollouts(path, output, format, overwrite=overwrite, command=sys.argv)
+    done = export_rollouts(path, output, format, overwrite=overwrite, command=command_words())
     if json:
         # The table tells people what is lost; a script that reads stdout may log this.
         for what, n in done.lost.items():

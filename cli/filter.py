@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, grid
+from .console import (
+    ConfigFile,
+    JsonFlag,
+    OverwriteFlag,
+    SeedFlag,
+    SetFlag,
+    Watch,
+    command_words,
+    emit_json,
+    facts,
+    grid,
+)
 
 if TYPE_CHECKING:
     from gymdata.filter.run import FilterReport
@@ -77,7 +87,13 @@ def filter_(
     settings = FilterConfig.load(config, flags, sets)
     with Watch("filter") as watch:
         report = filter_rollouts(
-            path, output, config=settings, write=not dry_run, overwrite=overwrite, command=sys.argv, progress=watch
+            path,
+            output,
+            config=settings,
+            write=not dry_run,
+            overwrite=overwrite,
+            command=command_words(),
+            progress=watch,
         )
     if json:
         emit_json(report.as_json())

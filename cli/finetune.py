@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ import typer
 
 from gymdata.errors import printable
 
-from .console import JsonFlag, OverwriteFlag, emit_json, facts, note, prints_apart, show
+from .console import JsonFlag, OverwriteFlag, command_words, emit_json, facts, note, prints_apart, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +93,7 @@ def finetune(
             validation_dataset=validation_dataset, validation_interval=validation_interval,
             validation_config=validation_config, endpoint=endpoint, endpoint_timeout=endpoint_timeout,
             result_json_path=result_json_path, output=output, run_id=run_id, overwrite=overwrite, watch=board,
-            command=f"gymdata {shlex.join(sys.argv[1:])}",
+            command=command_words(),
         )  # fmt: skip
     if json:
         emit_json(result)

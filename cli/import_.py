@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
+from .console import JsonFlag, OverwriteFlag, command_words, emit_json, facts, note
 
 _Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON lines or JSON (.gz, .zst), or globs.")]
 _From = Annotated[
@@ -55,7 +54,7 @@ def import_(
         overwrite=overwrite,
         format=format,
         tokenizer=tokenizer,
-        command=sys.argv,
+        command=command_words(),
     )
     if done.rejected:
         note(f"{done.rejected:,} of {done.rows:,} rows rejected: {output / REJECTED} has their lines and reasons")

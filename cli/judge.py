@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, command_words, emit_json, facts
 from .judge_flags import (
     Aggregator,
     AnswerBonus,
@@ -96,7 +94,7 @@ def judge(
 
     resolved = JudgeConfig.load(config, overrides, set_)
     with Watch("judge") as watch:
-        summary = judging.judge(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+        summary = judging.judge(resolved, progress=watch, command=command_words())
     if as_json:
         emit_json(summary.as_dict())
     else:

@@ -27,7 +27,7 @@ from gymdata.errors import (
 from gymdata.redaction import redacted
 from gymdata.store.reading import current, reading
 
-from .console import AllowChangedFlag, note
+from .console import AllowChangedFlag, note, remember_command
 
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
@@ -168,6 +168,7 @@ def main(argv: list[str]) -> int:
 
     What readers had to leave out is said on stderr when it is found, and makes an exit code of 0 into 1.
     """
+    remember_command(argv)
     with reading(report=lambda line: note(f"warning: {line}")) as found:
         code = _main(argv)
     return code or (EXIT_FAULTS if found.damage else EXIT_OK)

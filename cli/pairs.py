@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, emit_json, facts, warn_once
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, command_words, emit_json, facts, warn_once
 
 if TYPE_CHECKING:
     from gymdata.pairs.run import PairsReport
@@ -89,7 +88,7 @@ def pairs(
     flags["keep_duplicates"] = keep_duplicates or None
     flags["source"] = None if from_ in (None, "rewards", "reward") else from_
     settings = PairsConfig.load(config, flags, sets)
-    report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)
+    report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=command_words())
     warn_once(report.notes)
     if json:
         emit_json(report.as_json())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .collect import REWARD_HELP
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, emit_json, facts, grid
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, grid
 
 #: Flips shown as text; --json has them all.
 _SHOWN = 20
@@ -58,7 +56,7 @@ def score(
 
     resolved = ScoreConfig.load(config, overrides, set_)
     with Watch("score") as watch:
-        summary = scoring.score(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+        summary = scoring.score(resolved, progress=watch, command=command_words())
     if as_json:
         emit_json(summary.as_dict())
         return summary.exit_code

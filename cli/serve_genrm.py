@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import ConfigFile, SeedFlag, SetFlag, note
+from .console import ConfigFile, SeedFlag, SetFlag, command_words, note
 from .judge_flags import (
     Aggregator,
     AnswerBonus,
@@ -106,4 +104,4 @@ def serve_genrm(
     from gymdata.judge.settings import ServeConfig
 
     resolved = ServeConfig.load(config, flags, set_)
-    serving.serve_genrm(resolved, say=note, command=f"gymdata {shlex.join(sys.argv[1:])}")
+    serving.serve_genrm(resolved, say=note, command=command_words())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable
@@ -14,7 +13,18 @@ import typer
 
 from gymdata.train.settings import TRAINERS, TrainConfig
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, emit_json, facts, note
+from .console import (
+    ConfigFile,
+    JsonFlag,
+    OverwriteFlag,
+    SeedFlag,
+    SetFlag,
+    Watch,
+    command_words,
+    emit_json,
+    facts,
+    note,
+)
 
 _SOURCES = {
     "pairs": ("PAIRS", "Pairs: file, output folder of `gymdata pairs`, or glob."),
@@ -90,9 +100,7 @@ def _train(
         note(f"pairs: {', '.join(map(str, found))}")
     settings = {**own, "seed": seed, "use_peft": lora or None}
     with Watch("training") as watch:
-        result = train(
-            kind.algorithm, source, settings=settings, progress=watch, command=["gymdata", *sys.argv[1:]], **rest
-        )
+        result = train(kind.algorithm, source, settings=settings, progress=watch, command=command_words(), **rest)
     if json:
         emit_json(result)
         return

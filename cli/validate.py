@@ -67,12 +67,12 @@ def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: b
     from gymdata.errors import UsageError
     from gymdata.validate.run import fix
 
-    from .console import emit_json, grid, say
+    from .console import command_words, emit_json, grid, say
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
-    account = fix(path, choice, output, overwrite=overwrite, command=sys.argv)  # type: ignore[arg-type]  # fix() refuses other choices
+    account = fix(path, choice, output, overwrite=overwrite, command=command_words())  # type: ignore[arg-type]  # fix() refuses other choices
     if as_json:
         emit_json(account.to_dict())
         return 0 if not account.errors_after else 1

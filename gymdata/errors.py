@@ -13,9 +13,10 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.redaction import redacted
@@ -53,9 +54,11 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 
 class GymdataError(Exception):
-    """Base of all errors raised on purpose. ``exit_code`` is what a command ends with."""
+    """Base of all errors raised on purpose. ``exit_code`` is what a command ends with; ``code``: the validation code of the
+    fault, where it has one."""
 
     exit_code = EXIT_USAGE
+    code: str | None = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # Whatever is said of a URL, its secrets are not repeated.
@@ -63,9 +66,18 @@ class GymdataError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        #: The message without the place, where a caller has another place to name.
+        self.reason = message
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+    def to_dict(self) -> dict[str, object]:
+        """The error as JSON, for another process: ``reported`` makes an equal one of it."""
+        return {"type": type(self).__name__, "message": self.message, "hint": self.hint} | {
+            "exit_code": self.exit_code,
+            "code": self.code,
+        }
 
 
 class UsageError(GymdataError):
@@ -120,6 +132,10 @@ class MissingExtraError(UsageError):
 class DataError(GymdataError):
     """A file or row is not what it must be."""
 
+    def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
     @classmethod
     def missing_path(cls, path: Path | str, expected: str = "a run folder, a file or a glob") -> DataError:
         given = Path(path)
@@ -163,7 +179,9 @@ class DataError(GymdataError):
         cls, path: Path | str, line: int, field: str | None, got: str, expected: str, hint: str | None = None
     ) -> DataError:
         at = f"{path}, line {line}" + (f", field {field!r}" if field else "")
-        return cls(f"{at}: got {got}, expected {expected}", hint=hint)
+        error = cls(f"{at}: got {got}, expected {expected}", hint=hint)
+        error.reason = (f"field {field!r}: " if field else "") + f"got {got}, expected {expected}"
+        return error
 
     @classmethod
     def bad_json(cls, where: str, got: str, expected: str) -> DataError:
@@ -184,7 +202,9 @@ class DataError(GymdataError):
 
     @classmethod
     def unreadable(cls, path: Path | str, why: str, hint: str | None = None) -> DataError:
-        return cls(f"{path}: cannot be read: {why}", hint=hint)
+        error = cls(f"{path}: cannot be read: {why}", hint=hint)
+        error.reason = f"cannot be read: {why}"
+        return error
 
     @classmethod
     def damaged(cls, path: Path | str, why: str) -> DataError:
@@ -209,6 +229,7 @@ class DataError(GymdataError):
         return cls(
             f"{path}: {table} version {got} is newer than this gymdata understands ({known})",
             hint=update_advice(),
+            code="S104",
         )
 
     @classmethod
@@ -218,6 +239,7 @@ class DataError(GymdataError):
             f"{code}: {where}: {what}",
             hint="the data was changed after collection: `gymdata validate` lists every such turn, and "
             "`gymdata validate --fix drop -o OUT` leaves their rollouts out",
+            code=code,
         )
         error.exit_code = EXIT_FAULTS
         return error
@@ -228,6 +250,7 @@ class DataError(GymdataError):
         error = cls(
             f"R502: {what} are too large to be compared (up to {largest:.3g})",
             hint="score on a smaller scale, or leave them out: `gymdata filter --where 'abs(reward) < 1e100'`",
+            code="R502",
         )
         error.exit_code = EXIT_FAULTS
         return error
@@ -238,7 +261,9 @@ class DataError(GymdataError):
 
     @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
-        return cls(f"{path}: table {table} lacks the column(s) {', '.join(missing)} (has {', '.join(has[:20])})")
+        return cls(
+            f"{path}: table {table} lacks the column(s) {', '.join(missing)} (has {', '.join(has[:20])})", code="S103"
+        )
 
 
 class RefusedError(GymdataError):
@@ -335,7 +360,8 @@ class StoreError(GymdataError):
 class OutsideError(GymdataError):
     """An outside system failed. ``system`` is one of engine, environment, reward, judge, trainer.
 
-    The message may quote anything; lone surrogates in it, which no file can hold, become question marks.
+    ``reason`` is the message without the name of the system. It may quote anything; lone surrogates in it, which no file
+    can hold, become question marks.
     """
 
     exit_code = EXIT_OUTSIDE
@@ -351,14 +377,19 @@ class OutsideError(GymdataError):
         fatal: bool = False,
         final: bool = False,
     ) -> None:
-        super().__init__(f"{system}: {message}".encode("utf-8", "replace").decode(), hint=hint)
+        message = message.encode("utf-8", "replace").decode()
+        super().__init__(f"{system}: {message}", hint=hint)
         self.system = system
+        self.reason = redacted(message)
         self.retryable = retryable
         self.retry_after_s = retry_after_s
         #: The system is gone: other requests to it cannot succeed either.
         self.fatal = fatal
         #: The same request would be refused again, whenever it is made.
         self.final = final
+
+    def to_dict(self) -> dict[str, object]:
+        return super().to_dict() | {"system": self.system, "reason": self.reason}
 
 
 class RewardError(OutsideError):
@@ -394,6 +425,20 @@ class RewardError(OutsideError):
     @classmethod
     def no_number(cls, name: str, got: object, where: str) -> RewardError:
         return cls(f"{name} returned {got!r} for a rollout, expected a number or None ({where})")
+
+
+def reported(document: Mapping[str, Any]) -> GymdataError:
+    """The error that another process wrote with ``to_dict``. One of a type that this one does not know is a GymdataError."""
+    kinds: dict[str, type[GymdataError]] = {
+        kind.__name__: kind for kind in (UsageError, DataError, RefusedError, StoreError)
+    }
+    hint = document["hint"]
+    if "system" in document:
+        error: GymdataError = OutsideError(document["system"], document["reason"], hint=hint)
+    else:
+        error = kinds.get(document["type"], GymdataError)(document["message"], hint=hint)
+    error.exit_code, error.code = int(document["exit_code"]), document["code"]
+    return error
 
 
 def _article(word: str) -> str:

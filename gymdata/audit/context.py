@@ -19,7 +19,7 @@ from gymdata.audit.causes import RunMetadata
 from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.rollouts.chains import split_messages
-from gymdata.rollouts.logprobs import truncations
+from gymdata.rollouts.logprobs import temperature_biases, truncations
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import scan_batches
@@ -50,9 +50,8 @@ def logprob_settings(
     if not identities:
         said.append("no run.json says how these rollouts were sampled")
     said += [f"sampling: {cut}: log-probabilities are not of the whole distribution (L304)" for cut in _cuts(runs)]
-    warm = sorted(t for t in pc.unique(temperatures).to_pylist() if t not in (0.0, 1.0))
-    if warm and _logprobs_mode(runs) == "raw_logprobs":
-        said.append(f"sampling: raw log-probabilities at temperature {', '.join(f'{t:g}' for t in warm)} (L304)")
+    used = [t for t in pc.unique(temperatures).to_pylist() if t != 0.0]
+    said += [f"sampling: {why} (L304)" for why in temperature_biases({"logprobs_mode": _logprobs_mode(runs)}, used)]
     return said
 
 

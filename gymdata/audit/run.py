@@ -160,7 +160,6 @@ def _write(
     identity: dict[str, Any],
     command: Sequence[str],
 ) -> None:
-    from gymdata import __version__
     from gymdata.audit._matplotlib import draw
 
     # Columns of an earlier audit go with it, for this run.json does not describe them.
@@ -175,8 +174,6 @@ def _write(
     report.path = out.folder
     told = {key: value for key, value in report.as_json().items() if key not in ("path", "violations", "worst")}
     out.finish({
-        "version": __version__,
-        "schema": {table.name: table.version for table, _ in tables},
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "identity": identity,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -47,7 +48,7 @@ def collect(
     *,
     parts: Parts | None = None,
     progress: Progress | None = None,
-    command: str | None = None,
+    command: Sequence[str] = (),
     **settings: Any,
 ) -> CollectSummary:
     """Sample the rollouts that are owed and write them to ``config.output``; returns what the run amounts to.
@@ -70,7 +71,7 @@ def collect(
             folder,
             identity=identity_of(config, parts, seed),
             extent={"num_rollouts": config.num_rollouts, "tasks": count},
-            operation={**config.operation(), "command": command},
+            operation={**config.operation(), "command": list(command)},
             facts=_facts(config, parts, tasks, digest, command),
             run_id=config.run_id,
             overwrite=config.overwrite,
@@ -176,7 +177,7 @@ def _collect(
     rows = facts_of(_existing(run, SUMMARY_COLUMNS))
     for reward in parts.rewards:
         if reward.function.name in rows["parts"]:
-            rows["parts"][reward.function.name].needs = getattr(reward.function, "needs", None)
+            rows["parts"][reward.function.name].needs = reward.function.needs
     summary = CollectSummary(
         path=str(run.folder),
         run_id=run.run_id,
@@ -331,7 +332,7 @@ def _known_seed(config: CollectConfig, folder: Path) -> int | None:
     return known if isinstance(known, int) else None
 
 
-def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: str | None) -> dict[str, Any]:
+def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: Sequence[str]) -> dict[str, Any]:
     chat = dict(parts.chat.facts()) if parts.chat is not None else {}
     source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
     parents = []
@@ -342,7 +343,7 @@ def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, co
         )
     return {
         "stage": "collect",
-        "command": command,
+        "command": list(command),
         "config": config.model_dump(mode="json"),
         "model": dict(parts.model),
         "policy": parts.model["policy"],

@@ -7,8 +7,6 @@ how its rows were made and leads back to the rollouts. Memory does not grow with
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
+from gymdata.prefetch import ahead
 from gymdata.progress import NullProgress, Progress
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
@@ -100,8 +99,6 @@ def _build(
         _score(work, shaped, models, config, sources, progress)
     _write(out, target.name, work, shaped, report, progress)
     facts = {
-        "version": _version(),
-        "schema": {"experiences": EXPERIENCES.version},
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *scored_by]],
@@ -154,47 +151,12 @@ def _write(
             yield table
 
     # Compressing leaves Python's lock alone, so the next batches are made meanwhile.
-    tables = _ahead(made())
+    tables = ahead(made())
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
     out.batches(name, _batches(first, tables, schema), EXPERIENCES, schema)
     report.counts |= counts
     report.advantage = {"mean": seen.mean, "std": seen.std}
-
-
-def _ahead(items: Iterator[pa.Table], depth: int = 3) -> Iterator[pa.Table]:
-    """``items``, made in a thread of their own, at most ``depth`` ahead; an error there is raised here."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stopped, end = threading.Event(), object()
-
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(end)
-        except BaseException as error:  # noqa: BLE001  raised again in the thread that waits for the items
-            put(error)
-
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    try:
-        while (item := ready.get()) is not end:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        worker.join()
 
 
 def _batches(first: pa.Table, rest: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -226,12 +188,6 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
         raise UsageError("-o/--output is required unless the input is a single run folder")
     return run / f"experiences-{config.estimator}" / "experiences.parquet"
-
-
-def _version() -> str:
-    import gymdata
-
-    return gymdata.__version__
 
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:

@@ -247,8 +247,6 @@ def _write(
     progress: Progress | None,
     out: StageOutput,
 ) -> None:
-    import gymdata
-
     done = 0
     for side, target in targets.items():
         kept = columns.table["rollout_id"].filter(pa.array(sides[side])).combine_chunks()
@@ -264,8 +262,6 @@ def _write(
         out.batches(target.name, batches(), ROLLOUTS, ROLLOUTS.arrow, side=side)
         report.files[side] = target
     facts = {
-        "version": gymdata.__version__,
-        "schema": {"rollouts": ROLLOUTS.version},
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *columns.scored_by]],

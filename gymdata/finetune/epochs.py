@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-import gymdata
 from gymdata.errors import GymdataError, OutsideError, RefusedError
 from gymdata.finetune import report as figures
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
@@ -277,7 +276,6 @@ class _Run:
             {
                 **self.plan.facts,
                 "stage": "finetune",
-                "version": gymdata.__version__,
                 "run_id": self.state.run_id,
                 "status": status,
                 "identity": self.plan.identity,

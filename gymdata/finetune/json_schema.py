@@ -1,14 +1,10 @@
-"""The JSON Schema of ``gymdata finetune``'s file, for editors: ``python -m gymdata.finetune.json_schema --write schemas``.
+"""The JSON Schema of ``gymdata finetune``'s file, for editors; ``gymdata.store.json_schema`` writes it to ``schemas/``.
 
-Invariants: it is made from the classes that check the file; ``--check`` exits with 1 when it is stale.
+Invariants: it is made from the classes that check the file.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from gymdata.collect.settings import CollectConfig
@@ -45,11 +41,6 @@ def schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **made, "title": "gymdata finetune"}
 
 
-def text() -> str:
-    """The file's content."""
-    return json.dumps(schema(), indent=2) + "\n"
-
-
 def _kind(name: str, properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
@@ -76,25 +67,3 @@ def _of(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     definitions.update(made.get("$defs", {}))
     properties: dict[str, Any] = made["properties"]
     return properties
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write or check; 1 when it is stale."""
-    parser = argparse.ArgumentParser(prog="python -m gymdata.finetune.json_schema", description=__doc__.splitlines()[0])
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", type=Path, metavar="FOLDER")
-    action.add_argument("--check", type=Path, metavar="FOLDER")
-    chosen = parser.parse_args(arguments)
-    if chosen.write:
-        chosen.write.mkdir(parents=True, exist_ok=True)
-        (chosen.write / NAME).write_text(text())
-        return 0
-    file = chosen.check / NAME
-    if file.is_file() and file.read_text() == text():
-        return 0
-    sys.stderr.write(f"{file}: stale; run: python -m gymdata.finetune.json_schema --write {chosen.check}\n")
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

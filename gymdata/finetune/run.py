@@ -178,7 +178,7 @@ def finetune(
     run_id: str | None = None,
     overwrite: bool = False,
     watch: Watch | None = None,
-    command: str | None = None,
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run, or go on with, the epochs of a configuration; returns what OUTPUT/result.json holds.
 
@@ -214,7 +214,7 @@ def plan_of(
     *,
     overrides: Overrides = (),
     overwrite: bool = False,
-    command: str | None = None,
+    command: Sequence[str] = (),
 ) -> tuple[Plan, TrajectoryBuilder]:
     """The configuration with every path found, every part checked and every input hashed.
 
@@ -255,7 +255,7 @@ def plan_of(
         trainer=trainer if isinstance(trainer, EpochsTrainer) else EpochsTrainer.model_validate({}), validation=validation,
         commands=commands, measure_kl=None if served else _measure_kl, draw=_draw(loop.tensorboard),
         deploy=_deploy(loop.deploy) if loop.deploy is not None else None, identity=identity,
-        facts={"config": resolved, "command": command, "config_file": str(file.absolute()),
+        facts={"config": resolved, "command": list(command), "config_file": str(file.absolute()),
                "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None},
         overwrite=overwrite,
     )  # fmt: skip

@@ -16,7 +16,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import gymdata
 from gymdata.curriculum import CurriculumConfig, GroupStats, group_statistics, select_groups
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
@@ -119,7 +118,6 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
         rows = out.batches(file.name, chosen(), ROLLOUTS, schema).rows or 0
         out.finish(
             {
-                "version": gymdata.__version__,
                 "epoch": epoch,
                 "reward": "as collected" if sources[0].judge is None else sources[0].judge.name,
                 "parents": parents,
@@ -158,7 +156,7 @@ def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:
             if file.is_file():
                 rows = read_table(file, table)
                 out.table(file.name, rows.filter(pc.is_in(rows[key], value_set=kept)), table)
-        out.finish({**read_run_json(judge), "parents": [_parent(judge)], "note": "the rows of selected rollouts"})
+        out.finish({**read_run_json(judge), "parents": [_parent(judge)], "notes": ["the rows of selected rollouts"]})
 
 
 def _parent(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ reason; what a format cannot hold is counted and told; an output appears whole.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.gc_tuning import rare_collections
 from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
@@ -204,16 +204,10 @@ def _write_rollouts(
         name, sources, run_id=run.run_id, reject=rejected.append, shapes=shapes, rebuild=rebuild, check=check
     )
     counted = _counted(rows, summary)
-    collecting = gc.isenabled()
-    # Rows make many short-lived objects and no cycles; looking for cycles costs a tenth of the time.
-    gc.disable()
-    try:
+    with rare_collections():
         for _ in islice(counted, done):
             pass
         run.write(counted)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
@@ -222,8 +216,8 @@ def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
     try:
         spread(build([row], table, columns, "", [0]))
     except DataError as error:
-        # The place is told beside the reason.
-        raise DataError(error.message.removeprefix(", line 0").lstrip(",: ")) from error
+        # The row's place is reported beside the reason.
+        raise DataError(error.reason) from error
 
 
 def _import_pairs(

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-import gymdata
 from gymdata import genrm
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.gc_tuning import rare_collections
@@ -97,7 +96,7 @@ def judge(
     *,
     judge: Judge | None = None,
     progress: Progress | None = None,
-    command: str | None = None,
+    command: Sequence[str] = (),
     **settings: Any,
 ) -> JudgeSummary:
     """Compare the rollouts of each group of ``path`` and write RUN/judge-NAME (or ``output``): comparisons.parquet,
@@ -130,8 +129,7 @@ def judge(
             if progress is not None:
                 progress.message(f"repaired after a crash: {repair}")
         facts: dict[str, Any] = {
-            "version": gymdata.__version__,
-            "command": command,
+            "command": list(command),
             "config": config.model_dump(mode="json"),
             "identity": identity,
             "parents": [parent_of(config.path)],
@@ -219,7 +217,7 @@ async def _judge_field(
 
 
 def _aggregate_again(
-    out: StageOutput, config: JudgeConfig, field: JudgeGroups, how: Aggregation, command: str | None
+    out: StageOutput, config: JudgeConfig, field: JudgeGroups, how: Aggregation, command: Sequence[str]
 ) -> JudgeSummary:
     folder = out.folder
     if not (folder / "comparisons.parquet").is_file():
@@ -229,7 +227,7 @@ def _aggregate_again(
     candidates, _, groups = field.numbered()
     ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
     refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
-    facts = {**was, "command": command, "asked": 0, "aggregated_with": how.source}
+    facts = {**was, "command": list(command), "asked": 0, "aggregated_with": how.source}
     facts["config"] = {**was.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
     return _finish(out, config, field, how, comparisons, facts, 0)
 

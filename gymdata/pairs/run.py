@@ -331,20 +331,17 @@ def _write(
     config: PairsConfig,
     command: Sequence[str],
 ) -> dict[str, Path]:
-    import gymdata
-
     sides = {"train": report.table} | ({"heldout": report.heldout} if report.heldout is not None else {})
     for name, (side, table) in zip(out.names, sides.items(), strict=True):
         out.table(name, table, PAIRS, side=side)
     # A held-out side of an earlier split goes: its tasks are in the training side now.
     out.finish(
         {
-            "version": gymdata.__version__,
-            "schema": {"pairs": PAIRS.version},
             "command": list(command),
             "config": config.model_dump(mode="json"),
             "parents": [parent_of(p) for p in [*sources, *scored_by]],
-            "counts": {key: value for key, value in report.as_json().items() if key != "files"},
+            "counts": {key: value for key, value in report.as_json().items() if key not in ("files", "notes")},
+            "notes": report.notes,
         }
     )
     return {side: out.folder / name for side, name in zip(sides, out.names, strict=True)}

@@ -32,13 +32,14 @@ class RewardModel:
     quick = False
     #: It ends by itself, so no time limit cuts it off.
     bounded = True
+    useless: OutsideError | None = None
 
     def __init__(
         self, folder: str, model_hash: str, *, name: str | None = None, batch_tokens: int = BATCH_TOKENS
     ) -> None:
         self.name = name or re.sub(r"[^\w.+-]", "_", Path(folder).resolve().name)
         self.source = f"model:{model_hash}"
-        self.needs = "token ids"
+        self.needs: str | None = "token ids"
         self._folder = folder
         self._batch_tokens = batch_tokens
         self._model: Any = None

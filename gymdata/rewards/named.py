@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import RewardError, UsageError, needs
+from gymdata.errors import OutsideError, RewardError, UsageError, needs
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 #: Hyphen, minus and dashes that models write for a minus sign.
@@ -23,9 +23,12 @@ class NamedReward:
     ``quick``: microseconds, so it needs no thread. ``needs``: what it reads, for those to whom it does not apply.
     """
 
+    bounded = False
+    useless: OutsideError | None = None
+
     def __init__(self, name: str, check: Check, *, quick: bool, source: str | None = None) -> None:
         self.name = name
-        self.needs = NEEDS[name]
+        self.needs: str | None = NEEDS[name]
         self.source = source or f"named:{name}"
         self.quick = quick
         self._check = check

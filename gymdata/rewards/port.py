@@ -26,8 +26,22 @@ class RewardFunction(Protocol):
     One that fails on some of them only puts an OutsideError in the place of each of those.
     """
 
+    #: What its parts are called.
     name: str
+    #: What it is, by content: the hash of a file or model, a named reward, a URL.
     source: str
+    #: It takes microseconds, so it needs no thread.
+    quick: bool
+    #: It ends by itself, so no time limit cuts it off.
+    bounded: bool
+    #: What it reads of a task, for those to whom it does not apply.
+    needs: str | None
+
+    @property
+    def useless(self) -> OutsideError | None:
+        """Why no value of it can be used, once that is known: a server that was never reached, a function that does not
+        return one value for each rollout."""
+        ...
 
     def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> Sequence[float | OutsideError | None]:
         """``rollouts``: dicts with messages (list), task (dict), completion text and token ids. One value each."""

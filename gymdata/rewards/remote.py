@@ -49,12 +49,13 @@ class RemoteReward:
     """A reward function behind a URL.
 
     ``batch_size``: rollouts a request; ``timeout_s``: for one try of one request; ``max_retries``: more tries after a
-    passing fault. ``unreachable`` holds the fault as long as the server was never reached.
+    passing fault. ``useless`` holds the fault as long as the server was never reached.
     """
 
     quick = False
     #: Its requests end by themselves, so no other time limit cuts them off.
     bounded = True
+    needs: str | None = None
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class RemoteReward:
         self.name = name
         self._address = address(url, "--reward-url", "http://localhost:5000/get_reward", REWARD_KEYS)
         self.source = f"url:{self._address}"
-        self.unreachable: OutsideError | None = None
+        self.useless: OutsideError | None = None
         self._answered = False
         self._decode = decode
         self._batch_size = batch_size
@@ -105,7 +106,7 @@ class RemoteReward:
     async def _batch(self, client: HttpClient, room: asyncio.Semaphore, texts: Sequence[tuple[str, str]]) -> _Answers:
         async with room:
             # While nobody is there, one try a batch shows whether that has changed.
-            answer = await self._ask(client, texts, retries=0 if self.unreachable else None)
+            answer = await self._ask(client, texts, retries=0 if self.useless else None)
         if not isinstance(answer, OutsideError):
             return answer
         if (
@@ -140,9 +141,9 @@ class RemoteReward:
             answers = await client.ask("POST", "", body, read, retries=retries, most_bytes=most)
         except OutsideError as error:
             if error.fatal and not self._answered:
-                self.unreachable = error
+                self.useless = error
             return error
-        self._answered, self.unreachable = True, None
+        self._answered, self.useless = True, None
         return answers
 
 

@@ -143,7 +143,7 @@ class RewardScheduler:
     _busy: asyncio.Task[None] | None = None
 
     async def score(self, view: View) -> Scored:
-        if all(getattr(reward.function, "quick", False) for reward in self.rewards):
+        if all(reward.function.quick for reward in self.rewards):
             return score_batch(self.rewards, [view])[0]
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self._waiting.append((view, future))
@@ -152,7 +152,7 @@ class RewardScheduler:
         return await future
 
     async def _work(self) -> None:
-        bounded = all(getattr(reward.function, "bounded", False) for reward in self.rewards)
+        bounded = all(reward.function.bounded for reward in self.rewards)
         limit = None if bounded else self.timeout_s
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
@@ -252,7 +252,7 @@ class PartTally:
 
 def tallies(rewards: Sequence[Weighted]) -> dict[str, PartTally]:
     """An empty tally for each function, by name."""
-    names = [(reward.function.name, getattr(reward.function, "needs", None)) for reward in rewards]
+    names = [(reward.function.name, reward.function.needs) for reward in rewards]
     return {name: PartTally(name, needs) for name, needs in names}
 
 

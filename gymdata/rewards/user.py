@@ -55,16 +55,18 @@ _LOG = logging.getLogger(__name__)
 class UserReward:
     """A ports.RewardFunction around a user's function.
 
-    ``broken`` is the fault that makes it useless for every rollout, once that is known.
+    ``useless`` is the fault that it has with every rollout, once that is known.
     """
 
     quick = False
+    bounded = False
+    needs: str | None = None
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.source = source
-        self.broken: RewardError | None = None
         self.function = function
+        self.useless: OutsideError | None = None
         #: Whether it returned as many values as there were rollouts, for more than one.
         self._counts = False
         self._defined = place_of(function)
@@ -94,8 +96,8 @@ class UserReward:
 
     def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         """One value each. Raises RewardError when the function raises or returns something else."""
-        if self.broken is not None:
-            raise self.broken
+        if self.useless is not None:
+            raise self.useless
         values = self._called(rollouts)
         if not self._counts and len(rollouts) == 1:
             self._called([*rollouts, *rollouts])
@@ -119,7 +121,7 @@ class UserReward:
         return [self._value(value) for value in listed]
 
     def _useless(self, fault: RewardError) -> RewardError:
-        self.broken = fault
+        self.useless = fault
         return fault
 
     def _log(self, error: BaseException, where: str) -> None:

@@ -6,55 +6,61 @@ Invariants: both log-probabilities of a token are of the same temperature; sums 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-
-def truncations(identity: Mapping[str, Any]) -> list[str]:
-    """Settings of a run under which its log-probabilities are not those of the whole distribution."""
-    neutral: dict[str, tuple[object, ...]] = {
-        "top_p": (None, 1),
-        "top_k": (None, 0, -1),
-        "min_p": (None, 0),
-        "repetition_penalty": (None, 1),
-        "presence_penalty": (None, 0),
-        "frequency_penalty": (None, 0),
-        "logprobs_mode": (None, "processed_logprobs", "raw_logprobs"),
-    }
-    settings = {**identity, **(identity.get("penalties") or {}), **(identity.get("sampling") or {})}
-    return [f"{k} {settings[k]}" for k, fine in neutral.items() if settings.get(k) not in fine]
+_LOGPROBS = ("processed_logprobs", "raw_logprobs")
+#: Setting → whether a value of it takes tokens out of the distribution, or changes it.
+_CHANGES: dict[str, Callable[[float], bool]] = {
+    "top_p": lambda value: value < 1,
+    "top_k": lambda value: value > 0,
+    "min_p": lambda value: value > 0,
+    "repetition_penalty": lambda value: value != 1,
+    "presence_penalty": lambda value: value != 0,
+    "frequency_penalty": lambda value: value != 0,
+}
 
 
-def sampling_bias(settings: Mapping[str, Any]) -> str | None:
-    """Why log-probabilities sampled with these settings are biased, or None. Absent settings are neutral."""
+def sampling_biases(settings: Mapping[str, Any], temperatures: Iterable[float] | None = None) -> list[str]:
+    """L304: why log-probabilities sampled with these settings are biased; empty when they are not.
 
-    def number(name: str, neutral: float) -> float:
-        value = settings.get(name)
-        return float(value) if isinstance(value, (int, float)) else neutral
+    ``settings``: of a run's identity, or of a request; absent ones are neutral. ``temperatures``: those that were used,
+    where the settings do not have them.
+    """
+    return temperature_biases(settings, temperatures) + truncations(settings)
 
-    penalties = settings.get("penalties")
-    flat = {**settings, **(penalties if isinstance(penalties, Mapping) else {})}
-    temperature = number("temperature", 1.0)
-    reasons = []
-    if temperature == 0:
-        reasons.append("greedy decoding (temperature 0)")
-    elif temperature != 1 and str(settings.get("logprobs_mode", "processed_logprobs")).startswith("raw"):
-        reasons.append(f"raw log-probabilities at temperature {temperature:g}")
-    if number("top_p", 1.0) < 1:
-        reasons.append(f"top_p {settings['top_p']}")
-    if number("top_k", 0) > 0:
-        reasons.append(f"top_k {settings['top_k']}")
-    if number("min_p", 0.0) > 0:
-        reasons.append(f"min_p {settings['min_p']}")
-    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    for name, calm in neutral.items():
-        value = flat.get(name)
-        if isinstance(value, (int, float)) and value != calm:
-            reasons.append(f"{name} {value}")
-    return ", ".join(reasons) or None
+
+def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float] | None = None) -> list[str]:
+    """The part of ``sampling_biases`` that temperatures make: greedy decoding, raw log-probabilities when they are not 1."""
+    given = settings.get("temperature")
+    used = sorted(set([given] if temperatures is None and _is_number(given) else temperatures or ()))
+    reasons = ["greedy decoding (temperature 0)"] if 0 in used else []
+    other = [f"{value:g}" for value in used if value not in (0, 1)]
+    if other and str(settings.get("logprobs_mode")).startswith("raw"):
+        reasons.append(f"raw log-probabilities at temperature {', '.join(other)}")
+    return reasons
+
+
+def truncations(settings: Mapping[str, Any]) -> list[str]:
+    """The part of ``sampling_biases`` under which log-probabilities are not those of the whole distribution."""
+    flat = dict(settings)
+    for inner in ("penalties", "sampling"):
+        if isinstance(more := settings.get(inner), Mapping):
+            flat |= more
+    reasons = [
+        f"{name} {flat[name]}"
+        for name, changes in _CHANGES.items()
+        if _is_number(flat.get(name)) and changes(flat[name])
+    ]
+    mode = flat.get("logprobs_mode")
+    return reasons + ([f"logprobs_mode {mode}"] if isinstance(mode, str) and mode not in _LOGPROBS else [])
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float))
 
 
 Array = npt.NDArray[Any]

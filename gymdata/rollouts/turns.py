@@ -137,27 +137,33 @@ def encode_turns(calls: Sequence[Call]) -> list[dict[str, Any]]:
     return encoder.turns
 
 
-def expand_prompts(turns: Sequence[Turn], *, check_digests: bool = True) -> list[Ids]:
+def expand_prompts(turns: Sequence[Turn], *, check_digests: bool = True, rollout: str | None = None) -> list[Ids]:
     """Each turn's whole prompt, exactly as the model read it.
 
-    Raises DataError naming the turn when a delta cannot be expanded (T210) or a digest does not match (T209).
+    Raises DataError naming the turn, and ``rollout`` where it is given, when a delta cannot be expanded (T210) or a digest
+    does not match (T209).
     """
+    owner = "" if rollout is None else f"rollout {rollout}, "
     prompts: list[Ids] = []
     wholes: list[Ids] = []
     for index, turn in enumerate(turns):
         parent, shared = int(turn["parent"]), int(turn["prefix_length"])
         if not (_NO_PARENT <= parent < index):
-            raise DataError.altered("T210", f"turn {index}", f"got parent {parent}, expected an earlier turn or -1")
+            raise DataError.altered(
+                "T210", f"{owner}turn {index}", f"got parent {parent}, expected an earlier turn or -1"
+            )
         before = wholes[parent] if parent >= 0 else np.empty(0, np.int32)
         if not 0 <= shared <= len(before):
-            raise DataError.altered("T210", f"turn {index}", f"got prefix_length {shared}, expected 0 to {len(before)}")
+            raise DataError.altered(
+                "T210", f"{owner}turn {index}", f"got prefix_length {shared}, expected 0 to {len(before)}"
+            )
         delta = np.ascontiguousarray(turn["prompt_delta_ids"], dtype=np.int32)
         generation = np.ascontiguousarray(turn["generation_token_ids"], dtype=np.int32)
         if check_digests:
             log_probs = np.ascontiguousarray(turn["generation_log_probs"], dtype=np.float32)
             above = int(turns[parent]["digest"]) if parent >= 0 else 0
             if turn_digest(above, shared, delta, generation, log_probs) != int(turn["digest"]):
-                raise DataError.altered("T209", f"turn {index}", "its content does not match its digest")
+                raise DataError.altered("T209", f"{owner}turn {index}", "its content does not match its digest")
         prompts.append(np.concatenate((before[:shared], delta)))
         wholes.append(np.concatenate((prompts[-1], generation)))
     return prompts
@@ -165,12 +171,7 @@ def expand_prompts(turns: Sequence[Turn], *, check_digests: bool = True) -> list
 
 def prompts_of(row: Mapping[str, Any]) -> list[Ids]:
     """``expand_prompts`` of a rollouts row; the error names the rollout as well as the turn."""
-    try:
-        return expand_prompts(row["turns"])
-    except DataError as error:
-        error.message = f"rollout {row['rollout_id']}: {error.message}"
-        error.args = (error.message,)
-        raise
+    return expand_prompts(row["turns"], rollout=str(row["rollout_id"]))
 
 
 def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[Kind]:

@@ -7,7 +7,7 @@ fails on a rollout gives a row with status ``failed`` and no value.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class ScoreSummary:
 
 
 def score(
-    config: ScoreConfig | None = None, *, progress: Progress | None = None, command: str | None = None, **settings: Any
+    config: ScoreConfig | None = None, *, progress: Progress | None = None, command: Sequence[str] = (), **settings: Any
 ) -> ScoreSummary:
     """Score the rollouts of ``path`` again; writes RUN/scores-NAME/scores.parquet, or ``output``.
 
@@ -135,7 +135,7 @@ def _write_scores(
     target: Path,
     out: StageOutput,
     progress: Progress | None,
-    command: str | None,
+    command: Sequence[str],
 ) -> ScoreSummary:
     parts = tallies(sources.rewards)
     rows, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
@@ -236,10 +236,10 @@ def _target(config: ScoreConfig, source: Path | None, name: str) -> Path:
 
 
 def _describe(
-    out: StageOutput, config: ScoreConfig, sources: RewardSources, summary: ScoreSummary, command: str | None
+    out: StageOutput, config: ScoreConfig, sources: RewardSources, summary: ScoreSummary, command: Sequence[str]
 ) -> None:
     facts: dict[str, Any] = {
-        "command": command,
+        "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(path) for path in (config.path, *sources.models)],
         "rewards": [

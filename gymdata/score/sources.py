@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import OutsideError, RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError
 from gymdata.progress import NullProgress, Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
@@ -49,10 +49,8 @@ class RewardSources:
         """Raises OutsideError when a server was never reached, or a function does not return one value for each rollout:
         nothing of it is known to be right, so nothing is written."""
         for reward in self.rewards:
-            for name in ("unreachable", "broken"):
-                fault: OutsideError | None = getattr(reward.function, name, None)
-                if fault is not None:
-                    raise fault
+            if (fault := reward.function.useless) is not None:
+                raise fault
 
 
 def load_sources(config: ScoreConfig, progress: Progress | None = None) -> RewardSources:

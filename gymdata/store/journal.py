@@ -10,23 +10,29 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from gymdata.errors import DataError, StoreError
 from gymdata.store.lines import decode
 from gymdata.store.lock import is_held
-from gymdata.store.parse import row_parser
 from gymdata.store.paths import BOM, find_run_json
 from gymdata.store.reading import report_lines, warn
 
 _BLOCK = 1 << 20
 #: A tab, eight hex digits.
 _TRAILER = 9
+#: How simdjson spells the token lists of a turn.
+_BUFFERS = {
+    "prompt_delta_ids": ("i", np.int64),
+    "generation_token_ids": ("i", np.int64),
+    "generation_log_probs": ("d", np.float64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,3 +271,48 @@ def repair_failures(file: Path) -> list[Repair]:
     put_aside(file.with_name(file.name + ".torn"), [(found, torn)])
     os.truncate(file, base + cut)
     return [found]
+
+
+def row_parser() -> Callable[[bytes], Any]:
+    """A function from a journaled row's JSON to the row; lists of tokens may be arrays where simdjson is
+    installed, and build the same columns. Only for rows that this code journaled: simdjson would flatten a nested list, and
+    ``check_rollout`` lets none into a journal. Not for several threads."""
+    try:
+        import simdjson
+    except ImportError:
+        # No wheel for this Python: slower, otherwise the same.
+        return orjson.loads
+    parser = simdjson.Parser()
+
+    def parse(body: bytes) -> Any:
+        try:
+            return _row(parser.parse(body))
+        except (TypeError, ValueError):
+            # A log-probability that is not finite is a word, which fits no buffer.
+            return orjson.loads(body)
+
+    return parse
+
+
+def _row(document: Any) -> dict[str, Any]:
+    row = {key: _plain(document[key]) for key in document if key != "turns"}
+    row["turns"] = [_turn(turn) for turn in document["turns"]]
+    return row
+
+
+def _turn(turn: Any) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key in turn:
+        value = turn[key]
+        if key in _BUFFERS:
+            kind, dtype = _BUFFERS[key]
+            result[key] = np.frombuffer(value.as_buffer(of_type=kind), dtype)
+        else:
+            result[key] = _plain(value)
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "as_list"):
+        return value.as_list()
+    return value.as_dict() if hasattr(value, "as_dict") else value

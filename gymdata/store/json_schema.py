@@ -1,19 +1,24 @@
-"""JSON Schemas of the tables as JSON lines hold them, generated from the Arrow schemas.
+"""JSON Schemas of everything that people read or write: tables as JSON lines hold them, run.json, configuration files.
 
-Invariants: ``schemas/`` says what this code writes. ``python -m gymdata.store.json_schema --write schemas/``
-renews it, ``--check schemas/`` exits with 1 when it is stale; a test does the same.
+Tables come from the Arrow schemas, run.json from its model, configuration files from the ``json_schema`` module of the
+command that reads them. Invariant: ``schemas/`` has what this code writes. ``python -m gymdata.store.json_schema --write
+schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale; a test does the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import pkgutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+import gymdata
 from gymdata.rollouts.schema import NAMED_VALUE, ROLES, TABLES, Table
 from gymdata.store.lines import NON_FINITE
 
@@ -42,9 +47,27 @@ def json_schema(table: Table) -> dict[str, Any]:
     }
 
 
+def run_json_schema() -> dict[str, Any]:
+    """The JSON Schema of a run.json, of every command."""
+    from gymdata.store.run_model import RunJson
+
+    return {"$schema": DIALECT, **RunJson.model_json_schema(), "title": "run.json"}
+
+
 def files() -> dict[str, str]:
     """File name → content of everything that is generated."""
-    return {f"{t.name}.schema.json": json.dumps(json_schema(t), indent=2) + "\n" for t in TABLES.values()}
+    made = {f"{table.name}.schema.json": json_schema(table) for table in TABLES.values()}
+    made["run.schema.json"] = run_json_schema()
+    for module in _configuration_files():
+        made[module.NAME] = module.schema()
+    return {name: json.dumps(schema, indent=2) + "\n" for name, schema in made.items()}
+
+
+def _configuration_files() -> list[Any]:
+    """The ``json_schema`` modules of the commands: each has NAME, of its file in ``schemas/``, and ``schema()``."""
+    folders = [f.name for f in pkgutil.iter_modules(gymdata.__path__, "gymdata.") if f.ispkg and f.name != __package__]
+    named = [f"{folder}.json_schema" for folder in folders]
+    return [importlib.import_module(name) for name in named if find_spec(name) is not None]
 
 
 def stale(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import glob as globbing
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,9 @@ JOURNAL = re.compile(r"(\d{5,})\.journal")
 _CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
 #: What the keys of a run.json hold, as far as readers go into them; null and a missing key are allowed.
 _SHAPES: dict[str, type] = {
-    "run_id": str, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict, "attempts": list,
-    "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int, "files.[].bytes": int,
-    "files.[].xxh3": str, "parents": list, "parents.[]": dict,
+    "run_id": str, "notes": list, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict,
+    "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
+    "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict,
 }  # fmt: skip
 
 #: The first bytes of a UTF-8 file that some editors write.
@@ -97,6 +98,23 @@ def read_facts(file: Path) -> dict[str, Any]:
         raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", hint)
     if (fault := _fault_in(facts)) is not None:
         raise DataError.unreadable(file, fault, hint)
+    return _renamed(facts)
+
+
+def _renamed(facts: dict[str, Any]) -> dict[str, Any]:
+    """What 0.1.0-dev wrote, under the present keys: ``version`` and ``schema`` of stage outputs, a command as one text."""
+    for was, now in (("version", "gymdata"), ("schema", "schemas")):
+        if was in facts and now not in facts:
+            facts[now] = facts.pop(was)
+    if "note" in facts:
+        facts["notes"] = [*(facts.get("notes") or ()), str(facts.pop("note"))]
+    if isinstance(typed := facts.get("command"), str):
+        try:
+            facts["command"] = shlex.split(typed)
+        except ValueError:
+            facts["command"] = [typed]
+    elif "command" in facts and typed is None:
+        facts["command"] = []
     return facts
 
 

@@ -1,4 +1,4 @@
-"""run.json: what was run, with which settings, from which data, and which files came out.
+"""run.json: what was run, with which settings, from which data, and which files came out (the model: ``run_model``).
 
 Invariants: it is replaced whole (temporary name, fsync, rename, fsync of the folder), so a reader sees the old
 or the new one; every output of gymdata is described by exactly one.
@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import xxhash
 
+from gymdata import __version__
 from gymdata.errors import DataError, StoreError
 from gymdata.redaction import redacted_all
 from gymdata.store.lock import claim
@@ -28,15 +29,30 @@ _OPTIONS = (
 def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
     """Write the run.json of a stage output: into a folder, or beside a ``.parquet``/``.jsonl`` file (FILE.run.json).
 
-    Returns where it was written. Raises StoreError.from_os.
+    ``facts``: as ``complete`` takes them. Returns where it was written. Raises StoreError.from_os.
     """
     place = Path(target)
     is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
     path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(_without_secrets(plain(facts)), option=_OPTIONS) + b"\n")
+        temporary.write_bytes(orjson.dumps(_without_secrets(complete(facts)), option=_OPTIONS) + b"\n")
     return path
+
+
+def complete(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """``facts`` with every key of ``RunJson``, as JSON: what a stage does not have is empty, and the version is this one.
+
+    Raises ValueError (pydantic's, a defect) for a key of another type.
+    """
+    from gymdata.store.run_model import RunJson
+
+    empty: dict[str, Any] = {"gymdata": __version__, "stage": "collect"}
+    empty |= {key: {} for key in ("config", "identity", "extent", "schemas", "counts")}
+    empty |= {key: [] for key in ("command", "attempts", "files", "parents", "notes")}
+    whole: dict[str, Any] = plain(empty | dict(facts))
+    RunJson.model_validate(whole)
+    return whole
 
 
 def read_run_json(path: str | Path) -> dict[str, Any]:

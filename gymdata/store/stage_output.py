@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gymdata import __version__
 from gymdata.errors import DataError, StoreError
 from gymdata.store.lock import LOCK, Lock, claim, made_folder
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, local_output, read_facts
 from gymdata.store.run_json import (
+    complete,
     describe_file,
     differences,
     plain,
@@ -113,7 +115,7 @@ def kind_of_stage(stage: str) -> str:
 
 def _kind_of(facts: Mapping[str, Any]) -> str:
     stage = str(facts.get("stage") or "collect")
-    return "import-pairs" if stage == "import" and "attempts" not in facts else kind_of_stage(stage)
+    return "import-pairs" if stage == "import" and not facts.get("attempts") else kind_of_stage(stage)
 
 
 def _name(kind: str) -> str:
@@ -152,6 +154,7 @@ class StageOutput:
         self.folder = run_json.parent
         self.facts: dict[str, Any] = {}
         self._parts: dict[str, Part] = {}
+        self._schemas: dict[str, int] = {}
         self._kind, self._intent = kind or stage, intent_of(run_json)
         refuse_other_kind(run_json, self._kind, names)
 
@@ -178,7 +181,7 @@ class StageOutput:
     def refuse_other(self, key: str, now: Mapping[str, Any], what: str, keep: Iterable[Path] = ()) -> None:
         """Raises StoreError when ``what`` is there, would go, and was made with another ``facts[key]`` than ``now``.
         ``keep``: files that would stay (see ``finish``)."""
-        if self.overwrite or not self.facts or ("files" in self.facts and not self._replaced(keep)):
+        if self.overwrite or not self.facts or (self.facts.get("files") and not self._replaced(keep)):
             return
         other = differences(self.facts.get(key) or {}, plain(now))
         if other:
@@ -215,6 +218,7 @@ class StageOutput:
         from gymdata.store.tables import stream_batches
 
         part = self.part(name, **more)
+        self._schemas[table.name] = table.version
         try:
             part.rows = stream_batches(batches, part.path, Path(name).suffix, table, schema)
         except OSError as error:
@@ -236,7 +240,7 @@ class StageOutput:
     def finish(
         self, facts: Mapping[str, Any], *, keep: Iterable[Path] = (), copies: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Make the parts and run.json the output; returns its content.
+        """Make the parts and run.json the output; returns its content (``facts`` as ``run_json.complete`` has them).
 
         Files that an earlier run.json names and this one does not are removed, other than ``keep``. ``copies``: names of
         files that get a run.json of their own.
@@ -249,7 +253,8 @@ class StageOutput:
             sync_folder(self.folder)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
-        description: dict[str, Any] = plain({**facts, "stage": self.stage, "files": made})
+        ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": made}
+        description = complete({**facts, **ours})
         spared = {path.resolve() for path in keep}
         gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
         intent = {"description": description, "gone": gone, "copies": list(copies)}
@@ -307,7 +312,7 @@ class StageOutput:
         sync_folder(self.folder)
 
     def _refuse_unknown(self) -> None:
-        ours = set(_named(self.facts)) if "files" in self.facts else set(self.names) if self.facts else set()
+        ours = set(_named(self.facts)) or (set(self.names) if self.facts else set())
         for name in self.names:
             file = self.folder / name
             refuse_link(file)

@@ -13,7 +13,7 @@ import numpy as np
 from gymdata.engines.model_facts import ModelFacts, check_tokenizer
 from gymdata.errors import RefusedError
 from gymdata.progress import Progress
-from gymdata.rollouts.logprobs import truncations
+from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.train.data import TrainingData
@@ -76,13 +76,8 @@ def _check_logprobs(
 ) -> None:
     """The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from."""
     identities = [identity for run in runs if (identity := run.get("identity"))]
-    reasons = [reason for identity in identities for reason in truncations(identity)]
-    temperatures = sorted(set(data.temperature.tolist()))
-    if temperatures[0] == 0:
-        reasons.append("greedy decoding (temperature 0)")
-    warm = [f"{t:g}" for t in temperatures if t not in (0.0, 1.0)]
-    if warm and any(identity.get("logprobs_mode") == "raw_logprobs" for identity in identities):
-        reasons.append(f"raw log-probabilities at temperature {', '.join(warm)}")
+    temperatures = set(data.temperature.tolist())
+    reasons = [reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)]
     if not identities:
         progress.message(
             f"warning: {source} does not lead back to a run: how its log-probabilities were made is not known"

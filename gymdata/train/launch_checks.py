@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import gymdata
 from gymdata.engines.model_facts import ModelFacts
 from gymdata.errors import GymdataError, StoreError, UsageError
 from gymdata.progress import Progress
@@ -74,8 +73,7 @@ def train(
     }
     begun = {
         "stage": f"train-{config.algorithm}",
-        "version": gymdata.__version__,
-        "command": command,
+        "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(source)],
         "model": vars(model),

@@ -206,8 +206,7 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
                 row += len(batch)
                 report.tokens += sum(_values(batch.column(f"{s}_ids")) for s in ("prompt", "chosen", "rejected"))
         except DataError as error:
-            code = "S104" if "newer" in error.message else "S103" if "lacks the column" in error.message else "S101"
-            found.append(Violation(code, row, detail=error.message, file=file))
+            found.append(Violation(error.code or "S101", row, detail=error.message, file=file))
         report.rollouts += row
     bad = rows_with_errors(found)
     report.trainable = sum(place not in bad for place in with_ids)

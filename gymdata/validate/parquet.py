@@ -7,10 +7,7 @@ is streamed; what cannot be read is a violation that names the file, never an ex
 from __future__ import annotations
 
 import functools
-import itertools
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError
+from gymdata.prefetch import ahead, in_order
 from gymdata.rollouts import schema
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
@@ -68,7 +66,7 @@ def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
     try:
         schema.check_version(file.schema_arrow.metadata, "file", schema.ROLLOUTS)
     except DataError as error:
-        return [Violation("S104" if "newer" in error.message else "S102", 0, detail=error.message)], False
+        return [Violation(error.code or "S102", 0, detail=error.message)], False
     names = file.schema_arrow.names
     required = [*_SCALARS, "messages", "turns"]
     found = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in required if c not in names]
@@ -155,37 +153,20 @@ def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | 
 def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     giant = any(g.total_byte_size > _GIANT for g in groups)
-    with ThreadPoolExecutor(1 if giant else _READERS) as pool:
-        if giant:
-            rows = max(g.num_rows / max(g.total_byte_size, 1) for g in groups) * _STREAM_BYTES
-            stream = file.iter_batches(batch_size=max(1, int(rows)), columns=columns)
-            yield from _ahead(pool, itertools.repeat(lambda: list(itertools.islice(stream, 1))), 1)
-        else:
-            metadata = file.metadata
+    if giant:
+        rows = max(g.num_rows / max(g.total_byte_size, 1) for g in groups) * _STREAM_BYTES
+        yield from ahead(file.iter_batches(batch_size=max(1, int(rows)), columns=columns), 1)
+        return
+    metadata = file.metadata
 
-            def read(index: int) -> list[pa.RecordBatch]:
-                # One ParquetFile is not for two threads; opening with known metadata costs nothing.
-                with pq.ParquetFile(path, metadata=metadata) as own:
-                    table = own.read_row_group(index, columns=columns, use_threads=False)
-                return list(table.to_batches())
+    def read(index: int) -> list[pa.RecordBatch]:
+        # One ParquetFile is not for two threads; opening with known metadata costs nothing.
+        with pq.ParquetFile(path, metadata=metadata) as own:
+            table = own.read_row_group(index, columns=columns, use_threads=False)
+        return list(table.to_batches())
 
-            yield from _ahead(
-                pool, (functools.partial(read, i) for i in range(len(groups)) if groups[i].num_rows), _READERS
-            )
-
-
-def _ahead(pool: ThreadPoolExecutor, jobs: Iterator[Any], parallel: int) -> Iterator[pa.RecordBatch]:
-    """Results in order, with ``parallel`` + 1 jobs under way; ends at the first empty result of an endless stream."""
-    pending: deque[Future[list[pa.RecordBatch]]] = deque()
-    for job in jobs:
-        pending.append(pool.submit(job))
-        if len(pending) > parallel:
-            batches = pending.popleft().result()
-            if not batches:
-                return
-            yield from batches
-    while pending:
-        yield from pending.popleft().result()
+    filled = [i for i, group in enumerate(groups) if group.num_rows]
+    yield from in_order((functools.partial(read, i) for i in filled), _READERS, _READERS)
 
 
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:

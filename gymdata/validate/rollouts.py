@@ -13,7 +13,7 @@ import numpy as np
 
 from gymdata.rollouts import checks
 from gymdata.rollouts.continuity.breaks import Reader
-from gymdata.rollouts.logprobs import sampling_bias
+from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.store.paths import Source, sealed_twin
@@ -67,8 +67,8 @@ def validate_rollouts(
     found += across.finish()
     settings = (run or {}).get("identity") or {}
     # Without a single log-probability none is biased.
-    if any_log_prob and (bias := sampling_bias({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
-        found.append(Violation("L304", 0, detail=bias, file=report.files[0] if report.files else None))
+    if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
+        found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
     bad = rows_with_errors(found)
     report.trainable = sum((file, row) not in bad for file, rows in with_ids.items() for row in rows)
     order = {file: index for index, file in enumerate(report.files)}

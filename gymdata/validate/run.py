@@ -128,7 +128,6 @@ def _fix(
     account: FixReport,
     facts: Mapping[str, Any],
 ) -> None:
-    import gymdata
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store.lineage import parent_of
 
@@ -148,7 +147,7 @@ def _fix(
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
     parents = [parent_of(path)]
-    out.finish({**more, **facts, "version": gymdata.__version__, "parents": parents, "counts": counts})
+    out.finish({**more, **facts, "parents": parents, "counts": counts})
 
 
 def _sources(path: Path, text: str) -> list[Source]:
@@ -362,11 +361,11 @@ def _nemo(
             found.append(v._replace(file=file, severity=severity))
         # Without a single log-probability none is biased.
         if part.turns_with_log_probs:
-            from gymdata.rollouts.logprobs import sampling_bias
+            from gymdata.rollouts.logprobs import sampling_biases
 
             for row, settings in part.settings:
-                if bias := sampling_bias(settings):
-                    found.append(Violation("L304", row, detail=bias, file=file))
+                if biases := sampling_biases(settings):
+                    found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += nemo_gym.across_rows(parts)
     bad = rows_with_errors(found)
     report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)

@@ -18,6 +18,7 @@ from gymdata.experience.run import build_experiences
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import write_run_json
+from gymdata.store.run_json import describe_file
 from gymdata.store.tables import write_batches
 from tests.benchmarks.rows import Row, interleave, seconds
 
@@ -86,7 +87,7 @@ def write_run(folder: Path, n: int = COUNT) -> Path:
     file.parent.mkdir(parents=True)
     parts = (batch for at in range(0, n, 10_000) for batch in rollouts(min(10_000, n - at), at).to_batches())
     write_batches(parts, file, ROLLOUTS, ROLLOUTS.schema)
-    write_run_json(folder, {"run_id": "run", "files": [{"path": str(file.relative_to(folder)), "rows": n}]})
+    write_run_json(folder, {"run_id": "run", "files": [describe_file(file, n, path=str(file.relative_to(folder)))]})
     return folder
 
 

@@ -13,7 +13,7 @@ from gymdata.rollouts import checks
 from gymdata.rollouts import violations as codes
 from gymdata.rollouts.continuity.breaks import relations
 from gymdata.rollouts.continuity.repair import plan
-from gymdata.rollouts.logprobs import sampling_bias
+from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.rollouts.turns import Call, encode_turns
 from gymdata.rollouts.violations import Report, Selection, Violation
@@ -67,13 +67,16 @@ def test_null_lists_with_hidden_values_are_empty() -> None:
         ({"min_p": 0.1}, "min_p"),
         ({"penalties": {"repetition_penalty": 1.1}}, "repetition"),
         ({"presence_penalty": 0.5}, "presence"),
+        ({"sampling": {"top_p": 0.5}}, "top_p 0.5"),
+        ({"logprobs_mode": "processed_logits"}, "logprobs_mode processed_logits"),
+        ({"top_k": "many", "penalties": None}, None),
     ],
 )
 def test_sampling_that_biases_log_probs_is_named(settings: dict[str, object], words: str | None) -> None:
     """L304 is decided by the settings alone, and absent ones are neutral."""
-    reason = sampling_bias(settings)
-    assert (reason is None) == (words is None)
-    assert words is None or words in (reason or "")
+    reasons = sampling_biases(settings)
+    assert len(reasons) == (words is not None)
+    assert words is None or words in reasons[0]
 
 
 def test_relations_name_breaks_by_the_length_that_is_shared() -> None:

@@ -260,6 +260,6 @@ def test_a_changed_turn_is_named_with_its_rollout():
     """Of a whole row the error says whose turn it is."""
     turns = calls_of(([1, 2], [3]))
     turns[0]["digest"] += 1
-    with pytest.raises(DataError, match=r"^rollout r7: T209: turn 0") as refused:
+    with pytest.raises(DataError, match=r"^T209: rollout r7, turn 0") as refused:
         prompts_of({"rollout_id": "r7", "turns": turns})
     assert "gymdata validate" in str(refused.value)

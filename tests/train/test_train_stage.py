@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from gymdata.engines.model_facts import ModelFacts
-from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError, UsageError
+from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError, UsageError, reported
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, write_run_json, write_table
 from gymdata.store.lineage import lineage
@@ -243,16 +243,14 @@ def test_configuration_keeps_ours_and_the_trainers_apart(tmp_path: Path) -> None
 
 
 def test_errors_of_the_process_keep_their_kind() -> None:
-    """An error event becomes the same class with the same text and exit code, its system included."""
-    from gymdata.train.trainers.launch import error_of
-
+    """An error that another process reports becomes the same class with the same text, code, system and exit code."""
     for original in (
         UsageError("no such key", hint="x"),
         OutsideError("trainer", "nan"),
         RefusedError("r", code="P601"),
     ):
-        message = {"type": type(original).__name__, "text": str(original), "exit_code": original.exit_code}
-        error = error_of(message)
+        error = reported(json.loads(json.dumps(original.to_dict())))
         assert type(error) is type(original)
         assert (str(error), error.exit_code) == (str(original), original.exit_code)
+        assert (error.message, error.hint, error.code) == (original.message, original.hint, original.code)
         assert isinstance(error, GymdataError)

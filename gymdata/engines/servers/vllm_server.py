@@ -349,7 +349,7 @@ class ServerSampler:
 
     def _refusal(self, error: AnswerFaultError) -> UsageError | None:
         """What the server was started with rules it out, and no later try can help."""
-        said = error.message.removeprefix("engine: ")
+        said = error.reason
         if error.fault in ("no_ids", "no_logprobs"):
             return UsageError(f"{self.base}: {said}", hint=error.hint)
         if error.fault == "prompt":

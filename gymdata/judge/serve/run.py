@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def serve_genrm(
     *,
     judge: Judge | None = None,
     say: Callable[[str], None] = lambda _: None,
-    command: str | None = None,
+    command: Sequence[str] = (),
     **settings: Any,
 ) -> None:
     """Serve /compare, /verify, /health and /metrics until a signal comes, which whoever waits is answered. ``say`` hears
@@ -144,13 +144,13 @@ def _refuse_workers(config: ServeConfig) -> None:
         )
 
 
-def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: str | None) -> str:
+def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: Sequence[str]) -> str:
     known = read_run_json(folder) if (folder / "run.json").is_file() else {}
     run_id = str(known.get("run_id") or secrets.token_hex(8))
     facts: dict[str, Any] = {
         "stage": "serve-genrm",
         "run_id": run_id,
-        "command": command,
+        "command": list(command),
         "config": config.model_dump(mode="json"),
         "judge": dict(judge.identity),
         "parents": [],

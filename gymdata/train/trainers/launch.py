@@ -72,7 +72,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
             send(process, signal.SIGTERM)
             process.wait()
     if "error" in told:
-        raise error_of(told["error"])
+        raise errors.reported(told["error"])
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if code != 0:
@@ -100,18 +100,6 @@ def _handle_event(message: Mapping[str, Any], told: dict[str, Any], progress: Pr
             f"trained tokens: file {file['count']:,} checksum {file['checksum']}, batches {batches['count']:,} checksum "
             f"{batches['checksum']}: {same}"
         )
-
-
-def error_of(message: Mapping[str, Any]) -> errors.GymdataError:
-    kind = getattr(errors, str(message["type"]), errors.GymdataError)
-    error: errors.GymdataError = kind.__new__(kind)
-    Exception.__init__(error, message["text"])
-    error.message, error.hint = str(message["text"]), None
-    error.exit_code = int(message["exit_code"])
-    if isinstance(error, errors.OutsideError):
-        error.system, error.retryable, error.retry_after_s = "trainer", False, None
-        error.fatal = error.final = False
-    return error
 
 
 def _ending(code: int) -> str:

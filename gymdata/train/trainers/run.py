@@ -57,14 +57,14 @@ def main(argv: list[str]) -> int:
     try:
         return train(job)
     except GymdataError as error:
-        event("error", type=type(error).__name__, text=str(error), exit_code=error.exit_code)
+        event("error", **error.to_dict())
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001  whatever a library raises is the trainer's failure, told with its text
         traceback.print_exc()
         failure = OutsideError("trainer", f"{type(error).__name__}: {error}")
-        event("error", type="OutsideError", text=str(failure), exit_code=failure.exit_code)
+        event("error", **failure.to_dict())
         return failure.exit_code
 
 

@@ -1,0 +1,105 @@
+"""run.json is one model for every command, and what 0.1.0-dev wrote is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gymdata.cli.main import main
+from gymdata.store import read_run_json, write_run_json
+from tests.rollout_files import rollout, two_turns, write_run
+
+SCHEMA = Path(__file__).parents[2] / "schemas" / "run.schema.json"
+KEYS = {
+    "gymdata", "command", "stage", "config", "identity", "extent", "attempts", "files", "schemas", "parents", "counts",
+    "notes",
+}  # fmt: skip
+
+
+def run_of(folder: Path) -> Path:
+    rows = [rollout(f"t{k}", i, float(i), two_turns(1, 5 + i + 10 * k)) for k in range(3) for i in range(3)]
+    return write_run(folder, rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "described", "schemas"),
+    [
+        (["filter", "RUN", "-o", "OUT", "--where", "reward > 0"], "run.json", {"rollouts"}),
+        (["filter", "RUN", "-o", "OUT.jsonl", "--split-by", "task"], "OUT.jsonl.run.json", {"rollouts"}),
+        (["pairs", "RUN", "-o", "OUT"], "run.json", {"pairs"}),
+        (["experience", "RUN", "-o", "OUT"], "run.json", {"experiences"}),
+        (["score", "RUN", "--reward", "REWARD.py:length", "-o", "OUT"], "run.json", {"scores"}),
+        (["export", "RUN", "-o", "OUT.jsonl", "--format", "nemo-gym"], "OUT.jsonl.run.json", set()),
+        (["validate", "RUN", "--fix", "drop", "-o", "OUT.parquet"], "OUT.parquet.run.json", {"rollouts"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_every_command_writes_the_same_model(tmp_path: Path, words: list[str], described: str, schemas: set[str]):
+    """The run.json of each command fits schemas/run.schema.json, with the command as a list of words as typed."""
+    jsonschema = pytest.importorskip("jsonschema")
+    run = run_of(tmp_path / "run")
+    (tmp_path / "reward.py").write_text(
+        "def length(completions, **_):\n    return [float(len(c)) for c in completions]\n"
+    )
+    out, reward = str(tmp_path / "out"), str(tmp_path / "reward")
+    typed = [w.replace("RUN", str(run)).replace("OUT", out).replace("REWARD", reward) for w in words]
+    main(typed)
+    file = tmp_path / "out" / described if described == "run.json" else Path(described.replace("OUT", out))
+    facts = json.loads(file.read_text())
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(facts)
+    assert facts.keys() >= KEYS
+    assert facts["command"] == ["gymdata", *typed]
+    assert facts["schemas"].keys() == schemas
+    assert {"version", "schema", "note"}.isdisjoint(facts)
+
+
+def test_the_model_names_the_keys_of_the_schema():
+    """What the schema requires is what every run.json has."""
+    assert set(json.loads(SCHEMA.read_text())["required"]) == KEYS
+
+
+def test_a_value_of_another_type_is_not_written(tmp_path: Path):
+    """A defect in a command shows where the file would be written, not where somebody reads it."""
+    with pytest.raises(ValidationError, match="command"):
+        write_run_json(tmp_path, {"stage": "pairs", "command": "gymdata pairs runs/a"})
+    assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ({"version": "0.1.0-dev"}, {"gymdata": "0.1.0-dev"}),
+        ({"schema": {"pairs": 1}}, {"schemas": {"pairs": 1}}),
+        (
+            {"command": "gymdata score 'a b' --reward numeric"},
+            {"command": ["gymdata", "score", "a b", "--reward", "numeric"]},
+        ),
+        ({"command": "gymdata 'score"}, {"command": ["gymdata 'score"]}),
+        ({"command": None}, {"command": []}),
+        ({"note": "selected rollouts"}, {"notes": ["selected rollouts"]}),
+        ({"note": "b", "notes": None}, {"notes": ["b"]}),
+        ({"gymdata": "0.1.0", "schemas": {}, "command": ["a"]}, {"gymdata": "0.1.0", "schemas": {}, "command": ["a"]}),
+    ],
+)
+def test_what_an_earlier_version_wrote_is_read(tmp_path: Path, was: dict[str, Any], now: dict[str, Any]):
+    """Old keys are read under their present names."""
+    (tmp_path / "run.json").write_text(json.dumps({"stage": "score", **was}))
+    assert read_run_json(tmp_path) == {"stage": "score", **now}
+
+
+def test_an_earlier_output_is_replaced_and_found_equal(tmp_path: Path):
+    """Pairs that 0.1.0-dev described are made again without complaint by the same settings, and their run.json is the
+    present one afterwards."""
+    run = run_of(tmp_path / "run")
+    words = ["pairs", str(run), "-o", str(tmp_path / "out")]
+    assert main(words) == 0
+    new = json.loads((tmp_path / "out" / "run.json").read_text())
+    old = {k: v for k, v in new.items() if k not in ("gymdata", "schemas", "attempts", "extent", "identity", "notes")}
+    old |= {"version": "0.1.0", "schema": {"pairs": 1}, "command": " ".join(new["command"])}
+    (tmp_path / "out" / "run.json").write_text(json.dumps(old))
+    assert main(words) == 0
+    assert json.loads((tmp_path / "out" / "run.json").read_text()) == new

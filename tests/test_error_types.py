@@ -1,0 +1,76 @@
+"""Errors say what they are by their type, ``code`` and ``reason``; nothing reads the words of a message."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from gymdata.errors import DataError, RewardError, reported
+from gymdata.rewards import load_rewards
+from gymdata.rewards.port import RewardFunction
+from gymdata.rollouts.violations import Selection
+from gymdata.store.paths import Source
+from gymdata.validate.pairs import validate_pairs
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+
+
+def reads_a_message(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        asked = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
+        return asked and any(isinstance(c, ast.Attribute) and c.attr == "message" for c in node.comparators)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        held = node.func.value
+        return (
+            node.func.attr in ("startswith", "endswith") and isinstance(held, ast.Attribute) and held.attr == "message"
+        )
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__new__" or (node.attr == "args" and isinstance(node.ctx, ast.Store))
+    return False
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_no_code_asks_what_a_message_says(file: Path):
+    """No condition on an error's message, no ``__new__`` in place of a constructor, no ``args`` written over."""
+    found = [node for node in ast.walk(ast.parse(file.read_text())) if reads_a_message(node)]
+    assert not [node.lineno for node in found if isinstance(node, ast.expr)]
+
+
+def test_the_name_of_a_file_does_not_decide_a_code(tmp_path: Path):
+    """A broken file of pairs is S101, also when its name has the words of another fault."""
+    file = tmp_path / "newer lacks the column.parquet"
+    file.write_bytes(b"PAR1 cut off")
+    report = validate_pairs([Source(file, "parquet")], selection=Selection())
+    assert report.by_code == {"S101": 1}
+
+
+def test_codes_of_data_errors():
+    """A newer table is S104, a missing column S103, changed turns have the code that they are refused with."""
+    assert DataError.newer_schema("f", "pairs", 2, 1).code == "S104"
+    assert DataError.missing_columns("f", "pairs", ["a"], ["b"]).code == "S103"
+    assert DataError.altered("T209", "turn 1", "changed").code == "T209"
+    assert DataError("anything").code is None
+
+
+def test_the_reason_of_an_error_is_without_its_place():
+    """``reason`` has what was got and expected, for those who name another place."""
+    assert (
+        DataError.bad_row("f.jsonl", 3, "reward", "'x'", "a number").reason
+        == "field 'reward': got 'x', expected a number"
+    )
+    assert RewardError("no answer").reason == "no answer"
+    assert reported(RewardError("no answer").to_dict()).message == "reward: no answer"
+
+
+@pytest.mark.parametrize("spec", ["exact_match", "numeric", "path.py:brevity"])
+def test_rewards_have_every_attribute_of_the_protocol(spec: str, tmp_path: Path):
+    """What the scheduler reads of a reward is named in the protocol, and every reward has it."""
+    if ":" in spec:
+        (tmp_path / "r.py").write_text("def brevity(completions, **_):\n    return [0.0 for _ in completions]\n")
+        spec = f"{tmp_path}/r.py:brevity"
+    ((function, _),) = load_rewards([spec])
+    assert isinstance(function, RewardFunction)
+    assert (function.useless, function.bounded) == (None, False)
