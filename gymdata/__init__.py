@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gymdata.judge.settings import JudgeConfig as JudgeConfig
     from gymdata.pairs.run import build_pairs as pairs
     from gymdata.pairs.settings import PairsConfig as PairsConfig
+    from gymdata.query.opened import open_run as open
     from gymdata.query.run import query as query
     from gymdata.score.run import score as score
     from gymdata.score.settings import ScoreConfig as ScoreConfig
@@ -72,6 +73,7 @@ _HOME = {
     "PairsConfig": "pairs.settings",
     "Samples": "experience.loading",
     "ScoreConfig": "score.settings",
+    "ServeConfig": "judge.settings",
     "TrainDpoConfig": "train.settings",
     "TrainKtoConfig": "train.settings",
     "TrainRewardConfig": "train.settings",
@@ -92,6 +94,7 @@ _HOME = {
     "judge": "judge.run",
     "load_experiences": "experience.loading",
     "load_rollouts": "data",
+    "open": "query.opened:open_run",
     "pairs": "pairs.run:build_pairs",
     "query": "query.run",
     "reading": "data",
@@ -105,6 +108,9 @@ _HOME = {
     "validate": "validate.run",
 }
 
+#: Folders and files that are public as they are: the maths.
+_MODULES = ("credit", "curriculum", "genrm", "tokens")
+
 __all__ = [
     "AuditConfig",
     "CollectConfig",
@@ -116,6 +122,7 @@ __all__ = [
     "PairsConfig",
     "Samples",
     "ScoreConfig",
+    "ServeConfig",
     "TrainDpoConfig",
     "TrainKtoConfig",
     "TrainRewardConfig",
@@ -125,6 +132,8 @@ __all__ = [
     "check",
     "check_endpoint",
     "collect",
+    "credit",
+    "curriculum",
     "demo",
     "expand_turns",
     "experience",
@@ -132,15 +141,18 @@ __all__ = [
     "filter",
     "finetune",
     "fix",
+    "genrm",
     "import_rollouts",
     "judge",
     "load_experiences",
     "load_rollouts",
+    "open",
     "pairs",
     "query",
     "reading",
     "score",
     "serve_genrm",
+    "tokens",
     "train_dpo",
     "train_kto",
     "train_reward",
@@ -151,16 +163,27 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"gymdata.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'gymdata' has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
-    value = getattr(importlib.import_module(f"gymdata.{module}"), attribute or name)
+    try:
+        value = getattr(importlib.import_module(f"gymdata.{module}"), attribute or name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "gymdata":
+            raise
+        # An AttributeError, so that `help(gymdata)` shows the rest where an extra is not installed.
+        from gymdata.errors import UsageError
+
+        missing = UsageError.missing_module(error)
+        raise AttributeError(f"gymdata.{name}: {missing or error}") from error
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 class _Package(ModuleType):
