@@ -109,14 +109,14 @@ def collect(
     resolved = CollectConfig.load(config, overrides, set_)
     if dry_run:
         with prints_apart():
-            planned = collecting.plan(resolved)
+            planned = collecting.plan(config=resolved)
         if as_json:
             emit_json(planned)
         else:
             facts("Dry run: nothing was started or written", collecting.plan_table(planned))
         return 0
     with Watch("collect") as watch:
-        summary = collecting.collect(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+        summary = collecting.collect(config=resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
     if as_json:
         emit_json(summary.as_dict())
     else:

@@ -88,7 +88,7 @@ def judge(
 
     resolved = JudgeConfig.load(config, overrides, set_)
     with Watch("judge") as watch:
-        summary = judging.judge(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+        summary = judging.judge(config=resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
     if as_json:
         emit_json(summary.as_dict())
     else:

@@ -54,7 +54,7 @@ def score(
 
     resolved = ScoreConfig.load(config, overrides, set_)
     with Watch("score") as watch:
-        summary = scoring.score(resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
+        summary = scoring.score(config=resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
     if as_json:
         emit_json(summary.as_dict())
         return summary.exit_code

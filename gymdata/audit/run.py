@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gymdata.arguments import paths_of
 from gymdata.audit.causes import explain
 from gymdata.audit.compare import TOLERANCE
 from gymdata.audit.context import Renderings, known_of, what_files_say, who_disagrees, worst_tokens
@@ -54,7 +55,7 @@ def audit(
     """
     given = {**settings, "model": model if model is not None else settings.get("model")}
     config = config or AuditConfig.load(overrides=given)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "audit")
     for source in sources:
         resolve(source, ROLLOUTS)
     runs = [facts for source in sources for facts in lineage(source)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymdata.arguments import path_of
 from gymdata.errors import DataError, UsageError, needs
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def load_experiences(
     from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store.random_access import cached_row_groups, row_groups
 
+    path_of(path, "load_experiences")
     _check(batch_size, rank, world_size, start_step)
     wanted = list(columns if columns is not None else _TOKENS)
     for name in wanted:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
+from gymdata.arguments import paths_of
 from gymdata.errors import DataError, UsageError
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
@@ -63,7 +64,7 @@ def build_experiences(
     a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
     """
     config = config or ExperienceConfig.load(overrides=settings)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "experience")
     notes = changed_rollouts(sources)
     target = _target(sources, output, config)
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))

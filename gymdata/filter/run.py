@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.arguments import paths_of
 from gymdata.errors import RefusedError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import RolloutColumns, category_name, load_columns
@@ -75,7 +76,7 @@ def filter_rollouts(
     that were filtered with other settings, or something else.
     """
     config = config or FilterConfig.load(overrides=settings)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "filter")
     for source in sources:
         resolve(source, ROLLOUTS)
     with contextlib.ExitStack() as stack:

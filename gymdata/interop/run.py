@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymdata.arguments import path_of, paths_of
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
@@ -117,7 +118,7 @@ def import_rollouts(
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
-    given = [files] if isinstance(files, (str, Path)) else list(files)
+    given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     sources = [one for path in given for one in resolve(path, ROLLOUTS)]
     name = source or formats.detect(sources)
     if tokenizer is not None and name != "nemo-gym":
@@ -344,6 +345,7 @@ def export_rollouts(
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
     ids or log-probabilities that no consumer may take (T206, L301 to L303).
     """
+    path_of(path, "export")
     target = local_output(output)
     if format not in FORMATS:
         raise UsageError.unknown_choice("--format", format, FORMATS)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 import gymdata
 from gymdata import genrm
+from gymdata.arguments import path_of
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.gc_tuning import rare_collections
 from gymdata.genrm.aggregate import Adjustments
@@ -85,8 +86,9 @@ class JudgeSummary:
 
 
 def judge(
-    config: JudgeConfig | None = None,
+    path: str | Path | None = None,
     *,
+    config: JudgeConfig | None = None,
     judge: Judge | None = None,
     progress: Progress | None = None,
     command: str | None = None,
@@ -98,6 +100,8 @@ def judge(
     Settings are those of ``JudgeConfig``. Raises DataError for a path without groups of two, StoreError when the folder
     holds what another judge or schedule made, OutsideError("judge") when the judge is gone: what was judged is kept.
     """
+    if path is not None or config is None:
+        settings["path"] = str(path_of(path, "judge"))
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = JudgeConfig.load(None, {**base, **settings})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)

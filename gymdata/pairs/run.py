@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import genrm
+from gymdata.arguments import paths_of
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select as pairs
@@ -103,7 +104,7 @@ def build_pairs(
     settings.
     """
     config = config or PairsConfig.load(overrides=settings)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "pairs")
     notes = changed_rollouts(sources)
     with contextlib.ExitStack() as stack:
         out = None

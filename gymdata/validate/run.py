@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gymdata.arguments import path_of
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
@@ -58,6 +59,7 @@ def validate(
     bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
     nothing can be read there, UsageError for an unknown code.
     """
+    path_of(path, "validate")
     began = time.perf_counter()
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))

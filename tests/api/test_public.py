@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pydoc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +120,37 @@ def test_to_and_pin_memory_take_lists_and_none() -> None:
     assert (samples.prompts, samples.pad_len) == (["p"], 3)
 
 
-@pytest.mark.parametrize("value", [3, None, pl.DataFrame({"a": [1]}), {"a": 1}, [3]])
-def test_a_wrong_first_argument_gets_a_sentence(value: object) -> None:
-    """What is no path is refused with what was got and what was expected."""
-    with pytest.raises(UsageError, match=r"^gymdata.open: got .*, expected the path of"):
-        gymdata.open(value)  # type: ignore[arg-type]
+CALLS = {
+    "audit": gymdata.audit, "collect": gymdata.collect, "experience": gymdata.experience, "filter": gymdata.filter,
+    "judge": gymdata.judge, "load_rollouts": gymdata.load_rollouts, "open": gymdata.open, "pairs": gymdata.pairs,
+    "query": gymdata.query, "score": partial(gymdata.score, reward="numeric"), "train_dpo": gymdata.train_dpo, "train_sft": gymdata.train_sft,
+    "validate": gymdata.validate, "finetune": gymdata.finetune,
+    "export": lambda value: gymdata.export(value, "out.jsonl", "openai"),
+    "import_rollouts": lambda value: gymdata.import_rollouts(value, "out"),
+    "load_experiences": lambda value: gymdata.load_experiences(value, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", [3, {"a": 1}, pl.DataFrame({"a": [1]}), [3]], ids=["int", "dict", "DataFrame", "list"]
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_first_argument_gets_a_sentence(name: str, value: object) -> None:
+    """What is no path is refused with the function, what was got and what was expected."""
+    with pytest.raises(UsageError, match=rf"^gymdata.{name}: got .*, expected ") as caught:
+        CALLS[name](value)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"query"}))
+def test_a_path_to_nothing_names_the_path(name: str, tmp_path: Path) -> None:
+    """A path where nothing is: the message begins with it, whatever the function."""
+    with pytest.raises((DataError, UsageError), match="nothing-here"):
+        CALLS[name](tmp_path / "nothing-here.jsonl")
+
+
+def test_settings_classes_are_accepted(run: Path) -> None:
+    """A config object does what the same keywords do."""
+    config = gymdata.PairsConfig(strategy="all")
+    by_config = gymdata.pairs(run, config=config, write=False).table
+    assert by_config.equals(gymdata.pairs(run, strategy="all", write=False).table)
