@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.arguments import Paths as Paths
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
@@ -52,8 +53,6 @@ def vocabulary(path: str | Path) -> int | None:
 
 #: Stage folders that hold scores: of functions, and of judges.
 _KINDS = ("scores", "judge")
-
-Paths = str | Path | Sequence[str | Path]
 
 
 class Unwatched:

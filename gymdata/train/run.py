@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 from gymdata.engines.model_facts import model_facts
 
-_Place = str | Path | None
-
 
 def train_dpo(
     pairs: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: TrainDpoConfig | str | Path | None = None,
     overwrite: bool = False,
@@ -49,8 +47,8 @@ def train_dpo(
 
 def train_kto(
     rollouts: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: TrainKtoConfig | str | Path | None = None,
     overwrite: bool = False,
@@ -65,8 +63,8 @@ def train_kto(
 
 def train_reward(
     pairs: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: TrainRewardConfig | str | Path | None = None,
     overwrite: bool = False,
@@ -84,8 +82,8 @@ def train_reward(
 
 def train_rl(
     experiences: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: TrainRlConfig | str | Path | None = None,
     overwrite: bool = False,
@@ -103,8 +101,8 @@ def train_rl(
 
 def train_sft(
     rollouts: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: TrainSftConfig | str | Path | None = None,
     overwrite: bool = False,
@@ -120,8 +118,8 @@ def train_sft(
 def _trained(
     algorithm: str,
     source: str | Path,
-    model: _Place,
-    output: _Place,
+    model: str | Path | None,
+    output: str | Path | None,
     config: TrainConfig | str | Path | None,
     settings: Mapping[str, Any],
     overwrite: bool,
@@ -147,8 +145,8 @@ def _trained(
 def train(
     algorithm: str,
     source: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: Path | None = None,
     settings: Mapping[str, Any] | None = None,

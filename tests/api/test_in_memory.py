@@ -96,7 +96,7 @@ def test_what_has_no_task_rows_is_refused(value: Any, tmp_path: Path) -> None:
 
 
 def test_rewards_are_functions(tmp_path: Path) -> None:
-    """score takes a function (of 3 messages here), and pairs of function and weight beside names; run.json names them with a hash."""
+    """score takes functions (here of 3 messages), weighted or not, beside names; run.json names them with a hash."""
     run = write_run(tmp_path / "run", [rollout("t", i, None, two_turns(1, 50 + i), text="x" * i) for i in range(3)])
     assert gymdata.score(run, reward=long).mean == 3.0
     summary = gymdata.score(run, reward=[(long, 2.0), "regex:x"], name="both")

@@ -123,7 +123,8 @@ def test_to_and_pin_memory_take_lists_and_none() -> None:
 CALLS = {
     "audit": gymdata.audit, "collect": gymdata.collect, "experience": gymdata.experience, "filter": gymdata.filter,
     "judge": gymdata.judge, "load_rollouts": gymdata.load_rollouts, "open": gymdata.open, "pairs": gymdata.pairs,
-    "query": gymdata.query, "score": partial(gymdata.score, reward="numeric"), "train_dpo": gymdata.train_dpo, "train_sft": gymdata.train_sft,
+    "query": gymdata.query, "score": partial(gymdata.score, reward="numeric"),
+    "train_dpo": gymdata.train_dpo, "train_sft": gymdata.train_sft,
     "validate": gymdata.validate, "finetune": gymdata.finetune,
     "export": lambda value: gymdata.export(value, "out.jsonl", "openai"),
     "import_rollouts": lambda value: gymdata.import_rollouts(value, "out"),
