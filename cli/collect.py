@@ -118,7 +118,7 @@ def collect(
     with Watch("collect") as watch:
         summary = collecting.collect(config=resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
     if as_json:
-        emit_json(summary.as_dict())
+        emit_json(summary.to_dict())
     else:
         facts("Rollouts", summary.table())
     return summary.exit_code

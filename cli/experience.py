@@ -104,7 +104,7 @@ def experience(
         report = build_experiences(path, output, config=settings, overwrite=overwrite, command=sys.argv, progress=watch)
     warn_once(report.notes)
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
 

@@ -58,7 +58,7 @@ def filter_(
             path, output, config=settings, write=not dry_run, overwrite=overwrite, command=sys.argv, progress=watch
         )
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
 

@@ -90,7 +90,7 @@ def judge(
     with Watch("judge") as watch:
         summary = judging.judge(config=resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
     if as_json:
-        emit_json(summary.as_dict())
+        emit_json(summary.to_dict())
     else:
         facts("Judged", summary.table())
     return summary.exit_code

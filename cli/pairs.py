@@ -73,7 +73,7 @@ def pairs(
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=sys.argv)
     warn_once(report.notes)
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
 

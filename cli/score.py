@@ -56,7 +56,7 @@ def score(
     with Watch("score") as watch:
         summary = scoring.score(config=resolved, progress=watch, command=f"gymdata {shlex.join(sys.argv[1:])}")
     if as_json:
-        emit_json(summary.as_dict())
+        emit_json(summary.to_dict())
         return summary.exit_code
     flipped = summary.flips["flipped"]
     if flipped:

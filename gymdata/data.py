@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from gymdata.arguments import path_of
+from gymdata.public import path_of
 from gymdata.store.reading import reading
 
 __all__ = ["expand_turns", "load_rollouts", "reading"]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
     "rollouts", "store", "errors", "installed", "redaction", "settings", "urls", "progress", "stats", "http", "signals",
-    "user_code", "gc_tuning", "data", "arguments",
+    "user_code", "gc_tuning", "data", "public",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
 MATHS = {"credit", "genrm", "curriculum", "tokens"}

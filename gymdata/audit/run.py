@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.arguments import paths_of
 from gymdata.audit.causes import explain
 from gymdata.audit.compare import TOLERANCE
 from gymdata.audit.context import Renderings, known_of, what_files_say, who_disagrees, worst_tokens
@@ -25,6 +24,7 @@ from gymdata.engines.forward import load_policy
 from gymdata.engines.port import PolicyModel
 from gymdata.errors import DataError, UsageError, require
 from gymdata.progress import Progress
+from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.rollouts.violations import Report
 from gymdata.store import StageOutput, read_run_json, read_table, resolve
@@ -174,7 +174,7 @@ def _write(
     picture = out.part("audit.png").path
     draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
     report.path = out.folder
-    told = {key: value for key, value in report.as_json().items() if key not in ("path", "violations", "worst")}
+    told = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish({
         "version": __version__,
         "schema": {table.name: table.version for table, _ in tables},

@@ -17,7 +17,6 @@ from typing import Any
 
 import xxhash
 
-from gymdata.arguments import wrong_argument
 from gymdata.collect.collector import Collector
 from gymdata.collect.episode import Setting
 from gymdata.collect.outcome import Limits
@@ -31,6 +30,7 @@ from gymdata.collect.start_checks import check_start
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.gc_tuning import rare_collections
 from gymdata.progress import Progress
+from gymdata.public import wrong_argument
 from gymdata.redaction import redacted, redacted_all
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardDesk

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.arguments import path_of
 from gymdata.errors import DataError, UsageError, needs
+from gymdata.public import path_of
 
 if TYPE_CHECKING:
     from gymdata.experience._torch import Experience, Samples, pin_memory, to

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
-from gymdata.arguments import paths_of
 from gymdata.errors import DataError, UsageError
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.progress import Progress
+from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.store.lineage import (
@@ -107,7 +107,7 @@ def _build(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *scored_by]],
-        **{key: value for key, value in report.as_json().items() if key != "path"},
+        **{key: value for key, value in report.to_dict().items() if key != "path"},
         "dropped_groups": report.dropped_groups,
     }
     if config.token_columns is not None:

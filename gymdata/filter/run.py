@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.arguments import paths_of
 from gymdata.errors import RefusedError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import RolloutColumns, category_name, load_columns
@@ -25,6 +24,7 @@ from gymdata.filter.evaluate import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import Progress
+from gymdata.public import paths_of, short_repr
 from gymdata.rollouts.chains import generated_keys
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
@@ -52,7 +52,9 @@ class FilterReport:
     sides: dict[str, dict[str, int]]
     files: dict[str, Path] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
 
 
@@ -271,7 +273,7 @@ def _write(
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *columns.scored_by]],
         "identity": _common_identity(sources),
-        "counts": {key: value for key, value in report.as_json().items() if key != "files"},
+        "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }
     # Whoever reads the folder, or the test side of a file, would take an earlier choice for this one: such files go, but
     # not those that are filtered now.

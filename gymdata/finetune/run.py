@@ -15,7 +15,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from gymdata.arguments import path_of
 from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.finetune.config_file import Overrides, find, for_validation, load, part_of, shipped, target_of
@@ -32,6 +31,7 @@ from gymdata.finetune.settings import (
     output_dir,
 )
 from gymdata.progress import Progress
+from gymdata.public import path_of
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import local_output

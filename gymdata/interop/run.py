@@ -15,12 +15,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.arguments import path_of, paths_of
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.nemo_gym.read import ODD, reason_of
+from gymdata.public import path_of, paths_of, short_repr
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
@@ -66,6 +66,8 @@ class ImportSummary:
     reasons: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
+    __repr__ = short_repr
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -87,6 +89,8 @@ class ExportSummary:
     turns: int = 0
     turns_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 import gymdata
 from gymdata import genrm
-from gymdata.arguments import path_of
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.gc_tuning import rare_collections
 from gymdata.genrm.aggregate import Adjustments
@@ -30,6 +29,7 @@ from gymdata.judge.port import Judge, JudgeAnswer
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import Kept
 from gymdata.progress import Progress
+from gymdata.public import path_of, short_repr
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
@@ -60,7 +60,9 @@ class JudgeSummary:
         missing = sum(self.comparisons.values()) - self.comparisons["judged"]
         return EXIT_FAULTS if missing or self.unscored else EXIT_OK
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def table(self) -> list[tuple[str, object]]:
@@ -263,7 +265,7 @@ def _finish(
         aggregator=how.source,
         bias=report,
     )
-    counts = {k: v for k, v in summary.as_dict().items() if k in ("rollouts", "groups", "groups_of_one", "comparisons")}
+    counts = {k: v for k, v in summary.to_dict().items() if k in ("rollouts", "groups", "groups_of_one", "comparisons")}
     out.finish(
         {
             **facts,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.arguments import path_of
 from gymdata.errors import DataError
+from gymdata.public import path_of
 from gymdata.store.paths import find_run_json, read_facts, resolve
 
 if TYPE_CHECKING:

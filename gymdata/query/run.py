@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from gymdata.arguments import path_of, wrong_argument
 from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.public import path_of, wrong_argument
 from gymdata.query.types import json_value, printable, python_values
 from gymdata.query.views import Views, check_statement, find_files
 from gymdata.store.paths import beside, local_output

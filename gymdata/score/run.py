@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.arguments import path_of
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.progress import Progress
+from gymdata.public import path_of, short_repr
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import (
@@ -80,7 +80,9 @@ class ScoreSummary:
     def exit_code(self) -> int:
         return EXIT_FAULTS if self.failed else EXIT_OK
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def table(self) -> list[tuple[str, object]]:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.arguments import Paths as Paths
 from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, read_table

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.arguments import path_of
 from gymdata.errors import DataError
 from gymdata.progress import Progress
+from gymdata.public import path_of
 from gymdata.store import has_rows, resolve
 from gymdata.store.lineage import Unwatched
 from gymdata.train.settings import (

@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.arguments import path_of
 from gymdata.errors import DataError, UsageError
+from gymdata.public import path_of
 from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pydoc
 from functools import partial
 from pathlib import Path
@@ -155,3 +156,23 @@ def test_settings_classes_are_accepted(run: Path) -> None:
     config = gymdata.PairsConfig(strategy="all")
     by_config = gymdata.pairs(run, config=config, write=False).table
     assert by_config.equals(gymdata.pairs(run, strategy="all", write=False).table)
+
+
+RESULTS = {
+    "pairs": lambda run, out: gymdata.pairs(run, write=False),
+    "experience": lambda run, out: gymdata.experience(run, out / "e"),
+    "filter": lambda run, out: gymdata.filter(run, where="reward > 0", write=False),
+    "validate": lambda run, out: gymdata.validate(run),
+    "fix": lambda run, out: gymdata.fix(run, "drop", out / "fixed.parquet"),
+    "score": lambda run, out: gymdata.score(run, reward="regex:x"),
+    "export": lambda run, out: gymdata.export(run, out / "a.jsonl", "nemo-gym"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_have_a_short_repr_and_a_dict(name: str, run: Path, tmp_path: Path) -> None:
+    """repr shows scalars and counts, however many rows there are; to_dict() is plain JSON."""
+    result = RESULTS[name](run, tmp_path)
+    assert repr(result).startswith(type(result).__name__ + "(")
+    assert len(repr(result)) < 500
+    assert json.loads(json.dumps(result.to_dict()))

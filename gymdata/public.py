@@ -1,7 +1,9 @@
-"""The first argument of public functions: a path, or several. Anything else gets one sentence."""
+"""What public functions share: the first argument (a path, or several; anything else gets one sentence), and a short repr
+of their results."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,3 +56,23 @@ def described(value: Any) -> str:
         size = f" with {len(value)} keys" if isinstance(value, Mapping) else ""
         return f"{article} {kind.__name__}{size}"
     return f"{article} {kind.__name__} of {root}"
+
+
+def short_repr(result: Any) -> str:
+    """``PairsReport(score='reward', notes=0, table=3 rows)``: scalars as they are, of everything else only how much."""
+    shown = []
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, (str, Path)):
+            text = str(value)
+            text = text if len(text) <= 80 else "…" + text[-79:]
+            shown.append(f"{field.name}={text!r}")
+        elif isinstance(value, float):
+            shown.append(f"{field.name}={value:.6g}")
+        elif isinstance(value, (bool, int)):
+            shown.append(f"{field.name}={value}")
+        elif hasattr(value, "num_rows"):
+            shown.append(f"{field.name}={value.num_rows} rows")
+        elif isinstance(value, (list, tuple)) and value:
+            shown.append(f"{field.name}={len(value)}")
+    return f"{type(result).__name__}({', '.join(shown)})"
