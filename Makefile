@@ -48,9 +48,10 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of gymdata/rollouts/schema.py, gymdata/store/run_model.py or gymdata/finetune/settings.py.
+# After a change of gymdata/rollouts/schema.py, of settings, or of a public function's signature.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
+	$(BIN)/python .ci/public_stub.py --write
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,7 +64,7 @@ def audit(
     with Watch("audit") as watch:
         report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
     return 0 if report.ok else 1

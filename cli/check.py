@@ -35,7 +35,7 @@ def check(
     if endpoint is not None:
         served = checking.check_endpoint(endpoint, model)
         if as_json:
-            emit_json(served.as_dict())
+            emit_json(served.to_dict())
         else:
             rows = [(f.name, "yes" if f.ok else ("NO" if f.needed else "no"), f.detail) for f in served.findings]
             grid(("probe", "result", "detail"), rows, title=served.endpoint)
@@ -44,7 +44,7 @@ def check(
         raise UsageError("no model given", hint="gymdata check MODEL, or gymdata check --endpoint URL")
     report = checking.check(model, chat_template=chat_template)
     if as_json:
-        emit_json(report.as_dict())
+        emit_json(report.to_dict())
     else:
         _show(report)
     return 0 if report.ok else 1

@@ -136,16 +136,16 @@ def collect(
     resolved = CollectConfig.load(config, overrides, set_)
     if dry_run:
         with prints_apart():
-            planned = collecting.plan(resolved)
+            planned = collecting.plan(config=resolved)
         if as_json:
             emit_json(planned)
         else:
             facts("Dry run: nothing was started or written", collecting.plan_table(planned))
         return 0
     with Watch("collect") as watch:
-        summary = collecting.collect(resolved, progress=watch, command=command_words())
+        summary = collecting.collect(config=resolved, progress=watch, command=command_words())
     if as_json:
-        emit_json(summary.as_dict())
+        emit_json(summary.to_dict())
     else:
         facts("Rollouts", summary.table())
     return summary.exit_code

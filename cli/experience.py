@@ -133,7 +133,7 @@ def experience(
         )
     warn_once(report.notes)
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
 

@@ -96,7 +96,7 @@ def filter_(
             progress=watch,
         )
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
 

@@ -94,9 +94,9 @@ def judge(
 
     resolved = JudgeConfig.load(config, overrides, set_)
     with Watch("judge") as watch:
-        summary = judging.judge(resolved, progress=watch, command=command_words())
+        summary = judging.judge(config=resolved, progress=watch, command=command_words())
     if as_json:
-        emit_json(summary.as_dict())
+        emit_json(summary.to_dict())
     else:
         facts("Judged", summary.table())
     return summary.exit_code

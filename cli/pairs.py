@@ -91,7 +91,7 @@ def pairs(
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=command_words())
     warn_once(report.notes)
     if json:
-        emit_json(report.as_json())
+        emit_json(report.to_dict())
     else:
         _show(report)
 

@@ -56,9 +56,9 @@ def score(
 
     resolved = ScoreConfig.load(config, overrides, set_)
     with Watch("score") as watch:
-        summary = scoring.score(resolved, progress=watch, command=command_words())
+        summary = scoring.score(config=resolved, progress=watch, command=command_words())
     if as_json:
-        emit_json(summary.as_dict())
+        emit_json(summary.to_dict())
         return summary.exit_code
     flipped = summary.flips["flipped"]
     if flipped:

@@ -1,6 +1,16 @@
 """gymdata: LLM rollouts to training data, once, on disk, and training from those files.
 
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
+
+Make rollouts: collect, import_rollouts, load_rollouts, open, expand_turns.
+Check them: check, check_endpoint, validate, fix, audit, query, reading.
+Score and choose: score, judge, serve_genrm, filter.
+Make training data: pairs, experience, load_experiences, export.
+Train: train_sft, train_dpo, train_kto, train_reward, train_rl, finetune, demo.
+Maths: credit, genrm, curriculum, tokens.
+
+Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
+which ``config=`` takes as an object too. What they return has ``to_dict()``.
 """
 
 from __future__ import annotations
@@ -8,59 +18,17 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if sys.platform == "win32":
     raise ImportError(
         "gymdata runs on Linux and macOS: it relies on POSIX locks and process groups. On Windows, use WSL."
     )
-if TYPE_CHECKING:
-    from gymdata.audit.run import audit as audit
-    from gymdata.audit.settings import AuditConfig as AuditConfig
-    from gymdata.check.run import check as check
-    from gymdata.check.run import check_endpoint as check_endpoint
-    from gymdata.collect.run import collect as collect
-    from gymdata.collect.settings import CollectConfig as CollectConfig
-    from gymdata.data import expand_turns as expand_turns
-    from gymdata.data import load_rollouts as load_rollouts
-    from gymdata.data import reading as reading
-    from gymdata.demo import demo as demo
-    from gymdata.experience.loading import Experience as Experience
-    from gymdata.experience.loading import Samples as Samples
-    from gymdata.experience.loading import load_experiences as load_experiences
-    from gymdata.experience.run import build_experiences as experience
-    from gymdata.experience.settings import ExperienceConfig as ExperienceConfig
-    from gymdata.filter.run import filter_rollouts as filter
-    from gymdata.filter.settings import FilterConfig as FilterConfig
-    from gymdata.finetune.run import finetune as finetune
-    from gymdata.finetune.settings import FinetuneConfig as FinetuneConfig
-    from gymdata.interop.run import export_rollouts as export
-    from gymdata.interop.run import import_rollouts as import_rollouts
-    from gymdata.judge.run import judge as judge
-    from gymdata.judge.serve.run import serve_genrm as serve_genrm
-    from gymdata.judge.settings import JudgeConfig as JudgeConfig
-    from gymdata.pairs.run import build_pairs as pairs
-    from gymdata.pairs.settings import PairsConfig as PairsConfig
-    from gymdata.query.run import query as query
-    from gymdata.score.run import score as score
-    from gymdata.score.settings import ScoreConfig as ScoreConfig
-    from gymdata.train.run import train_dpo as train_dpo
-    from gymdata.train.run import train_kto as train_kto
-    from gymdata.train.run import train_reward as train_reward
-    from gymdata.train.run import train_rl as train_rl
-    from gymdata.train.run import train_sft as train_sft
-    from gymdata.train.settings import TrainDpoConfig as TrainDpoConfig
-    from gymdata.train.settings import TrainKtoConfig as TrainKtoConfig
-    from gymdata.train.settings import TrainRewardConfig as TrainRewardConfig
-    from gymdata.train.settings import TrainRlConfig as TrainRlConfig
-    from gymdata.train.settings import TrainSftConfig as TrainSftConfig
-    from gymdata.validate.run import fix as fix
-    from gymdata.validate.run import validate as validate
 
 __version__ = "0.1.0"
 
 #: Public name → where it is defined: ``module`` or ``module:name``, below this package. Loaded when first used, so that
-#: ``import gymdata`` costs nothing and the command line answers at once.
+#: ``import gymdata`` costs nothing and the command line answers at once. Types are in __init__.pyi (`make schemas`).
 _HOME = {
     "AuditConfig": "audit.settings",
     "CollectConfig": "collect.settings",
@@ -72,6 +40,7 @@ _HOME = {
     "PairsConfig": "pairs.settings",
     "Samples": "experience.loading",
     "ScoreConfig": "score.settings",
+    "ServeConfig": "judge.settings",
     "TrainDpoConfig": "train.settings",
     "TrainKtoConfig": "train.settings",
     "TrainRewardConfig": "train.settings",
@@ -92,6 +61,7 @@ _HOME = {
     "judge": "judge.run",
     "load_experiences": "experience.loading",
     "load_rollouts": "data",
+    "open": "query.opened:open_run",
     "pairs": "pairs.run:build_pairs",
     "query": "query.run",
     "reading": "data",
@@ -105,6 +75,9 @@ _HOME = {
     "validate": "validate.run",
 }
 
+#: Folders and files that are public as they are: the maths.
+_MODULES = ("credit", "curriculum", "genrm", "tokens")
+
 __all__ = [
     "AuditConfig",
     "CollectConfig",
@@ -116,6 +89,7 @@ __all__ = [
     "PairsConfig",
     "Samples",
     "ScoreConfig",
+    "ServeConfig",
     "TrainDpoConfig",
     "TrainKtoConfig",
     "TrainRewardConfig",
@@ -125,6 +99,8 @@ __all__ = [
     "check",
     "check_endpoint",
     "collect",
+    "credit",
+    "curriculum",
     "demo",
     "expand_turns",
     "experience",
@@ -132,15 +108,18 @@ __all__ = [
     "filter",
     "finetune",
     "fix",
+    "genrm",
     "import_rollouts",
     "judge",
     "load_experiences",
     "load_rollouts",
+    "open",
     "pairs",
     "query",
     "reading",
     "score",
     "serve_genrm",
+    "tokens",
     "train_dpo",
     "train_kto",
     "train_reward",
@@ -151,16 +130,27 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"gymdata.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'gymdata' has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
-    value = getattr(importlib.import_module(f"gymdata.{module}"), attribute or name)
+    try:
+        value = getattr(importlib.import_module(f"gymdata.{module}"), attribute or name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "gymdata":
+            raise
+        # An AttributeError, so that `help(gymdata)` shows the rest where an extra is not installed.
+        from gymdata.errors import UsageError
+
+        missing = UsageError.missing_module(error)
+        raise AttributeError(f"gymdata.{name}: {missing or error}") from error
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 class _Package(ModuleType):

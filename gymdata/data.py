@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from gymdata.public import path_of
 from gymdata.store.reading import reading
 
 __all__ = ["expand_turns", "load_rollouts", "reading"]
@@ -27,6 +28,7 @@ def load_rollouts(path: str | Path, columns: Sequence[str] | None = None) -> pa.
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import read_table
 
+    path_of(path, "load_rollouts")
     return read_table(path, ROLLOUTS, columns)
 
 

@@ -7,9 +7,12 @@ hangs there can be left behind and never keeps the process from ending.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import hashlib
 import importlib.util
 import inspect
+import json
 import sys
 import threading
 import traceback
@@ -39,6 +42,47 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
     return getattr(module, name), f"{file.name}:{name}@{digest}"
+
+
+def in_memory(value: Any) -> tuple[str, str]:
+    """The name of a function, class or instance that was given as an object, and ``in memory:name@hash``.
+
+    The hash is over its source (its bytecode where there is none) and over the plain values that it holds: an instance's
+    attributes, a closure's variables, a partial's arguments. What JSON has no form for counts by its type.
+    """
+    named = value if hasattr(value, "__name__") else type(value)
+    name = str(named.__name__)
+    digest = hashlib.blake2b(_code_of(named), digest_size=16)
+    digest.update(json.dumps(_held_by(value), sort_keys=True, default=lambda v: type(v).__qualname__).encode())
+    return name, f"in memory:{name}@{digest.hexdigest()}"
+
+
+def _code_of(value: Any) -> bytes:
+    try:
+        return inspect.getsource(value).encode()
+    except (OSError, TypeError):
+        pass
+    if inspect.isclass(value):
+        functions = [f for _, f in sorted(vars(value).items()) if inspect.isfunction(f)]
+        return b"".join([value.__qualname__.encode(), *map(_code_of, functions)])
+    code = getattr(value, "__code__", None)
+    return _bytecode(code) if code is not None else repr(getattr(value, "__qualname__", value)).encode()
+
+
+def _bytecode(code: Any) -> bytes:
+    held = [_bytecode(one) if inspect.iscode(one) else repr(one).encode() for one in code.co_consts]
+    return b"\0".join([code.co_code, *(name.encode() for name in code.co_names), *held])
+
+
+def _held_by(value: Any) -> Any:
+    if isinstance(value, functools.partial):
+        return [in_memory(value.func)[1], list(value.args), {str(k): v for k, v in value.keywords.items()}]
+    cells = getattr(value, "__closure__", None) or ()
+    held: dict[str, Any] = {}
+    for name, cell in zip(getattr(getattr(value, "__code__", None), "co_freevars", ()), cells, strict=False):
+        with contextlib.suppress(ValueError):  # not filled yet
+            held[name] = cell.cell_contents
+    return held if inspect.isroutine(value) or inspect.isclass(value) else {str(k): v for k, v in vars(value).items()}
 
 
 def place_in(error: BaseException, file: str | None) -> str | None:

@@ -15,10 +15,10 @@ ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
     "rollouts", "store", "errors", "installed", "redaction", "settings", "urls", "progress", "stats", "http", "signals",
-    "user_code", "gc_tuning", "data", "prefetch",
+    "user_code", "gc_tuning", "data", "prefetch", "public",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
-MATHS = {"credit", "genrm", "curriculum"}
+MATHS = {"credit", "genrm", "curriculum", "tokens"}
 #: Where tokens, worlds and rewards come from; they import the kernel and each other along PLUG_EDGES.
 PLUGS = {"engines", "environments", "rewards"}
 PLUG_EDGES = {("environments", "engines"), ("rewards", "engines")}
@@ -37,7 +37,7 @@ EDGES = {
 HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "logging", "random", "subprocess", "socket", "asyncio", "tempfile"}
-PURE = ("rollouts", "credit", "genrm", "curriculum.py")
+PURE = ("rollouts", "credit", "genrm", "curriculum.py", "tokens.py")
 
 SOURCES = sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
 

@@ -21,6 +21,7 @@ from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
 from gymdata.errors import DataError, RefusedError
 from gymdata.progress import Progress
+from gymdata.public import short_repr
 from gymdata.rollouts.chains import FlatTurns
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
 from gymdata.rollouts.schema import ROLLOUTS
@@ -60,7 +61,9 @@ class AuditReport:
         """The saved log-probabilities are the model's."""
         return not self.violations
 
-    def as_json(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
             "path": None if self.path is None else str(self.path),

@@ -24,6 +24,7 @@ from gymdata.engines.forward import load_policy
 from gymdata.engines.port import PolicyModel
 from gymdata.errors import DataError, UsageError, require
 from gymdata.progress import Progress
+from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.rollouts.violations import Report
 from gymdata.store import StageOutput, read_run_json, read_table, resolve
@@ -54,7 +55,7 @@ def audit(
     """
     given = {**settings, "model": model if model is not None else settings.get("model")}
     config = config or AuditConfig.load(overrides=given)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "audit")
     for source in sources:
         resolve(source, ROLLOUTS)
     runs = [facts for source in sources for facts in lineage(source)]
@@ -172,7 +173,7 @@ def _write(
     picture = out.part("audit.png").path
     draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
     report.path = out.folder
-    told = {key: value for key, value in report.as_json().items() if key not in ("path", "violations", "worst")}
+    told = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish({
         "command": list(command),
         "config": config.model_dump(mode="json"),

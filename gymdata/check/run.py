@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gymdata.check.template import TemplateCheck, check_template
+from gymdata.public import short_repr
 from gymdata.redaction import redacted
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class ModelReport:
             return "template"
         return self.cure.name if self.cure is not None and self.cure.check.generation_mask else None
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         cure = self.cure
         return {
             "model": self.model,
@@ -70,7 +73,9 @@ class EndpointReport:
     def ok(self) -> bool:
         return all(f.ok or not f.needed for f in self.findings)
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         findings = [{"name": f.name, "ok": f.ok, "needed": f.needed, "detail": f.detail} for f in self.findings]
         return {"endpoint": self.endpoint, "ok": self.ok, "findings": findings, **self.facts}
 

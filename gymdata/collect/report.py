@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
+from gymdata.public import short_repr
 from gymdata.rewards.scheduler import PartTally
 from gymdata.stats import mean_ci
 
@@ -70,7 +71,9 @@ class CollectSummary:
         missing = self.owed + self.exhausted
         return EXIT_FAULTS if (missing and not self.gave_up) or self.reward_faults else EXIT_OK
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self)
 

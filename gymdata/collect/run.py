@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,12 +25,14 @@ from gymdata.collect.report import CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Parts, identity_of, load_parts
+from gymdata.collect.setup import Given, Parts, identity_of, load_parts
 from gymdata.collect.start_checks import check_start
-from gymdata.collect.tasks import TaskFile
+from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.gc_tuning import rare_collections
 from gymdata.progress import Progress
+from gymdata.public import wrong_argument
 from gymdata.redaction import redacted, redacted_all
+from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
@@ -44,27 +46,33 @@ _SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
 
 
 def collect(
-    config: CollectConfig | None = None,
+    tasks: Tasks | None = None,
     *,
+    reward: Rewards | None = None,
+    env: Any = None,
+    config: CollectConfig | None = None,
     parts: Parts | None = None,
     progress: Progress | None = None,
     command: Sequence[str] = (),
     **settings: Any,
 ) -> CollectSummary:
-    """Sample the rollouts that are owed and write them to ``config.output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
 
-    Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win). Resumes a run that is there.
+    ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
+    several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
+    gets a copy of it) or functions. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
+    Resumes a run that is there.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
     """
-    config = _config(config, settings)
+    config, given = _config(config, tasks, reward, env, settings)
     began = time.monotonic()
-    tasks = _tasks(config)
-    count, digest = _scan(tasks)
+    read = _tasks(config, tasks)
+    count, digest = _scan(read)
     folder = config.output or default_output(config)
     refuse_unwritable(folder)
-    parts = parts or load_parts(config)
+    parts = parts or load_parts(config, given)
     seed = _seed(config, folder)
     with contextlib.ExitStack() as stack:
         run = Run.open(
@@ -72,7 +80,7 @@ def collect(
             identity=identity_of(config, parts, seed),
             extent={"num_rollouts": config.num_rollouts, "tasks": count},
             operation={**config.operation(), "command": list(command)},
-            facts=_facts(config, parts, tasks, digest, command),
+            facts=_facts(config, parts, read, digest, command),
             run_id=config.run_id,
             overwrite=config.overwrite,
             format=config.format,
@@ -81,27 +89,34 @@ def collect(
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
         stack.callback(run.close)
-        return _collect(run, config, parts, tasks, seed, progress, began, count)
+        return _collect(run, config, parts, read, seed, progress, began, count)
 
 
-def plan(config: CollectConfig | None = None, **settings: Any) -> dict[str, Any]:
+def plan(
+    tasks: Tasks | None = None,
+    *,
+    reward: Rewards | None = None,
+    env: Any = None,
+    config: CollectConfig | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
     """What ``collect`` would do, without starting an engine or writing anything.
 
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
     server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
     """
-    config = _config(config, settings)
-    tasks = _tasks(config)
-    count, _ = _scan(tasks)
-    skipped = tasks.skipped
+    config, given = _config(config, tasks, reward, env, settings)
+    read = _tasks(config, tasks)
+    count, _ = _scan(read)
+    skipped = read.skipped
     folder = config.output or default_output(config)
     refuse_unwritable(folder)
-    parts = load_parts(config)
+    parts = load_parts(config, given)
     seed = config.seed if config.seed is not None else _known_seed(config, folder)
     Run.check(folder, identity=identity_of(config, parts, seed), run_id=config.run_id, overwrite=config.overwrite)
     there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
     if config.overwrite or there < count * config.num_rollouts:
-        parts.notes.extend(check_start(config, parts, tasks))
+        parts.notes.extend(check_start(config, parts, read))
     return {
         "path": str(folder),
         "tasks": count,
@@ -138,7 +153,8 @@ def plan_table(planned: dict[str, Any]) -> list[tuple[str, object]]:
 
 def default_output(config: CollectConfig) -> Path:
     """runs/<task file>-<time>."""
-    stem = Path(config.tasks).name.split(".")[0].replace("*", "all") or "tasks"
+    named = "" if config.tasks == IN_MEMORY else config.tasks
+    stem = Path(named).name.split(".")[0].replace("*", "all") or "tasks"
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -307,13 +323,15 @@ def _scan(tasks: TaskFile) -> tuple[int, str]:
     return count, digest.hexdigest()
 
 
-def _tasks(config: CollectConfig) -> TaskFile:
-    return TaskFile(
-        config.tasks,
-        limit=config.limit,
-        skip_bad_rows=config.skip_bad_rows,
-        prompt_elsewhere=config.workflow_url is not None,
-    )
+def _tasks(config: CollectConfig, given: Tasks | None) -> TaskFile:
+    how: dict[str, Any] = {
+        "limit": config.limit,
+        "skip_bad_rows": config.skip_bad_rows,
+        "prompt_elsewhere": config.workflow_url is not None,
+    }
+    if given is None or isinstance(given, (str, Path)):
+        return TaskFile(config.tasks, **how)
+    return TaskRows(rows=given, **how)
 
 
 def _seed(config: CollectConfig, folder: Path) -> int:
@@ -349,7 +367,7 @@ def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, co
         "policy": parts.model["policy"],
         "chat": chat,
         "tasks": {
-            "files": [{"path": str(file), "xxh3": hash_file(file)} for file in tasks.files],
+            "files": tasks.facts(),
             "digest": digest,
             "skipped_rows": tasks.skipped,
         },
@@ -357,6 +375,30 @@ def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, co
     }
 
 
-def _config(config: CollectConfig | None, settings: dict[str, Any]) -> CollectConfig:
+def _config(
+    config: CollectConfig | None, tasks: Tasks | None, reward: Rewards | None, env: Any, settings: dict[str, Any]
+) -> tuple[CollectConfig, Given]:
+    """The settings, in which a text stands for each object that was given, and the objects."""
+    given = Given()
+    if tasks is not None:
+        settings["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else _rows_name(tasks)
+    if reward is not None:
+        settings["reward"], given.rewards = given_rewards(reward)
+    if env is not None:
+        settings["env"] = (
+            env if isinstance(env, str) else f"{IN_MEMORY}: {getattr(env, '__name__', type(env).__name__)}"
+        )
+        given.environment = None if isinstance(env, str) else env
     base = config.model_dump(exclude_unset=True) if config is not None else {}
-    return CollectConfig.load(None, {**base, **settings})
+    return CollectConfig.load(None, {**base, **settings}), given
+
+
+def _rows_name(tasks: Any) -> str:
+    """``IN_MEMORY``. Raises UsageError for what has no rows: text and mappings are iterable, too, and so are data frames,
+    which give their columns."""
+    frame = hasattr(tasks, "write_parquet") or hasattr(tasks, "iloc")
+    if frame or isinstance(tasks, (bytes, Mapping)) or not isinstance(tasks, Iterable):
+        error = wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or a datasets.Dataset")
+        error.hint = "give its rows: to_dicts(), or to_dict('records') of pandas" if frame else None
+        raise error
+    return IN_MEMORY

@@ -16,11 +16,12 @@ from gymdata.collect.collector import VERDICT
 from gymdata.collect.episode import NextPrompt
 from gymdata.collect.settings import CollectConfig
 from gymdata.engines.port import Chat, Sampler
-from gymdata.environments import load_environment, server_url
+from gymdata.environments import given_environment, load_environment, server_url
 from gymdata.environments.port import Environment, Workflow
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import UsageError, require
 from gymdata.rewards import load_rewards
+from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
 
 if TYPE_CHECKING:
@@ -56,16 +57,29 @@ class Parts:
         return place
 
 
-def load_parts(config: CollectConfig) -> Parts:
+@dataclass(slots=True)
+class Given:
+    """What was given as objects instead of names: reward functions by the text that stands for them, an environment."""
+
+    rewards: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
+    environment: Any = None
+
+
+def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     """The engine (not started), tokenizer, environment and rewards that the configuration names."""
+    given = given or Given()
     from gymdata.engines import weights
     from gymdata.engines.chat import template as chat
 
     # A misspelt reward is told before the tokenizer is loaded, whose text a reward server gets.
-    rewards = _rewards(config, lambda ids: talk.decode(ids))
+    rewards = _rewards(config, lambda ids: talk.decode(ids), given)
     if config.workflow_url is not None:
         return _workflow_parts(config, rewards)
-    environment = load_environment(config.env, tool_timeout_s=config.tool_timeout, server=_resource_server(config))
+    environment: Environment
+    if given.environment is not None:
+        environment = given_environment(given.environment, tool_timeout_s=config.tool_timeout)
+    else:
+        environment = load_environment(config.env, tool_timeout_s=config.tool_timeout, server=_resource_server(config))
     server = config.endpoint or config.chat_endpoint
     if config.endpoint is not None and config.chat_endpoint is not None:
         raise UsageError(
@@ -99,10 +113,10 @@ def load_parts(config: CollectConfig) -> Parts:
     return parts
 
 
-def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str]) -> list[Weighted]:
+def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], given: Given) -> list[Weighted]:
     # In a workflow of others there is no tokenizer: a reward server gets the messages.
     known = decode if config.workflow_url is None else None
-    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, known)]
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, known, given.rewards)]
     remote = config.workflow_url is not None or server_url(config.env) is not None
     if remote and any(reward.function.name == VERDICT for reward in rewards):
         raise UsageError(

@@ -26,16 +26,19 @@ import gzip
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
+import xxhash
 
 from gymdata.errors import DataError, UsageError
+from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task
+from gymdata.store import hash_file
 from gymdata.store.paths import BOM
 
 _ROLES = {"system", "user", "assistant", "tool", "function", "developer", "environment"}
@@ -77,20 +80,28 @@ class TaskFile:
         #: Short hash of a task_id → how often, and the file, line and content of the first.
         seen: dict[bytes, tuple[int, Path, int, str]] = {}
         count = 0
-        for file in self.files:
-            for line, row in _rows(file, self._bad_line):
-                if self.limit is not None and count >= self.limit:
-                    return
-                try:
-                    task = parse_task(row, prompt_elsewhere=self.prompt_elsewhere)
-                    task = self._unique(task, file, line, seen)
-                except _FieldError as bad:
-                    self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected))
-                    continue
-                count += 1
-                yield task
+        for file, line, row in self._rows():
+            if self.limit is not None and count >= self.limit:
+                return
+            try:
+                task = parse_task(row, prompt_elsewhere=self.prompt_elsewhere)
+                task = self._unique(task, file, line, seen)
+            except _FieldError as bad:
+                self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected))
+                continue
+            count += 1
+            yield task
         if not count:
             raise DataError.empty(self.path, "at least one task")
+
+    def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+        for file in self.files:
+            for line, row in _rows(file, self._bad_line):
+                yield file, line, row
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What run.json says of where the tasks are from: path and hash of each file."""
+        return [{"path": str(file), "xxh3": hash_file(file)} for file in self.files]
 
     def _bad(self, error: DataError) -> None:
         if not self.skip_bad_rows:
@@ -112,6 +123,52 @@ class TaskFile:
         if not times:
             return task
         return Task(f"{task.task_id}-{times + 1}", task.messages, task.tools, task.row, task.content_hash)
+
+
+IN_MEMORY = "in memory"
+
+
+@dataclass
+class TaskRows(TaskFile):
+    """The tasks of a list of dicts, a Hugging Face ``Dataset`` or any other iterable of mappings.
+
+    In messages a row is a line of ``in memory``, counted from 1.
+    """
+
+    path: Path | str = IN_MEMORY
+    rows: Iterable[Mapping[str, Any]] = ()
+
+    def __post_init__(self) -> None:
+        self.files = []
+        # What can be read only once is kept: tasks are counted and hashed before they are sampled.
+        if iter(self.rows) is self.rows:
+            self.rows = list(self.rows)
+
+    def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+        # A Dataset gives every row all columns; a null means that it was not there.
+        columnar = hasattr(self.rows, "column_names")
+        for number, row in enumerate(self.rows, 1):
+            if not isinstance(row, Mapping):
+                expected = f"tasks as rows that are dicts (row {number} is {described(row)})"
+                raise wrong_argument(self.rows, "collect", expected)
+            try:
+                plain: dict[str, Any] = orjson.loads(orjson.dumps(dict(row)))
+            except TypeError as error:
+                got = f"a value that JSON has no form for ({error})"
+                self._bad(DataError.bad_row(IN_MEMORY, number, None, got, "JSON values"))
+                continue
+            if columnar:
+                plain = {k: _drop_nulls(v) for k, v in plain.items() if v is not None}
+            yield Path(IN_MEMORY), number, plain
+
+    def facts(self) -> list[dict[str, Any]]:
+        digest = xxhash.xxh3_64()
+        for _, _, row in self._rows():
+            digest.update(_canonical(row) + b"\n")
+        return [{"path": IN_MEMORY, "xxh3": digest.hexdigest()}]
+
+
+Tasks = str | Path | Iterable[Mapping[str, Any]]
 
 
 def parse_task(row: dict[str, Any], *, prompt_elsewhere: bool = False) -> Task:
@@ -178,7 +235,7 @@ def _message(value: Any, where: str) -> Message:
         raise _FieldError(where, _short(value), "a message object with role and content")
     kind = value.get("type", "message")
     if kind == "function_call":
-        call = {"id": value.get("call_id"), "function": {k: value.get(k) for k in ("name", "arguments")}}
+        call = {"id": value.get("call_id"), "function": {k: value.get(k) for k in ("name", "public")}}
         return {"role": "assistant", "content": None, "tool_calls": [_tool_call(call, where)]}
     if kind == "function_call_output":
         return {
@@ -205,13 +262,13 @@ def _tool_call(value: Any, where: str) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _FieldError(where, _short(value), "tool calls with a function name and arguments")
-    arguments = function.get("arguments") or {}
+    arguments = function.get("public") or {}
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)
         except orjson.JSONDecodeError as error:
             raise _FieldError(where, "arguments that are not JSON", "a JSON object") from error
-    return {"id": value.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": value.get("id"), "type": "function", "function": {"name": function["name"], "public": arguments}}
 
 
 def _text(value: Any, where: str) -> str:

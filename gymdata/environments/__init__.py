@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from gymdata.environments.port import Environment
 from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.environments.single_turn import SingleTurn
+from gymdata.errors import UsageError
 
-__all__ = ["PythonTools", "ResourceServer", "SingleTurn", "load_environment", "server_url"]
+__all__ = ["PythonTools", "ResourceServer", "SingleTurn", "given_environment", "load_environment", "server_url"]
 
 
 def load_environment(
@@ -23,6 +26,18 @@ def load_environment(
     if url is not None and server is not None:
         return server(url)
     return PythonTools.load(spec, timeout_s=tool_timeout_s)
+
+
+def given_environment(env: Any, *, tool_timeout_s: float = 60.0) -> Environment:
+    """An environment that was given as an object: a class or instance with tools, functions, or an ``Environment``.
+
+    Raises UsageError when the policy gets no tools from it."""
+    if not isinstance(env, type) and all(hasattr(env, name) for name in ("identity", "start", "close")):
+        made: Environment = env
+        return made
+    if isinstance(env, (bool, int, float, bytes, Mapping)):
+        raise UsageError.bad_value("env", env, "path.py:Name, a URL, a class, an instance or functions")
+    return PythonTools.given(env, timeout_s=tool_timeout_s)
 
 
 def server_url(spec: str | None) -> str | None:

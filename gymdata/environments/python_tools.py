@@ -14,6 +14,8 @@ OutsideError. Output above 64 KiB is cut, and the message says so. User code run
 from __future__ import annotations
 
 import asyncio
+import copy
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,7 @@ from gymdata.environments.port import StepResult
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message, Task
-from gymdata.user_code import in_thread, load_symbol, place_of
+from gymdata.user_code import in_memory, in_thread, load_symbol, place_of
 
 _NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 Tool = Callable[..., Any]
@@ -33,25 +35,33 @@ Tool = Callable[..., Any]
 class PythonTools:
     """An environment from a Python file."""
 
-    def __init__(self, target: Any, identity: Mapping[str, Any], *, timeout_s: float) -> None:
-        """``target``: a class, a function or a list of functions. Raises UsageError when it has no usable tools."""
+    def __init__(
+        self,
+        target: Any,
+        identity: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        make: Callable[[], Any] | None = None,
+    ) -> None:
+        """``target``: a class, a function or a list of functions; ``make``: what gives an instance of the class when not
+        the class itself. Raises UsageError when it has no usable tools."""
         self.identity = identity
         self._timeout_s = timeout_s
-        self._factory = target if inspect.isclass(target) else None
+        self._factory: Callable[[], Any] | None = (make or target) if inspect.isclass(target) else None
         if self._factory is not None:
             self._names = [
                 name
-                for name, _ in inspect.getmembers(self._factory, inspect.isfunction)
+                for name, _ in inspect.getmembers(target, inspect.isfunction)
                 if not name.startswith("_") and name not in _NOT_TOOLS
             ]
             for name in sorted(_NOT_TOOLS):
-                if inspect.iscoroutinefunction(method := getattr(self._factory, name, None)):
+                if inspect.iscoroutinefunction(method := getattr(target, name, None)):
                     # Called like the others, it would do nothing, and the rollouts would look whole.
                     raise UsageError(
                         f"{identity['spec']}: {name} is async ({place_of(method)}), expected a plain method",
                         hint="only tools may be async; run async work inside with asyncio.run(…)",
                     )
-            tools: list[Tool] = [getattr(self._factory, name) for name in self._names]
+            tools: list[Tool] = [getattr(target, name) for name in self._names]
         else:
             tools = list(target) if isinstance(target, (list, tuple)) else [target]
             if not all(callable(tool) for tool in tools):
@@ -69,6 +79,25 @@ class PythonTools:
         where, _, digest = source.rpartition("@")
         identity = {"name": "python_tools", "spec": where, "file_hash": digest}
         return cls(target, identity, timeout_s=timeout_s)
+
+    @classmethod
+    def given(cls, target: Any, *, timeout_s: float) -> PythonTools:
+        """From a class, an instance (each rollout gets a copy of it), a function or a list of functions.
+
+        Raises UsageError."""
+        if isinstance(target, (list, tuple)):
+            if not target:
+                raise UsageError("env: got no functions, expected at least one")
+            names, sources = zip(*map(in_memory, target), strict=True)
+            digest = hashlib.blake2b("".join(sources).encode(), digest_size=16).hexdigest()
+            source = f"in memory:{','.join(names)}@{digest}"
+        else:
+            _, source = in_memory(target)
+        where, _, digest = source.rpartition("@")
+        identity = {"name": "python_tools", "spec": where, "file_hash": digest}
+        if inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, (list, tuple)):
+            return cls(target, identity, timeout_s=timeout_s)
+        return cls(type(target), identity, timeout_s=timeout_s, make=lambda: copy.deepcopy(target))
 
     async def start(self, task: Task, rollout_index: int) -> ToolEpisode:  # noqa: ARG002 - the port's signature
         """A fresh instance, reset with the task's row. Raises OutsideError when that raises or hangs."""
@@ -166,7 +195,7 @@ class ToolEpisode:
 
     async def _answer(self, call: Mapping[str, Any]) -> Message:
         function = call.get("function") or {}
-        name, arguments = str(function.get("name")), function.get("arguments")
+        name, arguments = str(function.get("name")), function.get("public")
         answer: Message = {"role": "tool", "name": clean(name), "content": await self._run(name, arguments)}
         if call.get("id"):
             answer["tool_call_id"] = call["id"]

@@ -2,7 +2,7 @@
 
 Invariants: a batch holds its rows' tokens as they are in the file; padding is on the left and masked everywhere; no
 token is added, so a truncated response has no end token that was not sampled; a field whose column the file lacks is None.
-Fields and shapes are those that OpenRLHF publishes for batches of this kind.
+Fields, their order and shapes are those that LightRFT publishes; what gymdata adds stands after them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ COLUMNS = {
     "kl": "kl",
     "action_entropy": "entropy",
 }
+_Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
 _Batch = TypeVar("_Batch", "Experience", "Samples")
 _SCALARS = {"reward": np.float64, "weight": np.float64, "temperature": np.float32}
 _NAMES = ("rollout_id", "sequence_index")
@@ -44,25 +45,30 @@ class Experience:
     the sequence from 1, and packed_seq_lens (B,).
 
     info: reward, weight, temperature, response_length, total_length, num_actions, each (B,), and the lists rollout_id and
-    sequence_index. A row that only fills up the last batch of a rank has weight 0 and an empty action_mask.
+    sequence_index. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
+    batch of a rank has weight 0 and an empty action_mask.
     """
 
     sequences: torch.Tensor
-    attention_mask: torch.Tensor
-    action_mask: torch.Tensor
     action_log_probs: torch.Tensor | None = None
     base_action_log_probs: torch.Tensor | None = None
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
+    action_mask: torch.Tensor | None = None
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
     kl: torch.Tensor | None = None
     action_entropy: torch.Tensor | None = None
+    labels: list[str] | None = None
+    references: list[str] | None = None
     packed_seq_lens: torch.Tensor | None = None
-    info: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Experience:
         """The batch with every tensor on ``device``, in place; fields that are None stay None."""
         return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
+
+    to = to_device
 
     def pin_memory(self) -> Experience:
         """The batch with every tensor in pinned memory, in place. Without an accelerator there is nothing to pin for."""
@@ -74,18 +80,24 @@ class Experience:
             sequences=self.sequences,
             attention_mask=self.attention_mask,
             action_mask=self.action_mask,
-            num_actions=self.action_mask.shape[-1] if self.packed_seq_lens is None else self.info["num_actions"],
+            num_actions=self._actions() if self.packed_seq_lens is None else self.info["num_actions"],
             packed_seq_lens=self.packed_seq_lens,
             response_length=self.info["response_length"],
             total_length=self.info["total_length"],
+            labels=self.labels,
+            references=self.references,
         )
+
+    def _actions(self) -> int | None:
+        return None if self.action_mask is None else self.action_mask.shape[-1]
 
 
 @dataclass
 class Samples:
     """Tokens of a batch, padded or packed, in the shapes of ``Experience``.
 
-    num_actions: A, or packed the responses' lengths (B,); response_length: trained tokens a row, (B,); total_length: (B,).
+    num_actions: A, or packed the responses' lengths (B,); response_length: trained tokens per row, (B,); total_length: (B,).
+    prompts, labels, references: texts per row, and pad_len: padding of a packed batch; None unless the caller sets them.
     """
 
     sequences: torch.Tensor
@@ -95,14 +107,38 @@ class Samples:
     packed_seq_lens: torch.Tensor | None = None
     response_length: torch.Tensor | None = None
     total_length: torch.Tensor | None = None
+    prompts: list[str] | None = None
+    labels: list[str] | None = None
+    references: list[str] | None = None
+    pad_len: int | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Samples:
         """The tensors on ``device``, in place; fields that are None stay None."""
         return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
 
+    to = to_device
+
     def pin_memory(self) -> Samples:
         """The tensors in pinned memory, in place. Without an accelerator there is nothing to pin for."""
         return _each(self, lambda t: t.pin_memory()) if torch.cuda.is_available() else self
+
+
+def to(tensor: _Nested, device: torch.device | str) -> _Nested:
+    """A tensor, or a list of tensors, on ``device``; what is None stays None."""
+    moved: _Nested = _nested(tensor, lambda t: t.to(device))
+    return moved
+
+
+def pin_memory(tensor: _Nested) -> _Nested:
+    """A tensor, or a list of tensors, in pinned memory; what is None stays None. Without an accelerator as it is."""
+    pinned: _Nested = _nested(tensor, lambda t: t.pin_memory()) if torch.cuda.is_available() else tensor
+    return pinned
+
+
+def _nested(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_nested(one, change) for one in value]
+    return change(value) if isinstance(value, torch.Tensor) else value
 
 
 def _each(batch: _Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> _Batch:
@@ -145,7 +181,8 @@ class ExperienceBatches(Iterator[Experience]):
         rows = [self._rows.fetch(int(row)) for row in (together[:1] if filler else mine)]
         batch = _packed(rows) if self._packed else _padded(rows)
         if filler:
-            batch.action_mask.zero_()
+            if batch.action_mask is not None:
+                batch.action_mask.zero_()
             batch.info["weight"].zero_()
         return batch
 
@@ -219,24 +256,28 @@ def _padded(rows: Sequence[_Row]) -> Experience:
             floats[f][line, actions - span :] = row.lists[column][row.length - span :]
     for values in floats.values():
         values[~mask] = 0
-    made = {f: torch.from_numpy(values) for f, values in floats.items()}
+    made: dict[str, Any] = {f: torch.from_numpy(values) for f, values in floats.items()}
     return Experience(
-        torch.from_numpy(ids), torch.from_numpy(attention), torch.from_numpy(mask), **made, info=_info(rows)
+        torch.from_numpy(ids),
+        attention_mask=torch.from_numpy(attention),
+        action_mask=torch.from_numpy(mask),
+        **made,
+        info=_info(rows),
     )
 
 
 def _packed(rows: Sequence[_Row]) -> Experience:
     lengths = np.array([row.length for row in rows])
     mask = np.concatenate([row.lists["loss_mask"] for row in rows]) != 0
-    made = {}
+    made: dict[str, Any] = {}
     for f, column in COLUMNS.items():
         if column in rows[0].lists:
             values = np.concatenate([row.lists[column] for row in rows]).astype(np.float32, copy=False)
             made[f] = torch.from_numpy(np.where(mask, values, np.float32(0))[None])
     return Experience(
         torch.from_numpy(np.concatenate([row.lists["input_ids"] for row in rows]).astype(np.int64)[None]),
-        torch.from_numpy(np.repeat(np.arange(1, len(rows) + 1), lengths)[None]),
-        torch.from_numpy(mask[None]),
+        attention_mask=torch.from_numpy(np.repeat(np.arange(1, len(rows) + 1), lengths)[None]),
+        action_mask=torch.from_numpy(mask[None]),
         **made,
         packed_seq_lens=torch.from_numpy(lengths),
         info=_info(rows),

@@ -25,6 +25,7 @@ from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
 from gymdata.progress import Progress
+from gymdata.public import short_repr
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import Stitched, require_agents, stitch
 from gymdata.store import scan_batches
@@ -50,7 +51,9 @@ class ExperiencesReport:
     advantage: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         """The report without the group ids, which run.json has."""
         dropped = {reason: len(groups) for reason, groups in self.dropped_groups.items()}
         return {

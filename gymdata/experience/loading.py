@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, UsageError, needs
+from gymdata.public import path_of
 
 if TYPE_CHECKING:
-    from gymdata.experience._torch import Experience, Samples
+    from gymdata.experience._torch import Experience, Samples, pin_memory, to
 
-__all__ = ["Experience", "Samples", "load_experiences"]
+__all__ = ["Experience", "Samples", "load_experiences", "pin_memory", "to"]
 _ALWAYS = ("rollout_id", "sequence_index", "input_ids", "loss_mask", "reward", "weight", "temperature")
 _TOKENS = ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")
 
@@ -40,6 +41,7 @@ def load_experiences(
     from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store.random_access import cached_row_groups, row_groups
 
+    path_of(path, "load_experiences")
     _check(batch_size, rank, world_size, start_step)
     wanted = list(columns if columns is not None else _TOKENS)
     for name in wanted:
@@ -74,7 +76,7 @@ def _check(batch_size: int, rank: int, world_size: int, start_step: int) -> None
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Experience", "Samples"):
+    if name in ("Experience", "Samples", "pin_memory", "to"):
         from gymdata.experience import _torch as experience
 
         return getattr(experience, name)

@@ -23,6 +23,7 @@ from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.prefetch import ahead
 from gymdata.progress import NullProgress, Progress
+from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.store.lineage import (
@@ -61,7 +62,7 @@ def build_experiences(
     a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
     """
     config = config or ExperienceConfig.load(overrides=settings)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "experience")
     notes = changed_rollouts(sources)
     target = _target(sources, output, config)
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
@@ -102,7 +103,7 @@ def _build(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *scored_by]],
-        **{key: value for key, value in report.as_json().items() if key != "path"},
+        **{key: value for key, value in report.to_dict().items() if key != "path"},
         "dropped_groups": report.dropped_groups,
     }
     if config.token_columns is not None:

@@ -24,6 +24,7 @@ from gymdata.filter.evaluate import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import Progress
+from gymdata.public import paths_of, short_repr
 from gymdata.rollouts.chains import generated_keys
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
@@ -51,7 +52,9 @@ class FilterReport:
     sides: dict[str, dict[str, int]]
     files: dict[str, Path] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
 
 
@@ -75,7 +78,7 @@ def filter_rollouts(
     that were filtered with other settings, or something else.
     """
     config = config or FilterConfig.load(overrides=settings)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "filter")
     for source in sources:
         resolve(source, ROLLOUTS)
     with contextlib.ExitStack() as stack:
@@ -266,7 +269,7 @@ def _write(
         "config": config.model_dump(mode="json"),
         "parents": [parent_of(p) for p in [*sources, *columns.scored_by]],
         "identity": _common_identity(sources),
-        "counts": {key: value for key, value in report.as_json().items() if key != "files"},
+        "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }
     # Whoever reads the folder, or the test side of a file, would take an earlier choice for this one: such files go, but
     # not those that are filtered now.

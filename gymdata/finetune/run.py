@@ -31,6 +31,7 @@ from gymdata.finetune.settings import (
     output_dir,
 )
 from gymdata.progress import NullProgress, Progress
+from gymdata.public import path_of
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import local_output
@@ -164,7 +165,7 @@ _HELD_OUT = {"temperature": 0.0, "num_generations": 1}
 
 
 def finetune(
-    config_file: str | Path,
+    config: str | Path,
     overrides: Overrides = (),
     *,
     dataset: str | None = None,
@@ -180,12 +181,13 @@ def finetune(
     watch: Watch | None = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run, or go on with, the epochs of a configuration; returns what OUTPUT/result.json holds.
+    """Run, or resume, the epochs of the configuration in the YAML file ``config``; returns what OUTPUT/result.json holds.
 
     ``overrides``: (dotted key, text or value), applied in order; the keywords stand for keys of the file and beat them.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's, RefusedError
     when rollouts must not be trained on, OutsideError("trainer") when a training job did not complete.
     """
+    file = Path(path_of(config, "finetune", "the path of a YAML file"))
     flags: list[tuple[str, Any]] = [
         ("eval.general.dataset", dataset and _from_here(dataset)),
         ("finetuning.validation.dataset", validation_dataset and _from_here(validation_dataset)),
@@ -196,12 +198,12 @@ def finetune(
         ("finetuning.run_id", run_id),
     ]
     given = [*overrides, *((key, value) for key, value in flags if value is not None)]
-    config = load(Path(config_file), given, over=_served_by(Path(config_file), given, endpoint))
-    if not config.finetuning.enabled:
-        raise UsageError(f"{config_file}: finetuning.enabled is false", hint="-o enabled true")
-    plan, builder = plan_of(config, Path(config_file), overrides=given, overwrite=overwrite, command=command)
-    adapter = adapter_of(config, str(config_file), Path(config_file).parent)
-    result = dict(_trainer(config, Path(config_file)).run(plan, builder, adapter, watch or _NullWatcher()))
+    loaded = load(file, given, over=_served_by(file, given, endpoint))
+    if not loaded.finetuning.enabled:
+        raise UsageError(f"{file}: finetuning.enabled is false", hint="-o enabled true")
+    plan, builder = plan_of(loaded, file, overrides=given, overwrite=overwrite, command=command)
+    adapter = adapter_of(loaded, str(file), file.parent)
+    result = dict(_trainer(loaded, file).run(plan, builder, adapter, watch or _NullWatcher()))
     if result_json_path is not None:
         with replacing(Path(result_json_path)) as temporary:
             temporary.write_text(json.dumps(result, indent=2) + "\n")

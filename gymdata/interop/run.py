@@ -20,6 +20,7 @@ from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.nemo_gym.read import ODD, reason_of
+from gymdata.public import path_of, paths_of, short_repr
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
@@ -65,6 +66,8 @@ class ImportSummary:
     reasons: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
+    __repr__ = short_repr
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -86,6 +89,8 @@ class ExportSummary:
     turns: int = 0
     turns_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,7 +122,7 @@ def import_rollouts(
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
-    given = [files] if isinstance(files, (str, Path)) else list(files)
+    given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     sources = [one for path in given for one in resolve(path, ROLLOUTS)]
     name = source or formats.detect(sources)
     if tokenizer is not None and name != "nemo-gym":
@@ -338,6 +343,7 @@ def export_rollouts(
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
     ids or log-probabilities that no consumer may take (T206, L301 to L303).
     """
+    path_of(path, "export")
     target = local_output(output)
     if format not in FORMATS:
         raise UsageError.unknown_choice("--format", format, FORMATS)

@@ -36,6 +36,7 @@ from gymdata.judge.port import Judge, JudgeAnswer
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import Progress
+from gymdata.public import path_of, short_repr
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
@@ -66,7 +67,9 @@ class JudgeSummary:
         missing = sum(self.comparisons.values()) - self.comparisons["judged"]
         return EXIT_FAULTS if missing or self.unscored else EXIT_OK
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def table(self) -> list[tuple[str, object]]:
@@ -92,8 +95,9 @@ class JudgeSummary:
 
 
 def judge(
-    config: JudgeConfig | None = None,
+    path: str | Path | None = None,
     *,
+    config: JudgeConfig | None = None,
     judge: Judge | None = None,
     progress: Progress | None = None,
     command: Sequence[str] = (),
@@ -105,6 +109,8 @@ def judge(
     Settings are those of ``JudgeConfig``. Raises DataError for a path without groups of two, StoreError when the folder
     holds what another judge or schedule made, OutsideError("judge") when the judge is gone: what was judged is kept.
     """
+    if path is not None or config is None:
+        settings["path"] = str(path_of(path, "judge"))
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = JudgeConfig.load(None, {**base, **settings})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
@@ -265,7 +271,7 @@ def _finish(
         aggregator=how.source,
         bias=report,
     )
-    counts = {k: v for k, v in summary.as_dict().items() if k in ("rollouts", "groups", "groups_of_one", "comparisons")}
+    counts = {k: v for k, v in summary.to_dict().items() if k in ("rollouts", "groups", "groups_of_one", "comparisons")}
     out.finish(
         {
             **facts,

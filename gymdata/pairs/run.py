@@ -24,6 +24,7 @@ from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select as pairs
 from gymdata.pairs.select import at_fork
 from gymdata.pairs.settings import PairsConfig
+from gymdata.public import paths_of, short_repr
 from gymdata.rollouts import chains
 from gymdata.rollouts.duplicates import content_codes, content_keys, joined_keys
 from gymdata.rollouts.messages import split_tasks
@@ -73,7 +74,9 @@ class PairsReport:
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         """The report without the tables; ``pairs`` counts both sides."""
         sides = {"train": self.table.num_rows} | (
             {"heldout": self.heldout.num_rows} if self.heldout is not None else {}
@@ -103,7 +106,7 @@ def build_pairs(
     settings.
     """
     config = config or PairsConfig.load(overrides=settings)
-    sources = [path] if isinstance(path, (str, Path)) else list(path)
+    sources = paths_of(path, "pairs")
     notes = changed_rollouts(sources)
     with contextlib.ExitStack() as stack:
         out = None
@@ -340,7 +343,7 @@ def _write(
             "command": list(command),
             "config": config.model_dump(mode="json"),
             "parents": [parent_of(p) for p in [*sources, *scored_by]],
-            "counts": {key: value for key, value in report.as_json().items() if key not in ("files", "notes")},
+            "counts": {key: value for key, value in report.to_dict().items() if key not in ("files", "notes")},
             "notes": report.notes,
         }
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.public import path_of, wrong_argument
 from gymdata.query.types import json_value, printable, python_values
 from gymdata.query.views import Views, check_statement, find_files
 from gymdata.store.paths import beside, local_output
@@ -43,6 +44,10 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
     folders, stage folders, Parquet or JSON lines files, globs. Raises UsageError for SQL that is wrong or does more than
     read.
     """
+    if not isinstance(sql, str):
+        raise wrong_argument(sql, "query", "one SELECT as a string, then the paths that it reads")
+    for path in paths:
+        path_of(path, "query")
     with run_query(sql, *paths) as reader:
         return reader.read_all()
 

@@ -18,40 +18,70 @@ and 0 otherwise. A task without what a reward needs makes the part null, which t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from gymdata.errors import UsageError
 from gymdata.rewards.named import NAMED, TAKE_ARGUMENT, named_reward
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.user import UserReward
 
-__all__ = ["load_rewards", "parse_spec"]
+__all__ = ["Reward", "Rewards", "given_rewards", "load_rewards", "parse_spec"]
+#: A reward by its spelling, or a function (see ``gymdata.rewards.user``).
+Reward = str | Callable[..., Any]
+#: One or several; a pair gives a function its weight.
+Rewards = Reward | Sequence[Reward | tuple[Callable[..., Any], float]]
 _URL = ("http://", "https://")
 
 
+def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFunction, float]]]:
+    """Rewards as texts, and what those texts stand for that are functions. Raises UsageError."""
+    specs: list[str] = []
+    functions: dict[str, tuple[RewardFunction, float]] = {}
+    for one in rewards if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]:
+        reward, weight = one if isinstance(one, tuple) else (one, 1.0)
+        if isinstance(reward, str):
+            specs.append(reward)
+            continue
+        function = reward if isinstance(reward, RewardFunction) else UserReward.given(reward)
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise UsageError.bad_value(f"weight of the reward {function.name}", weight, "a finite number")
+        specs.append(f"in memory:{function.name}")
+        if specs[-1] in functions:
+            raise UsageError(f"reward: two functions are named {function.name!r}", hint="give one another __name__")
+        functions[specs[-1]] = function, float(weight)
+    return specs, functions
+
+
 def load_rewards(
-    specs: Sequence[str], decode: Callable[[Sequence[int]], str] | None = None
+    specs: Sequence[str],
+    decode: Callable[[Sequence[int]], str] | None = None,
+    functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
 ) -> list[tuple[RewardFunction, float]]:
     """Reward functions with their weights, in order. Raises UsageError on an unknown or repeated one.
+
+    ``functions``: those of ``given_rewards``.
 
     ``decode`` spells the ids that a reward server gets the text of; without it the server gets the messages' text.
     """
     loaded: list[tuple[RewardFunction, float]] = []
     for spec in specs:
-        name, argument, weight = parse_spec(spec)
-        function: RewardFunction
-        if name.startswith(_URL):
-            from gymdata.rewards.remote import RemoteReward
-
-            function = RemoteReward(name, decode=decode)
-        elif name.endswith(".py"):
-            function = UserReward.load(f"{name}:{argument}")
-        else:
-            function = named_reward(name, argument)
+        function, weight = (functions or {}).get(spec) or _load(spec, decode)
         if any(function.name == other.name for other, _ in loaded):
             raise UsageError(f"--reward {spec}: a reward named {function.name!r} is already there")
         loaded.append((function, weight))
     return loaded
+
+
+def _load(spec: str, decode: Callable[[Sequence[int]], str] | None) -> tuple[RewardFunction, float]:
+    name, argument, weight = parse_spec(spec)
+    if name.startswith(_URL):
+        from gymdata.rewards.remote import RemoteReward
+
+        return RemoteReward(name, decode=decode), weight
+    if name.endswith(".py"):
+        return UserReward.load(f"{name}:{argument}"), weight
+    return named_reward(name, argument), weight
 
 
 def parse_spec(spec: str) -> tuple[str, str | None, float]:

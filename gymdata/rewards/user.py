@@ -21,7 +21,7 @@ import numpy as np
 
 from gymdata.errors import OutsideError, RewardError, UsageError
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.user_code import load_symbol, place_in, place_of
+from gymdata.user_code import in_memory, load_symbol, place_in, place_of
 
 
 def last_ids(rollout: Mapping[str, Any]) -> np.ndarray:
@@ -93,6 +93,19 @@ class UserReward:
             return cls(function, source)
         except (TypeError, ValueError) as error:
             raise UsageError(f"--reward {spec}: its parameters cannot be read: {error}") from error
+
+    @classmethod
+    def given(cls, function: Any) -> UserReward:
+        """From a function that was given as an object. Raises UsageError."""
+        if inspect.isclass(function) or not callable(function):
+            raise UsageError.bad_value("reward", function, "a name, path.py:function, or a function")
+        name, source = in_memory(function)
+        if not name.isidentifier():
+            raise UsageError(f"reward: got {name}, expected a function with a name", hint="write it with def")
+        try:
+            return cls(function, source)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"reward {name}: its parameters cannot be read: {error}") from error
 
     def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         """One value each. Raises RewardError when the function raises or returns something else."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from gymdata.errors import UsageError
+from gymdata.public import short_repr
 
 Severity = Literal["error", "warning", "info"]
 
@@ -443,6 +444,8 @@ class Report:
     def has(self, *codes: str) -> bool:
         """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
         return any(v.code in codes for v in self.violations)
+
+    __repr__ = short_repr
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints. Complete, never capped."""

@@ -16,6 +16,9 @@ import pyarrow as pa
 
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.progress import Progress
+from gymdata.public import path_of, short_repr
+from gymdata.rewards import Rewards, given_rewards
+from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import (
     Flips,
     PartTally,
@@ -77,7 +80,9 @@ class ScoreSummary:
     def exit_code(self) -> int:
         return EXIT_FAULTS if self.failed else EXIT_OK
 
-    def as_dict(self) -> dict[str, Any]:
+    __repr__ = short_repr
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def table(self) -> list[tuple[str, object]]:
@@ -105,20 +110,32 @@ class ScoreSummary:
 
 
 def score(
-    config: ScoreConfig | None = None, *, progress: Progress | None = None, command: Sequence[str] = (), **settings: Any
+    path: str | Path | None = None,
+    *,
+    reward: Rewards | None = None,
+    config: ScoreConfig | None = None,
+    progress: Progress | None = None,
+    command: Sequence[str] = (),
+    **settings: Any,
 ) -> ScoreSummary:
     """Score the rollouts of ``path`` again; writes RUN/scores-NAME/scores.parquet, or ``output``.
 
-    Scores come from any of ``reward`` (names and functions), ``reward_model``, ``reward_url``, or from a ``recipe``. Scores
+    Scores come from any of ``reward`` (names and functions, one or several; a pair (function, weight) weights one),
+    ``reward_model``, ``reward_url``, or from a ``recipe``. Scores
     that are there already stay, before the new ones, unless ``overwrite``. Raises UsageError for an unknown reward or a
     path that is not a run and has no ``output``, DataError for a path that is not there or has no rollouts, RefusedError
     for a reward model with another tokenizer, OutsideError for a reward server that was never reached.
     """
+    functions: dict[str, tuple[RewardFunction, float]] = {}
+    if path is not None or config is None:
+        settings["path"] = str(path_of(path, "score"))
+    if reward is not None:
+        settings["reward"], functions = given_rewards(reward)
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ScoreConfig.load(None, {**base, **settings})
     resolve(config.path, ROLLOUTS)  # a missing path is told at once
     source = find_run_json(config.path)
-    sources = load_sources(config, progress)
+    sources = load_sources(config, progress, functions)
     name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
     if config.recipe is not None and name in sources.names():
         raise UsageError(f"the recipe and a reward of it are both named {name!r}", hint="give it another with --name")

@@ -53,8 +53,12 @@ class RewardSources:
                 raise fault
 
 
-def load_sources(config: ScoreConfig, progress: Progress | None = None) -> RewardSources:
-    """The rewards that ``config`` names, nothing loaded for long yet.
+def load_sources(
+    config: ScoreConfig,
+    progress: Progress | None = None,
+    functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
+) -> RewardSources:
+    """The rewards that ``config`` names, nothing loaded for long yet. ``functions``: those of ``given_rewards``.
 
     Raises UsageError for an unknown or repeated reward or a faulty recipe; RefusedError for a reward model with another
     tokenizer than the rollouts.
@@ -62,7 +66,8 @@ def load_sources(config: ScoreConfig, progress: Progress | None = None) -> Rewar
     loader = _Loader(config, progress)
     if config.recipe is None:
         decode = loader.decode() if any(spec.startswith("http") for spec in config.reward) else None
-        rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, decode)]
+        loaded = load_rewards(config.reward, decode, functions)
+        rewards = [Weighted(function, weight) for function, weight in loaded]
         if config.reward_model is not None:
             rewards.append(Weighted(loader.model(config.reward_model, None)))
         urls = config.reward_url

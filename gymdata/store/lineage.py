@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, read_table
@@ -52,8 +53,6 @@ def vocabulary(path: str | Path) -> int | None:
 
 #: Stage folders that hold scores: of functions, and of judges.
 _KINDS = ("scores", "judge")
-
-Paths = str | Path | Sequence[str | Path]
 
 
 def concat(tables: list[pa.Table]) -> pa.Table:

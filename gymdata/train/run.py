@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError
 from gymdata.progress import NullProgress, Progress
+from gymdata.public import path_of
 from gymdata.store import has_rows, resolve
-from gymdata.train.settings import TRAINERS
+from gymdata.train.settings import (
+    TRAINERS,
+    TrainConfig,
+    TrainDpoConfig,
+    TrainKtoConfig,
+    TrainRewardConfig,
+    TrainRlConfig,
+    TrainSftConfig,
+)
 from gymdata.train.trainer_settings import check_settings
 
 if TYPE_CHECKING:
@@ -17,79 +26,126 @@ if TYPE_CHECKING:
 from gymdata.engines.model_facts import model_facts
 
 
-class TrainOptions(TypedDict, total=False):
-    """What every ``train_…`` function takes besides file, model and output.
-
-    ``settings``: keys of the trainer's config class (``gymdata.train.settings``), of the library's arguments and of TRL's
-    ModelConfig (``{"learning_rate": 1e-5, "use_peft": True}``); they beat the YAML file ``config`` and are beaten by
-    ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
-    ``dry_run`` checks and proves the batches only.
-    """
-
-    config: Path | None
-    settings: Mapping[str, Any] | None
-    sets: Sequence[str]
-    overwrite: bool
-    dry_run: bool
-    progress: Progress | None
-    command: Sequence[str]
-
-
-_Place = str | Path | None
-
-
 def train_dpo(
-    pairs: str | Path, model: _Place = None, output: _Place = None, **options: Unpack[TrainOptions]
+    pairs: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: TrainDpoConfig | str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``; see ``train``.
+    """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
-    Other settings are those of TRL's DPOConfig.
+    Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
     """
-    return train("dpo", pairs, model, output, **options)
+    return _trained("dpo", pairs, model, output, config, settings, overwrite, dry_run, progress)
 
 
 def train_kto(
-    rollouts: str | Path, model: _Place = None, output: _Place = None, **options: Unpack[TrainOptions]
+    rollouts: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: TrainKtoConfig | str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
-    ``output``; see ``train``. Other settings are those of TRL's KTOConfig."""
-    return train("kto", rollouts, model, output, **options)
+    ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest."""
+    return _trained("kto", rollouts, model, output, config, settings, overwrite, dry_run, progress)
 
 
 def train_reward(
-    pairs: str | Path, model: _Place = None, output: _Place = None, **options: Unpack[TrainOptions]
+    pairs: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: TrainRewardConfig | str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``; see ``train``.
+    """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
-    Other settings are those of TRL's RewardConfig. ``heldout`` in what is returned: how it ranks pairs of other tasks.
+    Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
+    is returned: how it ranks pairs of other tasks.
     """
-    return train("reward", pairs, model, output, **options)
+    return _trained("reward", pairs, model, output, config, settings, overwrite, dry_run, progress)
 
 
 def train_rl(
-    experiences: str | Path, model: _Place = None, output: _Place = None, **options: Unpack[TrainOptions]
+    experiences: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: TrainRlConfig | str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``; see ``train``.
+    """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
-    Other settings are those of transformers' TrainingArguments. ``ratio`` in what is returned: how far the model was from
-    the sampler before the first step.
+    Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
+    what is returned: how far the model was from the sampler before the first step.
     """
-    return train("rl", experiences, model, output, **options)
+    return _trained("rl", experiences, model, output, config, settings, overwrite, dry_run, progress)
 
 
 def train_sft(
-    rollouts: str | Path, model: _Place = None, output: _Place = None, **options: Unpack[TrainOptions]
+    rollouts: str | Path,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: TrainSftConfig | str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``; see
-    ``train``. Other settings are those of transformers' TrainingArguments."""
-    return train("sft", rollouts, model, output, **options)
+    """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
+    are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest."""
+    return _trained("sft", rollouts, model, output, config, settings, overwrite, dry_run, progress)
+
+
+def _trained(
+    algorithm: str,
+    source: str | Path,
+    model: str | Path | None,
+    output: str | Path | None,
+    config: TrainConfig | str | Path | None,
+    settings: Mapping[str, Any],
+    overwrite: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    path_of(source, f"train_{algorithm}")
+    if isinstance(config, TrainConfig):
+        settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
+    return train(
+        algorithm,
+        source,
+        model,
+        output,
+        config=None if config is None else Path(config),
+        settings=settings,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        progress=progress,
+    )
 
 
 def train(
     algorithm: str,
     source: str | Path,
-    model: _Place = None,
-    output: _Place = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     config: Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -99,7 +155,12 @@ def train(
     progress: Progress | None = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train with any of ``gymdata.train.settings.TRAINERS``; the options are those of ``TrainOptions``.
+    """Train with any of ``gymdata.train.settings.TRAINERS``.
+
+    ``settings``: keys of the trainer's config class (``gymdata.train.settings``), of the library's arguments and of TRL's
+    ModelConfig (``{"learning_rate": 1e-5, "use_peft": True}``); they beat the YAML file ``config`` and are beaten by
+    ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
+    ``dry_run`` checks and proves the batches only.
 
     Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").

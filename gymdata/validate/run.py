@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, UsageError
+from gymdata.public import path_of
 from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
@@ -58,6 +59,7 @@ def validate(
     bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
     nothing can be read there, UsageError for an unknown code.
     """
+    path_of(path, "validate")
     began = time.perf_counter()
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))

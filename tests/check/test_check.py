@@ -116,4 +116,4 @@ def test_templates_are_known_by_their_exact_text():
 
 def test_the_judgement_is_the_same_every_time():
     """Two checks of one model agree in every figure."""
-    assert checking.check(POLICY).as_dict() == checking.check(POLICY).as_dict()
+    assert checking.check(POLICY).to_dict() == checking.check(POLICY).to_dict()

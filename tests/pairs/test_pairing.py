@@ -49,7 +49,7 @@ def test_a_pair_has_the_saved_ids_masks_and_messages(run: Path) -> None:
 
 def test_the_account_adds_up_and_is_in_run_json(run: Path) -> None:
     """Groups, candidates and dropped ones are counted, and run.json leads back to the rollouts."""
-    counts = gymdata.pairs(run).as_json()
+    counts = gymdata.pairs(run).to_dict()
     assert (counts["groups"], counts["groups_too_small"], counts["groups_without_variance"]) == (3, 1, 1)
     assert counts["candidates"] == counts["pairs"] + sum(counts["dropped"].values()) == 2
     facts = read_run_json(run / "pairs-reward")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gymdata.public import short_repr
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.continuity import breaks
 from gymdata.rollouts.violations import BREAKS, Violation
@@ -61,6 +62,8 @@ class FixReport:
     errors_after: int = 0
     by_code: dict[str, int] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=lambda: {c: Cost() for c in CHOICES})
+
+    __repr__ = short_repr
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,78 @@
+"""What public functions share: the first argument (a path, or several; anything else gets one sentence), and a short repr
+of their results."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import UsageError
+
+Paths = str | Path | Iterable[str | Path]
+_PATH = "the path of a run folder, a file or a glob"
+
+
+def path_of(value: Any, function: str, expected: str = _PATH) -> str | Path:
+    """``value`` if it is a path. Raises UsageError naming the function, what it got and what it expected."""
+    if isinstance(value, (str, Path)):
+        return value
+    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
+        return path
+    raise wrong_argument(value, function, expected)
+
+
+def paths_of(value: Paths, function: str, expected: str = f"{_PATH}, or several of them") -> list[str | Path]:
+    """The paths that ``value`` is or holds. Raises UsageError as ``path_of``, and when it holds none."""
+    if isinstance(value, (list, tuple, set, frozenset)) or (isinstance(value, Iterable) and iter(value) is value):
+        found = [path_of(one, function, expected) for one in value]
+        if found:
+            return found
+        raise UsageError(f"gymdata.{function}: got no paths, expected {expected}")
+    return [path_of(value, function, expected)]
+
+
+def wrong_argument(value: Any, function: str, expected: str) -> UsageError:
+    """The first argument of ``gymdata.function`` is of another kind."""
+    hint = None
+    if hasattr(value, "write_parquet") or hasattr(value, "to_parquet"):
+        hint = "rollouts are read from files: give the path of the run that they came from"
+    return UsageError(f"gymdata.{function}: got {described(value)}, expected {expected}", hint=hint)
+
+
+def described(value: Any) -> str:
+    """What a value is, in a few words: ``the int 3``, ``a DataFrame of pandas``."""
+    if value is None:
+        return "None"
+    kind = type(value)
+    if isinstance(value, (bool, int, float, bytes)):
+        text = repr(value)
+        return f"the {kind.__name__} {text if len(text) <= 40 else text[:37] + '...'}"
+    root = kind.__module__.partition(".")[0]
+    article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
+    if root in ("builtins", "__main__"):
+        size = f" with {len(value)} keys" if isinstance(value, Mapping) else ""
+        return f"{article} {kind.__name__}{size}"
+    return f"{article} {kind.__name__} of {root}"
+
+
+def short_repr(result: Any) -> str:
+    """``PairsReport(score='reward', notes=0, table=3 rows)``: scalars as they are, of everything else only how much."""
+    shown = []
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, (str, Path)):
+            text = str(value)
+            text = text if len(text) <= 80 else "…" + text[-79:]
+            shown.append(f"{field.name}={text!r}")
+        elif isinstance(value, float):
+            shown.append(f"{field.name}={value:.6g}")
+        elif isinstance(value, (bool, int)):
+            shown.append(f"{field.name}={value}")
+        elif hasattr(value, "num_rows"):
+            shown.append(f"{field.name}={value.num_rows} rows")
+        elif isinstance(value, (list, tuple)) and value:
+            shown.append(f"{field.name}={len(value)}")
+    return f"{type(result).__name__}({', '.join(shown)})"

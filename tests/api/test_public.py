@@ -1,0 +1,178 @@
+"""The public names: what ``gymdata`` offers, how its functions are called, and what they return."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pydoc
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import gymdata
+from gymdata.errors import DataError, UsageError
+from gymdata.store import Run
+from tests.rollout_files import rollout, two_turns, write_run
+
+FUNCTIONS = [
+    "audit", "collect", "experience", "export", "filter", "finetune", "import_rollouts", "judge", "open", "pairs", "query",
+    "score", "train_dpo", "train_kto", "train_reward", "train_rl", "train_sft", "validate",
+]  # fmt: skip
+MATHS = ["credit", "curriculum", "genrm", "tokens"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    rows = [rollout(f"t{t}", i, float(i), two_turns(t, 50 + i)) for t in range(3) for i in range(2)]
+    return write_run(tmp_path / "run", rows)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *MATHS, "CollectConfig", "ServeConfig", "Experience", "Samples"])
+def test_dir_and_help_show_every_public_name(name: str) -> None:
+    """dir(gymdata) has every public name, and help(gymdata) shows it."""
+    assert name in dir(gymdata)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert name in pydoc.plain(pydoc.render_doc(gymdata))
+
+
+def test_dir_shows_no_private_helper() -> None:
+    """What the module needs for itself is not offered."""
+    assert not [
+        name for name in dir(gymdata) if name in ("importlib", "sys", "Any", "TYPE_CHECKING") or name[:2] == "_H"
+    ]
+
+
+def _call(prompt: list[int], generation: list[int]) -> gymdata.tokens.Call:
+    logprobs = -np.ones(len(generation), np.float32)
+    return gymdata.tokens.Call(np.array(prompt, np.int32), np.array(generation, np.int32), logprobs, "stop")
+
+
+def test_token_maths_is_public() -> None:
+    """A turn that extends what came before is stored as a delta, given back whole, and counted as no break."""
+    tokens = gymdata.tokens
+    turns = tokens.encode_turns([_call([1, 2], [10, 2]), _call([1, 2, 10, 2, 30], [11, 2])])
+    assert turns[1]["prompt_delta_ids"].tolist() == [30]
+    assert tokens.expand_prompts(turns)[1].tolist() == [1, 2, 10, 2, 30]
+    assert tokens.count_breaks(turns) == 0
+    assert tokens.next_prompt([1, 7], [9], [2]) == [1, 7, 2, 9]
+
+
+def test_an_opened_run_is_read_lazily(run: Path) -> None:
+    """lazy() gives the same rows as arrow(), with projection and predicates."""
+    opened = gymdata.open(run)
+    good = opened.lazy().filter(pl.col("reward") > 0).select("rollout_id", "reward").collect()
+    assert good["rollout_id"].to_list() == ["t0-1", "t1-1", "t2-1"]
+    assert opened.lazy().collect().equals(pl.from_arrow(opened.arrow()))
+    assert opened.lazy().head(4).collect().height == 4
+    assert opened.lazy().select(pl.len()).collect().item() == 6
+
+
+def test_an_opened_run_has_sealed_and_journaled_rows(tmp_path: Path) -> None:
+    """Rows of a run that is being written are there as well, from its parts and from its journal."""
+    with Run.open(tmp_path / "run", identity={}, extent={}, operation={}, facts={"stage": "collect"}) as writer:
+        writer.append(rollout("a", 0, 1.0, two_turns(1, 50)))
+        writer.seal()
+        writer.append(rollout("b", 0, 0.0, two_turns(1, 51)))
+        assert gymdata.open(tmp_path / "run").lazy().collect()["rollout_id"].to_list() == ["a-0", "b-0"]
+
+
+def test_an_opened_run_answers(run: Path) -> None:
+    """query, rollout and repr of a run; a rollout that is not there names the nearest."""
+    opened = gymdata.open(run)
+    assert opened.query("SELECT count(*) AS n FROM rollouts")["n"].to_pylist() == [6]
+    assert opened.rollout("t1-0")["turns"][1]["prompt_token_ids"] == [1, 1, 10, 11, 2, 30, 31]
+    assert repr(opened).startswith(f"<gymdata run {run}: ")
+    assert len(repr(opened)) < len(str(run)) + 60
+    with pytest.raises(DataError, match="got rollout_id 't1-00'") as caught:
+        opened.rollout("t1-00")
+    assert "t1-0" in str(caught.value.hint)
+
+
+def test_experience_has_the_published_fields_in_order() -> None:
+    """Positional code that was written for the published classes works: same fields, same order, ours after them."""
+    from dataclasses import fields
+
+    assert [f.name for f in fields(gymdata.Experience)] == [
+        "sequences", "action_log_probs", "base_action_log_probs", "values", "returns", "advantages", "attention_mask",
+        "action_mask", "info", "kl", "action_entropy", "labels", "references", "packed_seq_lens",
+    ]  # fmt: skip
+    assert [f.name for f in fields(gymdata.Samples)] == [
+        "sequences", "attention_mask", "action_mask", "num_actions", "packed_seq_lens", "response_length", "total_length",
+        "prompts", "labels", "references", "pad_len",
+    ]  # fmt: skip
+
+
+def test_to_and_pin_memory_take_lists_and_none() -> None:
+    """The published helpers move a tensor, a list of tensors, and leave None alone."""
+    import torch
+
+    from gymdata.experience.loading import pin_memory, to
+
+    moved = to([torch.ones(2), torch.zeros(1)], "meta")
+    assert [t.device.type for t in moved] == ["meta", "meta"]
+    assert to(None, "cpu") is None
+    assert pin_memory(None) is None
+    samples = gymdata.Samples(torch.ones(1, 2), prompts=["p"], pad_len=3)
+    assert samples.to("meta").sequences.device.type == "meta"
+    assert (samples.prompts, samples.pad_len) == (["p"], 3)
+
+
+CALLS = {
+    "audit": gymdata.audit, "collect": gymdata.collect, "experience": gymdata.experience, "filter": gymdata.filter,
+    "judge": gymdata.judge, "load_rollouts": gymdata.load_rollouts, "open": gymdata.open, "pairs": gymdata.pairs,
+    "query": gymdata.query, "score": partial(gymdata.score, reward="numeric"),
+    "train_dpo": gymdata.train_dpo, "train_sft": gymdata.train_sft,
+    "validate": gymdata.validate, "finetune": gymdata.finetune,
+    "export": lambda value: gymdata.export(value, "out.jsonl", "openai"),
+    "import_rollouts": lambda value: gymdata.import_rollouts(value, "out"),
+    "load_experiences": lambda value: gymdata.load_experiences(value, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", [3, {"a": 1}, pl.DataFrame({"a": [1]}), [3]], ids=["int", "dict", "DataFrame", "list"]
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_first_argument_gets_a_sentence(name: str, value: object) -> None:
+    """What is no path is refused with the function, what was got and what was expected."""
+    with pytest.raises(UsageError, match=rf"^gymdata.{name}: got .*, expected ") as caught:
+        CALLS[name](value)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"query"}))
+def test_a_path_to_nothing_names_the_path(name: str, tmp_path: Path) -> None:
+    """A path where nothing is: the message begins with it, whatever the function."""
+    with pytest.raises((DataError, UsageError), match="nothing-here"):
+        CALLS[name](tmp_path / "nothing-here.jsonl")
+
+
+def test_settings_classes_are_accepted(run: Path) -> None:
+    """A config object does what the same keywords do."""
+    config = gymdata.PairsConfig(strategy="all")
+    by_config = gymdata.pairs(run, config=config, write=False).table
+    assert by_config.equals(gymdata.pairs(run, strategy="all", write=False).table)
+
+
+RESULTS = {
+    "pairs": lambda run, out: gymdata.pairs(run, write=False),
+    "experience": lambda run, out: gymdata.experience(run, out / "e"),
+    "filter": lambda run, out: gymdata.filter(run, where="reward > 0", write=False),
+    "validate": lambda run, out: gymdata.validate(run),
+    "fix": lambda run, out: gymdata.fix(run, "drop", out / "fixed.parquet"),
+    "score": lambda run, out: gymdata.score(run, reward="regex:x"),
+    "export": lambda run, out: gymdata.export(run, out / "a.jsonl", "nemo-gym"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_have_a_short_repr_and_a_dict(name: str, run: Path, tmp_path: Path) -> None:
+    """repr shows scalars and counts, however many rows there are; to_dict() is plain JSON."""
+    result = RESULTS[name](run, tmp_path)
+    assert repr(result).startswith(type(result).__name__ + "(")
+    assert len(repr(result)) < 500
+    assert json.loads(json.dumps(result.to_dict()))
