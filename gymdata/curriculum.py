@@ -11,12 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from gymdata.errors import UsageError
-from gymdata.stats import scaled_mean
+from gymdata.stats import group_statistic
 
 #: Rewards such as 0.9 − 0.8 fall short of 0.1 by rounding alone.
 _TOLERANCE = 1e-9
@@ -72,17 +74,13 @@ class Selection:
 
 def group_statistics(scores: Mapping[str, Sequence[float | None]]) -> list[GroupStats]:
     """Statistics of each task's scores; a missing or non-finite score is never counted as 0."""
-    result = []
-    for task_id, values in scores.items():
-        known = np.array([v for v in values if v is not None and math.isfinite(v)], dtype=np.float64)
-        missing = len(values) - len(known)
-        if len(known) == 0:
-            result.append(GroupStats(task_id, len(values), missing, math.nan, math.nan, math.nan))
-        else:
-            # Sorted, so that the mean does not depend on the order of rows.
-            mean = scaled_mean(np.sort(known))
-            result.append(GroupStats(task_id, len(values), missing, mean, float(known.min()), float(known.max())))
-    return result
+    sizes = np.array([len(values) for values in scores.values()], np.int64)
+    flat = pa.array(list(chain.from_iterable(scores.values())), pa.float64()).to_numpy(zero_copy_only=False)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    missing = np.bincount(owner[~np.isfinite(flat)], minlength=len(sizes))
+    columns = [group_statistic(what, flat, owner, len(sizes)) for what in ("mean", "min", "max")]
+    rows = zip(scores, sizes.tolist(), missing.tolist(), *(column.tolist() for column in columns), strict=True)
+    return [GroupStats(*row) for row in rows]
 
 
 def percentile_at(epoch: int, config: CurriculumConfig) -> Decimal:

@@ -29,10 +29,39 @@ def unit_of(largest: npt.ArrayLike) -> Array:
     return np.where(size > _PLAIN, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
 
 
-def scaled_mean(values: Array) -> float:
-    """The mean of finite ``values`` (at least one), whatever their size."""
-    unit = float(unit_of(np.abs(values).max()))
-    return float((values / unit).mean()) * unit
+#: What ``group_statistic`` knows; prefixes of group columns, too: ``mean_reward``, ``max_n_turns``.
+STATISTICS = ("mean", "min", "max", "std", "sum")
+
+
+def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> Array:
+    """``what`` (one of ``STATISTICS``) of the finite values of each group (a code from 0 per value); NaN where a group has
+    none.
+
+    Sums run over sorted values, so that the order of rows cannot change the last bit. ``std`` is the sample standard
+    deviation (ddof 1): exactly 0 where all values are equal, and NaN for a single one. Means and deviations are right for
+    values of any size; a sum beyond float64 is infinite.
+    """
+    import polars as pl
+
+    value = pl.col("value")
+    low, high = value.min(), value.max()
+    largest = pl.max_horizontal(low.abs(), high.abs())
+    # As unit_of; 2 to the 1024th is no number any more.
+    power = pl.lit(2.0).pow(largest.log(2).floor().clip(upper_bound=1023))
+    unit = pl.when(largest > _PLAIN).then(power).otherwise(1.0)
+    scaled = value.sort() / unit
+    statistic = {
+        "min": low,
+        "max": high,
+        "sum": scaled.sum() * unit,
+        "mean": pl.when(low == high).then(low).otherwise(scaled.mean() * unit),
+        "std": pl.when(value.len() > 1).then(pl.when(low == high).then(0.0).otherwise(scaled.std() * unit)),
+    }[what]
+    rows = pl.LazyFrame({"group": groups, "value": np.asarray(values, np.float64)}).filter(value.is_finite())
+    found = rows.group_by("group").agg(statistic.alias("value")).collect()
+    result = np.full(n_groups, np.nan)
+    result[found["group"].to_numpy()] = found["value"].to_numpy()
+    return result
 
 
 RESAMPLES = 2_000

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError
 from gymdata.filter.conditions import Kind, unknown_column
-from gymdata.filter.steps import STATISTICS, group_statistic
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.stats import STATISTICS, group_statistic
 from gymdata.store import read_table, scan_batches
 from gymdata.store.lineage import concat, named_scores, refuse_duplicates, scores_of
 from gymdata.store.lines import decode
@@ -191,16 +191,16 @@ class _TaskFields:
         if self._values is not None:
             return self._values
         self._values = {path: [] for path in self._paths}
-        text, row = None, {}
         for source in self._sources:
             for batch in scan_batches(source, ROLLOUTS, ["task"]):
-                for now in batch.column("task").to_pylist():
-                    # Rollouts of one task follow each other.
-                    if now != text:
-                        text, row = now, _object(now)
-                        self._seen |= dict.fromkeys(_paths(row))
-                    for path, values in self._values.items():
-                        values.append(_at(row, path))
+                # Each task is decoded once, not once for each of its rollouts.
+                encoded = batch.column("task").dictionary_encode(null_encoding="encode")
+                tasks = [_object(text) for text in encoded.dictionary.to_pylist()]
+                for task in tasks:
+                    self._seen |= dict.fromkeys(_paths(task))
+                for path, values in self._values.items():
+                    of_task = [_at(task, path) for task in tasks]
+                    values += map(of_task.__getitem__, encoded.indices.to_pylist())
         return self._values
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from gymdata.errors import RefusedError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import RolloutColumns, category_name, load_columns
-from gymdata.filter.evaluate import evaluate, is_true
+from gymdata.filter.expressions import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import Progress

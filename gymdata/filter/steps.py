@@ -1,4 +1,4 @@
-"""Choosing rollouts by what is known about them without their tokens: the steps of ``gymdata filter``, and group columns.
+"""Choosing rollouts by what is known about them without their tokens: the steps of ``gymdata filter``.
 
 Invariants: the order of the rows changes nothing but the order of the rows; every row that a step drops is counted
 under one reason; what is drawn is drawn by a seeded hash of its id. Group columns are over finite values only: a missing
@@ -16,13 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gymdata.stats import unit_of
-
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
-
-#: Group columns of every numeric column, by prefix: ``mean_reward``, ``max_n_turns``.
-STATISTICS = ("mean", "min", "max", "std", "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,39 +108,6 @@ class Funnel:
 
     def _n_groups(self) -> int:
         return len(np.unique(self._groups[self.alive]))
-
-
-def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> Array:
-    """``what`` (one of ``STATISTICS``) of the finite values of each group; NaN where a group has none.
-
-    Sums run over sorted values, so that the order of rows cannot change the last bit. ``std`` is the sample standard
-    deviation (ddof 1): exactly 0 where all values are equal, and NaN for a single one.
-    """
-    finite = np.isfinite(values)
-    of, known = groups[finite], values[finite].astype(np.float64)
-    order = np.lexsort((known, of))
-    of, known = of[order], known[order]
-    result = np.full(n_groups, np.nan)
-    if not len(of):
-        return result
-    starts = np.flatnonzero(np.r_[True, of[1:] != of[:-1]])
-    counts = np.diff(np.r_[starts, len(of)])
-    present, low, high = of[starts], known[starts], known[starts + counts - 1]
-    if what in ("min", "max"):
-        result[present] = low if what == "min" else high
-        return result
-    unit = unit_of(np.maximum(np.abs(low), np.abs(high)))
-    known = known / np.repeat(unit, counts)
-    sums = np.add.reduceat(known, starts)
-    means = np.where(low == high, low / unit, sums / counts)
-    # A sum beyond float64 is larger than any number that it is compared with, and so infinite.
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        if what == "std":
-            squares = np.add.reduceat((known - np.repeat(means, counts)) ** 2, starts)
-            result[present] = np.where(counts > 1, np.sqrt(squares / (counts - 1)), np.nan) * unit
-        else:
-            result[present] = (means if what == "mean" else sums) * unit
-    return result
 
 
 def _place_in_run(values: Array) -> Array:

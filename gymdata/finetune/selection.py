@@ -90,12 +90,13 @@ def select(
 
 def _groups(rows: pa.Table, version: int) -> dict[str, tuple[str, list[float | None]]]:
     """Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one."""
-    found: dict[str, tuple[str, list[float | None]]] = {}
-    columns = (rows[name].to_pylist() for name in ("task_id", "group_id", "policy_version", "reward"))
-    for task, group, of, score in zip(*columns, strict=True):
-        label = task if of == version else f"{task}@v{of}"
-        found.setdefault(label, (group, []))[1].append(score)
-    return found
+    import polars as pl
+
+    older = pl.format("{}@v{}", "task_id", "policy_version")
+    label = pl.when(pl.col("policy_version") == version).then("task_id").otherwise(older)
+    frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "policy_version", "reward"]))).lazy()
+    groups = frame.group_by(label.alias("label"), maintain_order=True).agg(pl.col("group_id").first(), "reward")
+    return {label: (group, scores) for label, group, scores in groups.collect().iter_rows()}
 
 
 def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:

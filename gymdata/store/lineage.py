@@ -89,10 +89,7 @@ def scores_of(
     found = [table for source in sources if (table := _rescored(source, name)) is not None]
     if found:
         rows = pa.concat_tables([table for _, table in found])
-        # Re-scoring adds rows: the last one of a rollout counts.
-        values = dict(zip(rows["rollout_id"].to_pylist(), rows["value"].to_pylist(), strict=True))
-        mine = [values.get(r) for r in rollouts["rollout_id"].to_pylist()]
-        return name, pa.chunked_array([pa.array(mine, pa.float64())]), [folder for folder, _ in found]
+        return name, _last_values(rollouts, rows), [folder for folder, _ in found]
     parts = rollouts["rewards"].combine_chunks()
     flat = parts.flatten()
     names = flat.field("name")
@@ -105,6 +102,17 @@ def scores_of(
     values_of = np.full(len(parts), np.nan)
     values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
     return name, pa.chunked_array([pa.array(values_of)]), []
+
+
+def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:
+    """The value of each rollout, null where it has none. Re-scoring adds rows: the last one of a rollout counts."""
+    import polars as pl
+
+    ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
+    given = pl.DataFrame(pl.from_arrow(scores.select(["rollout_id", "value"]))).lazy()
+    last = given.unique("rollout_id", keep="last")
+    mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
+    return pa.chunked_array([mine.to_arrow()])
 
 
 def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:

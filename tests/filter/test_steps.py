@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gymdata.filter.steps import STATISTICS, Funnel, group_statistic
+from gymdata.filter.steps import Funnel
+from gymdata.stats import STATISTICS, group_statistic
 
 rewards = st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf])
 rows = st.lists(
@@ -116,3 +117,18 @@ def test_statistics_of_very_large_numbers() -> None:
     assert group_statistic("mean", values, groups, 2).tolist() == [1e308, 0.0]
     assert group_statistic("std", values, groups, 2).tolist() == [0.0, pytest.approx(np.sqrt(2) * 1e308)]
     assert group_statistic("sum", values, groups, 2).tolist() == [np.inf, 0.0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.floats(allow_nan=True)), min_size=1, max_size=30),
+    st.randoms(use_true_random=False),
+    st.sampled_from(STATISTICS),
+)
+def test_the_order_of_rows_cannot_change_the_last_bit(values: list[Any], random: Any, what: str) -> None:
+    """A statistic is the same number, bit for bit, in whatever order the rows come."""
+    shuffled = random.sample(values, len(values))
+    one, other = (
+        group_statistic(what, np.array([v for _, v in rows]), np.array([g for g, _ in rows]), 3)
+        for rows in (values, shuffled)
+    )
+    np.testing.assert_array_equal(one, other)

@@ -1,0 +1,28 @@
+"""Which score of a rollout counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from gymdata.rollouts.schema import SCORES
+from gymdata.store import write_run_json, write_table
+from gymdata.store.lineage import scores_of
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+
+
+def test_the_last_score_of_a_rollout_counts(tmp_path: Path) -> None:
+    """Of several rows of a re-scoring the last one counts, in the rollouts' order; a rollout without one has no score."""
+    run = write_run(tmp_path / "run", [rollout("t", index, 1.0, two_turns(1, 2 + index)) for index in range(3)])
+    rows = [
+        {"rollout_id": name, "name": "later", "value": value, "status": "scored", "source": "f", "run_id": "run-1",
+         "detail": None}
+        for name, value in (("t-2", 0.25), ("t-0", 0.5), ("t-2", None), ("t-0", 0.75), ("elsewhere-0", 1.0))
+    ]  # fmt: skip
+    write_table(pa.Table.from_pylist(rows, schema=SCORES.schema), run / "scores-later/scores.parquet", SCORES)
+    write_run_json(run / "scores-later", {"stage": "score"})
+    table = rollouts_table([rollout("t", index, 1.0, two_turns(1, 2 + index)) for index in (2, 0, 1)])
+    _, values, files = scores_of([run], table, "later")
+    assert values.to_pylist() == [None, 0.75, None]
+    assert [path.name for path in files] == ["scores-later"]
