@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, nearest_beside
 
 
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
@@ -30,7 +30,7 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         raise UsageError.bad_value(flag, spec, "path.py:name")
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"{flag} {spec}: {file}: no such file")
+        raise UsageError(f"{flag} {spec}: {file}: no such file", hint=nearest_beside(file))
     module = _module(file, flag)
     if not hasattr(module, name):
         defined = {n: v for n, v in vars(module).items() if not n.startswith("_") and callable(v)}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, needs
+from gymdata.errors import DataError, nearest_beside, needs
 
 
 def local_folder(name: str | Path) -> Path:
@@ -30,9 +30,13 @@ def local_folder(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(text, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        near, fetch = nearest_beside(folder), f"give a folder, or fetch it once: hf download {text}"
+        if folder.parent.is_dir() and "/" in text:
+            # What lies in a folder of this machine is no name of the hub.
+            fetch = "give a folder, or the name of a model in that cache"
         raise DataError(
             f"{text}: no such folder, and not in the local Hugging Face cache",
-            hint=f"give a folder, or fetch it once: hf download {text}",
+            hint=f"{near} If not: {fetch}" if near else fetch,
         ) from error
 
 
