@@ -6,7 +6,8 @@ tokenizer here gets a folder that exists, or DataError says that there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,23 @@ def local_folder(name: str | Path) -> Path:
             f"{text}: no such folder, and not in the local Hugging Face cache",
             hint=f"{near} If not: {fetch}" if near else fetch,
         ) from error
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """While it lasts, transformers reports nothing of the weights it loads: the command says what is lacking. Its bar
+    stays off, for progress is the command's."""
+    from transformers.utils import logging
+
+    bar_off: Any = logging.disable_progress_bar  # without types
+    errors_only: Any = logging.set_verbosity_error
+    bar_off()
+    loud = logging.get_verbosity()
+    errors_only()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(loud)
 
 
 def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:

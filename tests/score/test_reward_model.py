@@ -89,10 +89,15 @@ def test_another_tokenizer_is_refused(run: Path, reward_model: Path) -> None:
         score(path=str(run), reward_model=str(reward_model))
 
 
-def test_a_model_without_a_scoring_head_is_refused(run: Path, policy: Path) -> None:  # noqa: F811
-    """A model for generation would score with random weights."""
+def test_a_model_without_a_scoring_head_is_refused(
+    run: Path,
+    policy: Path,  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A model for generation would score with random weights; the error alone says so, without transformers' report."""
     with pytest.raises(DataError, match=r"is no reward model.*score"):
         score(path=str(run), reward_model=str(policy))
+    assert "MISSING" not in "".join(capfd.readouterr())
 
 
 def test_a_changed_rollout_is_not_scored(run: Path, reward_model: Path) -> None:
