@@ -133,6 +133,8 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def _rows(result: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
+    from gymdata.user_code import from_here
+
     yield "epochs", f"{result['epochs']} of {result['algorithm']}"
     yield "reward, first and last", f"{show(result['reward_first'])} and {show(result['reward_last'])}"
     held_out = result.get("validation") or {}
@@ -146,8 +148,8 @@ def _rows(result: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
     if "difference" in held_out:
         yield "  last minus first", _rate(held_out["difference"]).replace(" %", " points", 1)
     yield "tokens trained", result["trained_tokens"]
-    yield "policy", result["policy"]
-    yield "report", result["report"]
+    yield "policy", from_here(result["policy"])
+    yield "report", from_here(result["report"])
 
 
 def _rate(found: Mapping[str, Any]) -> str:

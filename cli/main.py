@@ -174,6 +174,17 @@ def main(argv: list[str]) -> int:
     return code or (EXIT_FAULTS if found.damage else EXIT_OK)
 
 
+def _refused_value(error: Exception) -> str | None:
+    """The wording of a flag's value that pydantic refuses, which is that of a setting; None for any other error."""
+    faults, names = getattr(error.__cause__, "errors", None), getattr(getattr(error, "param", None), "opts", None)
+    if faults is None or not names:
+        return None
+    from gymdata.settings import wanted
+
+    fault = faults()[0]
+    return str(UsageError.bad_value(" / ".join(names), fault["input"], wanted(fault)))
+
+
 def _main(argv: list[str]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     _log_tracebacks(verbose)
@@ -193,7 +204,7 @@ def _main(argv: list[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        text = printable(redacted(error.format_message()))
+        text = printable(redacted(_refused_value(error) or error.format_message()))
         if not argv:
             # Nothing was asked: the message is the help itself.
             sys.stderr.write(f"{text}\n")

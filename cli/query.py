@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +39,10 @@ def query(
 
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
+    if os.path.exists(sql):  # noqa: PTH110 - Path.exists raises for a long SELECT
+        raise UsageError.bad_value(
+            "SQL", sql, "a SELECT; this is a path", hint=f'the SQL stands first: gymdata query "SELECT …" {sql}'
+        )
     if output is not None:
         check_target(output, *paths)
     with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:

@@ -143,9 +143,7 @@ class DataError(GymdataError):
             return cls(f"{path}: is a link to {given.readlink()}, which does not exist (expected {expected})")
         if given.exists():
             return cls(f"{path}: is a {'folder' if given.is_dir() else 'file'}, expected {expected}")
-        parent = given.parent
-        near = _nearest(given.name, (p.name for p in parent.iterdir())) if parent.is_dir() else None
-        return cls(f"{path}: no such file or folder (expected {expected})", hint=near)
+        return cls(f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(given))
 
     @classmethod
     def empty(cls, path: Path | str, expected: str) -> DataError:
@@ -165,6 +163,17 @@ class DataError(GymdataError):
         }
         named = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         return cls(f"{named}: got 0 {table}, expected at least 1 to train on", hint=hints.get(table))
+
+    @classmethod
+    def other_table(cls, path: Path | str, held: str, wanted: str, readers: Sequence[str]) -> DataError:
+        """Rows of one table where a trainer reads another. ``readers``: the commands that train on what is held."""
+        makers = {
+            "pairs": f"`gymdata pairs {path}` makes pairs of them",
+            "experiences": f"`gymdata experience {path}` makes experiences of them",
+        }
+        reads = f"{' and '.join(readers)} read{'' if len(readers) > 1 else 's'} {held}"
+        hint = makers.get(wanted, reads) if held == "rollouts" else reads
+        return cls(f"{path}: holds {held}, and no {wanted}", hint=hint)
 
     @classmethod
     def not_a_run(cls, path: Path | str, found: Sequence[str]) -> DataError:
@@ -462,6 +471,14 @@ def needs(extra: str) -> Iterator[None]:
         if (error.name or NAME).partition(".")[0] == NAME:
             raise  # A module of ours: that is a defect, which no extra mends.
         raise UsageError.missing_extra(str(error.name), extra) from error
+
+
+def nearest_beside(path: Path) -> str | None:
+    """The file or folder that was meant by a path that is not there: the nearest name in its folder."""
+    try:
+        return _nearest(path.name, (beside.name for beside in path.parent.iterdir()))
+    except OSError:
+        return None
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, nearest_beside
 from gymdata.urls import expanded
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -99,10 +99,17 @@ class Config(pydantic.BaseModel):
         if fault["type"] == "literal_error":
             choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
             return UsageError.unknown_choice(f"{where}: {path}", str(fault.get("input")), choices)
-        wanted = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        expected = wanted(fault)
         if not path:
-            return UsageError(f"{where}: {wanted}")
-        return UsageError.bad_value(f"{where}: {path}", fault.get("input"), wanted)
+            return UsageError(f"{where}: {expected}")
+        return UsageError.bad_value(f"{where}: {path}", fault.get("input"), expected)
+
+
+def wanted(fault: Any) -> str:
+    """What a fault of pydantic's says that it expected, to stand after "expected"."""
+    message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    # How the parser failed tells a reader nothing that the value does not.
+    return message.partition(", unable to")[0]
 
 
 def _has_truth(value: Any) -> bool:
@@ -123,7 +130,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+        near = nearest_beside(file) if isinstance(error, FileNotFoundError) else None
+        raise UsageError(f"{file}: cannot be read: {error.strerror}", hint=near) from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text",

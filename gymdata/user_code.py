@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, nearest_beside
 
 
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
@@ -33,7 +33,7 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         raise UsageError.bad_value(flag, spec, "path.py:name")
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"{flag} {spec}: {file}: no such file")
+        raise UsageError(f"{flag} {spec}: {file}: no such file", hint=nearest_beside(file))
     module = _module(file, flag)
     if not hasattr(module, name):
         defined = {n: v for n, v in vars(module).items() if not n.startswith("_") and callable(v)}
@@ -91,16 +91,17 @@ def place_in(error: BaseException, file: str | None) -> str | None:
     The file is named from the current folder where it lies below it.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{_short(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
+    return f"{from_here(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
 def place_of(function: Any) -> str:
     """``file.py:12``: where a function, or the class of an instance that is called as one, is defined."""
     code = getattr(inspect.unwrap(function), "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code is not None else "no Python source"
+    return f"{from_here(code.co_filename)}:{code.co_firstlineno}" if code is not None else "no Python source"
 
 
-def _short(file: str) -> str:
+def from_here(file: str) -> str:
+    """``file`` as it is named from the current folder, where it lies below it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 

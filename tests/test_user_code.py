@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from gymdata.user_code import in_thread
+from gymdata.errors import UsageError
+from gymdata.settings import read_yaml
+from gymdata.user_code import in_thread, load_symbol
 
 
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, StopIteration])
@@ -18,3 +21,15 @@ def test_code_that_would_end_the_process_is_only_an_error(fault: type[BaseExcept
 
     with pytest.raises(RuntimeError, match=fault.__name__):
         asyncio.run(in_thread(leave))
+
+
+def test_a_mistyped_file_is_answered_with_its_neighbour(tmp_path: Path):
+    """A Python file or a configuration that is not there names the nearest file of its folder."""
+    (tmp_path / "calculator.py").touch()
+    (tmp_path / "dpo.yaml").touch()
+    with pytest.raises(UsageError, match=r"no such file\n.*did you mean 'calculator\.py'\?"):
+        load_symbol(f"{tmp_path}/calculater.py:Calculator", "--env")
+    with pytest.raises(UsageError, match=r"did you mean 'dpo\.yaml'\?"):
+        read_yaml(tmp_path / "dpoo.yaml")
+    with pytest.raises(UsageError, match="No such file"):
+        read_yaml(tmp_path / "gone" / "dpo.yaml")

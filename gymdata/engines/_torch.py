@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.engines._transformers import local_folder
+from gymdata.engines._transformers import local_folder, quiet_transformers
 from gymdata.engines.scoring import ToScore
+from gymdata.engines.forward import ToScore
 from gymdata.errors import DataError, UsageError, needs
 from gymdata.progress import Progress
 
@@ -48,26 +49,21 @@ def load(place: Place, head: str, **options: Any) -> Any:
         import transformers
     if place.dtype not in DTYPES:
         raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
-    # Its bar is not ours, and models here load in seconds; what its report of weights would say, ``lacking`` says.
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own lack of types
     device = _device(place.device)
     dtype: Any = getattr(torch, place.dtype, "auto")
     if place.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
-    loud = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # likewise
     try:
-        model, told = getattr(transformers, head).from_pretrained(
-            local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
-        )
-        if place.adapter is not None:
-            from peft import PeftModel
+        with quiet_transformers():  # what its report of weights would say, ``lacking`` says
+            model, told = getattr(transformers, head).from_pretrained(
+                local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            )
+            if place.adapter is not None:
+                from peft import PeftModel
 
-            model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
+                model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
     except (OSError, ValueError) as error:
         raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
-    finally:
-        transformers.utils.logging.set_verbosity(loud)
     lacking = [] if place.adapter else sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
     if lacking:
         raise DataError(f"{place.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")

@@ -6,11 +6,12 @@ tokenizer here gets a folder that exists, or DataError says that there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, needs
+from gymdata.errors import DataError, nearest_beside, needs
 
 
 def local_folder(name: str | Path) -> Path:
@@ -30,10 +31,31 @@ def local_folder(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(text, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        near, fetch = nearest_beside(folder), f"give a folder, or fetch it once: hf download {text}"
+        if folder.parent.is_dir() and "/" in text:
+            # What lies in a folder of this machine is no name of the hub.
+            fetch = "give a folder, or the name of a model in that cache"
         raise DataError(
             f"{text}: no such folder, and not in the local Hugging Face cache",
-            hint=f"give a folder, or fetch it once: hf download {text}",
+            hint=f"{near} If not: {fetch}" if near else fetch,
         ) from error
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """While it lasts, transformers reports nothing of the weights it loads: the command says what is lacking. Its bar
+    stays off, for progress is the command's."""
+    from transformers.utils import logging
+
+    bar_off: Any = logging.disable_progress_bar  # without types
+    errors_only: Any = logging.set_verbosity_error
+    bar_off()
+    loud = logging.get_verbosity()
+    errors_only()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(loud)
 
 
 def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:

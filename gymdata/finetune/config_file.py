@@ -25,7 +25,7 @@ from gymdata.finetune.settings import (
     Part,
 )
 from gymdata.judge.settings import JudgeConfig
-from gymdata.settings import parse_value, read_yaml
+from gymdata.settings import parse_value, read_yaml, wanted
 
 #: (dotted key, text as typed or a value), in the order in which they are applied.
 Overrides = Sequence[tuple[str, Any]]
@@ -348,8 +348,7 @@ def _explained(
         elif fault["type"] == "value_error":
             yield UsageError(f"{where}: {place}: {fault['msg'].removeprefix('Value error, ')}")
         else:
-            wanted = fault["msg"].removeprefix("Input should be ")
-            yield UsageError.bad_value(f"{where}: {place}", fault.get("input"), wanted)
+            yield UsageError.bad_value(f"{where}: {place}", fault.get("input"), wanted(fault))
 
 
 def _parts(section: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -235,8 +235,12 @@ def _first_line(error: BaseException) -> str:
 
 def too_wide(value: object, most: int = 60) -> str | None:
     """A shortened form of a value that would flood a table, or None when it is short."""
-    text = value if isinstance(value, str) else repr(value)
+    text = str(value)
     if len(text) <= most:
         return None
-    count = f" ({len(value):,} items)" if isinstance(value, Sequence) and not isinstance(value, str) else ""
+    count = (
+        f" ({len(value):,} item{'' if len(value) == 1 else 's'})"
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else ""
+    )
     return text[: most - len(count) - 1] + "…" + count

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.engines._transformers import local_folder
+from gymdata.engines._transformers import local_folder, quiet_transformers
 from gymdata.errors import DataError, OutsideError, RewardError, needs
 from gymdata.rewards.user import last_ids, without_ids
 
@@ -102,36 +102,39 @@ class RewardModel:
 def _load(folder: str) -> Any:
     with needs("train"):
         import torch
-        from transformers import AutoModelForSequenceClassification
-        from transformers.utils import logging
-    # Progress is told by the command.
-    quiet: Any = logging.disable_progress_bar
-    quiet()
+        import transformers  # noqa: F401 - here, so that a lack of it is named
     has_gpu = torch.cuda.is_available()
     # The processor is slow and inexact in the half precision that a graphics card is made for.
     options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}
     try:
-        if Path(folder, "adapter_config.json").is_file():
-            from peft import PeftModelForSequenceClassification
-
-            named = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
-            base: Any = AutoModelForSequenceClassification.from_pretrained(
-                local_folder(named), local_files_only=True, **options
+        with quiet_transformers():
+            loaded, lacking = _weights(folder, options)
+        if lacking:
+            raise DataError(
+                f"{folder}: is no reward model: its weights lack {', '.join(lacking[:3])}",
+                hint="`gymdata train-reward` makes one; a model for generation has no scoring head",
             )
-            loaded: Any = PeftModelForSequenceClassification.from_pretrained(base, folder)
-        else:
-            loaded, told = AutoModelForSequenceClassification.from_pretrained(
-                folder, local_files_only=True, output_loading_info=True, **options
-            )
-            if told["missing_keys"] or told["mismatched_keys"]:
-                lacking = ", ".join(sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))[:3])
-                raise DataError(
-                    f"{folder}: is no reward model: its weights lack {lacking}",
-                    hint="`gymdata train-reward` makes one; a model for generation has no scoring head",
-                )
     except (OSError, ValueError) as error:
         raise DataError.unreadable(folder, f"no reward model ({str(error).splitlines()[0]})") from error
     return loaded.eval().to("cuda" if has_gpu else "cpu")
+
+
+def _weights(folder: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The model, and the weights that its folder should hold and does not. Those of a LoRA folder are peft's to find."""
+    from transformers import AutoModelForSequenceClassification
+
+    if Path(folder, "adapter_config.json").is_file():
+        from peft import PeftModelForSequenceClassification
+
+        named = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+        base: Any = AutoModelForSequenceClassification.from_pretrained(
+            local_folder(named), local_files_only=True, **options
+        )
+        return PeftModelForSequenceClassification.from_pretrained(base, folder), []
+    loaded, told = AutoModelForSequenceClassification.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True, **options
+    )
+    return loaded, sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
 
 
 def _unscored(why: str) -> OutsideError:

@@ -56,7 +56,7 @@ def train(
     if said := data.cost.text():
         progress.message(said)
     expected = data.sequences.trained()
-    out = local_output(config.output).resolve()
+    out = local_output(config.output)
     job = {
         **config.own(),
         "trainer": config.algorithm,
@@ -64,7 +64,7 @@ def train(
         "data_xxh3": [hash_file(file) for file in files],
         "model": absolute(config.model),
         "policy_hash": model.policy_hash,
-        "output": str(out),
+        "output": str(out.resolve()),
         "settings": config.trainer,
         "trained_tokens": expected.as_json(),
         "num_processes": config.num_processes,
@@ -99,7 +99,7 @@ def run_training(
     job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
-        return _rehearse(out, job, begun, run_job, progress)
+        return _rehearse(job, begun, run_job, progress)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
         return read_run_json(out)
@@ -115,7 +115,7 @@ def run_training(
         _write(job_file, json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         try:
-            told = run_job(job_file, progress)
+            told = run_job(job_file.resolve(), progress)
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -171,9 +171,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _rehearse(
-    out: Path, job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress
-) -> dict[str, Any]:
+def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
     """Everything up to the first step, in a folder that is gone afterwards."""
     import tempfile
 
@@ -183,7 +181,6 @@ def _rehearse(
         job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
         told = run_job(job_file, progress)
     proof = told.get("proof", {})
-    begun["config"]["output"] = str(out)
     proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
     return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(told)}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import path_of
+from gymdata.rollouts.schema import TABLES
 from gymdata.store import has_rows, resolve
 from gymdata.train.settings import (
     TRAINERS,
@@ -187,5 +188,10 @@ def train(
 
 def _refuse_no_rows(source: str | Path, table: Table) -> None:
     files = resolve(source, table)
+    if not files:
+        held = next((name for name in TABLES if name != table.name and resolve(source, name)), None)
+        if held is not None:
+            readers = [f"train-{name}" for name, kind in TRAINERS.items() if kind.table.name == held]
+            raise DataError.other_table(source, held, table.name, readers)
     if not any(has_rows(file, table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], table.name)

@@ -92,3 +92,11 @@ def test_an_interrupted_command_says_so(
     monkeypatch.setattr(importlib.import_module("gymdata.query.run"), "run_query", interrupt)
     assert main(["query", "SELECT 1", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+def test_a_flag_that_is_no_number_is_worded_as_a_setting(capsys: pytest.CaptureFixture[str]):
+    """`-r zero` says what was got and what was expected, as `--set num_rollouts=zero` does."""
+    assert main(["collect", "tasks.jsonl", "-r", "zero"]) == 2
+    assert capsys.readouterr().err.startswith("error: -r / --num-rollouts: got 'zero', expected a valid integer\n")
+    assert main(["collect", "tasks.jsonl", "-m", "model", "--set", "num_rollouts=zero"]) == 2
+    assert "num_rollouts: got 'zero', expected a valid integer\n" in capsys.readouterr().err

@@ -47,6 +47,18 @@ def test_a_mistyped_path_is_no_request(load: Any, name: str) -> None:
     assert ("not in the local Hugging Face cache" in str(caught.value)) == (name in ("policy", "runs/polcy"))
 
 
+def test_a_mistyped_folder_is_answered_with_its_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`models/polcy` beside `models/policy` is no name to fetch; `gpt3` may be one, whatever lies in the current folder."""
+    (tmp_path / "models" / "policy").mkdir(parents=True)
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"did you mean 'policy'\?") as mistyped:
+        local_folder("models/polcy")
+    assert "hf download" not in str(mistyped.value)
+    with pytest.raises(DataError, match=r"did you mean 'gpt2'\? .*hf download gpt3"):
+        local_folder("gpt3")
+
+
 def test_a_folder_is_itself(policy: str, tmp_path: Path) -> None:
     """A model's folder is taken as it is; one without a tokenizer says so."""
     assert local_folder(policy) == Path(policy)

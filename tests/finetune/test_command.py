@@ -68,6 +68,17 @@ def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.C
     assert "<table>" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_results_are_named_from_the_current_folder(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The policy and the report are printed as paths that start here, as every other command names its output."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["finetune", str(config), "-o", "num_epochs", "1"]) == 0
+    shown = capsys.readouterr().out.split()
+    assert "out/epoch-001/policy" in shown
+    assert "out/report.html" in shown
+
+
 def test_tensorboard_has_every_number(config: Path, tmp_path: Path) -> None:
     """`-o tensorboard true` writes each epoch's numbers under their names of metrics.jsonl."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,22 @@ def test_another_tokenizer_is_refused(run: Path, reward_model: Path) -> None:
         score(path=str(run), reward_model=str(reward_model))
 
 
-def test_a_model_without_a_scoring_head_is_refused(run: Path, policy: Path) -> None:  # noqa: F811
-    """A model for generation would score with random weights."""
+def test_a_model_without_a_scoring_head_is_refused(
+    run: Path,
+    policy: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model for generation would score with random weights; the error alone says so, without transformers' report."""
+    told: list[logging.LogRecord] = []
+    listening = logging.Handler()
+    monkeypatch.setattr(listening, "emit", told.append)
+    library = logging.getLogger("transformers")
+    monkeypatch.setattr(library, "handlers", [*library.handlers, listening])
+    library.setLevel(logging.WARNING)
     with pytest.raises(DataError, match=r"is no reward model.*score"):
         score(path=str(run), reward_model=str(policy))
+    assert told == []
+    assert library.level == logging.WARNING
 
 
 def test_a_changed_rollout_is_not_scored(run: Path, reward_model: Path) -> None:

@@ -186,6 +186,19 @@ def test_one_rule_for_resuming(pairs: Path, tmp_path: Path) -> None:
     assert read_run_json(out)["config"]["trainer"] == {"learning_rate": 1e-3}
 
 
+def test_the_output_is_named_as_it_was_given(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative output folder stays relative in what is printed and in run.json; the training process gets a whole path."""
+    monkeypatch.chdir(tmp_path)
+    trainer, notes = Trainer(), Notes()
+    assert go(pairs, Path("out"), trainer, dry_run=True)["config"]["output"] == "out"
+    assert go(pairs, Path("out"), trainer)["config"]["output"] == "out"
+    assert trainer.jobs[1]["output"] == str(tmp_path / "out")
+    go(pairs, Path("out"), trainer, notes)
+    assert notes.said[-1].startswith("out: this training is finished")
+    with pytest.raises(StoreError, match=r"^out: was made with other settings"):
+        go(pairs, Path("out"), config={"learning_rate": 1e-3})
+
+
 def test_a_training_without_a_checkpoint_pins_nothing(pairs: Path, tmp_path: Path) -> None:
     """What failed before its first checkpoint can be started with other settings: nothing could be resumed."""
     out = tmp_path / "out"

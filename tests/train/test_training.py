@@ -8,10 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import gymdata
 from gymdata.errors import DataError
 from gymdata.store import write_table
 from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
+from tests.rollout_files import rollout, two_turns, write_run
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -30,3 +32,15 @@ def test_a_file_without_rows_is_refused_before_torch(
     assert refused.value.hint is not None
     assert refused.value.exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_another_table_is_named_with_the_way_on(tmp_path: Path) -> None:
+    """A run given for experiences is pointed at the command that makes them, pairs given for rollouts at their trainers."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50)), rollout("a", 1, 1.0, two_turns(2, 60))])
+    gymdata.pairs(run)
+    with pytest.raises(DataError, match="holds rollouts, and no experiences") as no_experiences:
+        train("rl", run, tmp_path / "no-model", tmp_path / "out")
+    assert no_experiences.value.hint == f"`gymdata experience {run}` makes experiences of them"
+    with pytest.raises(DataError, match="holds pairs, and no rollouts") as no_rollouts:
+        train("sft", run / "pairs-reward", tmp_path / "no-model", tmp_path / "out")
+    assert no_rollouts.value.hint == "train-dpo and train-reward read pairs"
