@@ -27,7 +27,7 @@ test-full: lint types
 	$(BIN)/pytest
 
 bench: .venv/.ready
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.benchmarks -o tests/benchmarks/RESULTS.md
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -36,10 +36,11 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of gymdata/rollouts/schema.py or gymdata/finetune/settings.py.
+# After a change of gymdata/rollouts/schema.py, gymdata/rollouts/violations.py or gymdata/finetune/settings.py.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
 	$(BIN)/python -m gymdata.finetune.json_schema --write schemas
+	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
