@@ -1,8 +1,9 @@
 """The blocks of the README and of the topics: what each is, how it is marked, and how it is run.
 
-A block is marked by a comment on the line before it: ``<!-- no-run: REASON -->`` is not run, ``<!-- engine -->`` is run with a
-real engine or torch, in one scenario over all pages, and ``<!-- exit: 0 1 -->`` gives the exit codes of the commands. A block
-whose first line is ``# NAME.py`` or ``# NAME.yaml`` is a file. In shown output a line ``…`` stands for any lines.
+A block is marked by a comment on the line before it: ``<!-- no-run: REASON -->`` is not run, ``<!-- engine -->`` is run
+with a real engine or torch, in one scenario over all pages, and ``<!-- exit: 0 1 -->`` gives the exit codes of the
+commands. A block whose first line is ``# NAME.py`` or ``# NAME.yaml`` is a file. In shown output a line ``…`` stands for
+any lines.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Block:
             return [(line, "") for line in lines if line.strip() and not line.startswith("#")]
         if self.language != "console":
             return []
-        found = re.findall(r"""^\$ ((?:[^"'\\\n]|\\(?:.|\n)|"[^"]*"|'[^']*')*)\n?(.*?)(?=^\$ |\Z)""", self.text, re.M | re.S)
+        found = re.findall(
+            r"""^\$ ((?:[^"'\\\n]|\\(?:.|\n)|"[^"]*"|'[^']*')*)\n?(.*?)(?=^\$ |\Z)""", self.text, re.M | re.S
+        )
         return [(command.replace("\\\n", " "), shown) for command, shown in found]
 
 
@@ -74,7 +77,13 @@ def blocks(page: Path) -> list[Block]:
     """All blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page.stem, text[: found.start("language")].count("\n") + 1, found["language"], found["mark"] or "", found["text"])
+        Block(
+            page.stem,
+            text[: found.start("language")].count("\n") + 1,
+            found["language"],
+            found["mark"] or "",
+            found["text"],
+        )
         for found in _BLOCK.finditer(text)
     ]
 

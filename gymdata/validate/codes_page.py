@@ -25,12 +25,12 @@ HEAD = """# Validate codes
 
 Every fault that `gymdata validate` and `gymdata audit` report, with its severity, what it means and what to do.
 
-`--select T2,L` checks only these codes, `--ignore D702` skips some, `--strict` makes warnings errors, and `--explain T209` prints
-one entry of this page. Errors give exit code 1. A command that depends on a property refuses rows with its code whatever the
-severity: `pairs` never takes a rollout without a reward, for example.
+`--select T2,L` checks only these codes, `--ignore D702` skips some, `--strict` makes warnings errors, and `--explain T209`
+prints one entry of this page. Errors give exit code 1. A command that depends on a property refuses rows with its code
+whatever the severity: `pairs` never takes a rollout without a reward, for example.
 
-`--fix split|truncate|drop -o OUT` writes a repaired copy: `split` starts a new sequence at a break, `truncate` keeps the turns
-before it, `drop` removes the rollout. It reports how many rollouts and tokens that cost. Nothing is repaired in place.
+`--fix split|truncate|drop -o OUT` writes a repaired copy: `split` starts a new sequence at a break, `truncate` keeps the
+turns before it, `drop` removes the rollout. It reports how many rollouts and tokens that cost. Nothing is repaired in place.
 
 ```console
 $ gymdata validate sample_data/rollouts/clean.jsonl --select T2,L

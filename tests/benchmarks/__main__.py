@@ -1,7 +1,8 @@
 """``make bench``: every benchmark's table, as ratios against a named rival in the same run, written to RESULTS.md.
 
-``python -m tests.benchmarks [-o FILE] [NAME …]`` runs the named ones, or all. Each module ``bench_NAME.py`` has ``main() -> list[Row]``; a
-row that misses its bound makes the command fail. Warm up, then rival and ours in turn, five runs or more, medians.
+``python -m tests.benchmarks [-o FILE] [NAME …]`` runs the named ones, or all. Each module ``bench_NAME.py`` has
+``main() -> list[Row]``; a row that misses its bound makes the command fail. Warm up, then rival and ours in turn, five
+runs or more, medians.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.rows import Row, markdown
-
 
 HEAD = """# Benchmark results
 
