@@ -39,7 +39,7 @@ coverage: .venv/.ready
 	$(PYTEST) $(COVERAGE) --cov --cov-report=term-missing:skip-covered
 
 bench: .venv/.ready
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.benchmarks -o tests/benchmarks/RESULTS.md
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -48,9 +48,10 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of gymdata/rollouts/schema.py, of settings, or of a public function's signature.
+# After a change of gymdata/rollouts/schema.py or violations.py, of settings, or of a public function's signature.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
+	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
 	$(BIN)/python .ci/public_stub.py --write
 
 clean:

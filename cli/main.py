@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("export", "export", "Write rollouts in another project's format."),
     "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
+    "docs": ("docs", "docs", "Read the documentation, topic by topic."),
     "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
 }
 

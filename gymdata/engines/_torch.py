@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from gymdata.engines._transformers import local_folder, quiet_transformers
-from gymdata.engines.forward import ToScore
 from gymdata.engines.scoring import ToScore
 from gymdata.errors import DataError, UsageError, needs
 from gymdata.progress import Progress

@@ -1,0 +1,142 @@
+"""The README and the topics are true: their blocks run, their commands and flags exist, and every command is in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gymdata.cli.docs import TOPICS as TOPIC_NAMES
+from gymdata.cli.docs import read_page
+from gymdata.cli.main import COMMANDS, main
+from gymdata.validate.codes_page import NAME as CODES_NAME
+from gymdata.validate.codes_page import page as codes_page
+from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, prepare, run, stand_in
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def light(page: Path) -> list[Block]:
+    return [b for b in BLOCKS if b.page == page.stem and b.language in RUN and not b.reason and b.mark != "engine"]
+
+
+def lines_of_gymdata() -> list[list[str]]:
+    """Every call of gymdata in a block, run or not."""
+    calls = [re.split(r" [|&#] ?", command)[0] for block in BLOCKS for command, _ in block.commands]
+    return [shlex.split(call)[1:] for call in calls if call.startswith("gymdata ")]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if light(p)], ids=lambda p: p.stem)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one folder: every command ends with the exit code that the page gives, and shown figures are its own."""
+    monkeypatch.setenv("COLUMNS", "200")
+    prepare(tmp_path)
+    if any("runs/x" in block.text for block in light(page)):
+        stand_in(tmp_path)
+    sql = duckdb.connect()
+    sql.execute(f"SET file_search_path = '{tmp_path}'")
+    for block in light(page):
+        if block.language == "sql":
+            for statement in duckdb.extract_statements(block.text):
+                sql.execute(statement).fetchall()
+        else:
+            run(block, tmp_path)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1200)
+def test_the_blocks_that_sample_and_train_run(tmp_path: Path) -> None:
+    """One scenario over all pages: the README collects, makes pairs and trains, and the topics go on from its run."""
+    pytest.importorskip("vllm")
+    pytest.importorskip("trl")
+    prepare(tmp_path)
+    first = ["README", "train", "batch-rl"]
+    scenario = sorted(
+        (b for b in BLOCKS if b.mark == "engine"), key=lambda b: (first.index(b.page) if b.page in first else 9, b.line)
+    )
+    for block in scenario:
+        run(block, tmp_path)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in RUN], ids=lambda b: b.name)
+def test_a_mark_is_one_of_three(block: Block) -> None:
+    """A block runs, runs with an engine, or says why it does not."""
+    assert block.mark in ("", "engine") or block.reason or block.exits
+    assert block.reason is None or len(block.reason.split()) >= 2
+
+
+def test_every_block_has_a_language() -> None:
+    """A block without one would never be run."""
+    assert [b.name for b in BLOCKS if b.language not in RUN | {"text", "json"}] == []
+
+
+@pytest.mark.parametrize("command", lines_of_gymdata(), ids=lambda c: " ".join(c)[:60])
+def test_shown_commands_exist_with_their_flags(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each shown command is known, and every long flag that it uses is in its help."""
+    assert main([command[0], "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [word for word in command if word.startswith("--") and word.split("=")[0] not in shown] == []
+
+
+def test_the_readme_is_short_and_names_every_command() -> None:
+    """At most 250 lines, and a command that it does not name is not documented."""
+    assert len(README.splitlines()) <= 250
+    assert [name for name in COMMANDS if f"`{name}`" not in README] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_links_and_sample_files_are_there(page: Path) -> None:
+    """Every relative link leads to a file, and every named file of sample_data exists."""
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    named = re.findall(r"sample_data/[\w./-]+", text)
+    assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
+
+
+def test_topics_are_the_files_and_the_readme_links_them() -> None:
+    """The list of topics, the folder and the README's links agree."""
+    assert sorted(TOPIC_NAMES) == sorted(f.stem for f in TOPICS.iterdir())
+    assert [name for name in TOPIC_NAMES if f"(gymdata/docs/{name}.md)" not in README] == []
+
+
+def test_the_page_of_codes_is_the_table_of_codes() -> None:
+    """`make schemas` writes it; a new code without it would be undocumented."""
+    assert (TOPICS / CODES_NAME).read_text(encoding="utf-8") == codes_page()
+
+
+def test_docs_lists_topics_with_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a topic, each name is there with the first words of its summary."""
+    assert main(["docs"]) == 0
+    shown = capsys.readouterr().out
+    for name in TOPIC_NAMES:
+        assert f"{name}  " in shown
+        assert " ".join(read_page(name).summary.split()[:3]) in shown
+
+
+@pytest.mark.parametrize("words", [["your-data"], ["Your data"], ["your", "data"], ["your-data.md"]])
+def test_docs_prints_a_topic_as_it_is_when_piped(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """By file name or title; the marks of the tests are left out."""
+    assert main(["docs", *words]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("# Your data\n\nTask files for `collect`")
+    assert "<!--" not in shown
+
+
+def test_docs_answers_an_unknown_topic_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and a suggestion."""
+    assert main(["docs", "finetun"]) == 2
+    assert "did you mean 'finetune'" in capsys.readouterr().err
+
+
+def test_docs_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object: all topics, or one with its text."""
+    import json
+
+    assert main(["docs", "--json"]) == 0
+    assert [t["name"] for t in json.loads(capsys.readouterr().out)["topics"]] == list(TOPIC_NAMES)
+    assert main(["docs", "audit", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"].startswith("# Audit\n")
