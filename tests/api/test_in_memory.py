@@ -128,7 +128,8 @@ def test_the_hash_of_a_function_knows_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"), [(lambda **_: [], "a function with a name"), (Adder, "or a function"), (3, "got 3, expected a name")]
+    ("bad", "said"),
+    [(lambda **_: [], "a function with a name"), (Adder, "or a function"), (3, "got 3, expected a name")],
 )
 def test_what_is_no_reward_is_refused(bad: Any, said: str, tmp_path: Path) -> None:
     """A lambda has no name for its column, a class makes an instance and no rewards."""
