@@ -135,7 +135,9 @@ def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, e
     """Ids of messages by this server's template: a role, letters, ``eos``; tools before everything."""
     ids = [9, len(tools)] if tools else []
     for message in messages:
-        said = (message.get("content") or "") + "".join(c["function"]["public"] for c in message.get("tool_calls", []))
+        said = (message.get("content") or "") + "".join(
+            c["function"]["arguments"] for c in message.get("tool_calls", [])
+        )
         ids += [10 + len(message["role"]), *(20 + byte % 100 for byte in said.encode()), eos]
     return ids
 

@@ -306,7 +306,7 @@ def _said(content: str, reasoning: str | None = None) -> Message:
 
 def _called(*calls: tuple[str, str]) -> Message:
     made = [
-        {"id": f"call0000{i}", "type": "function", "function": {"name": name, "public": {"a": 7, "b": 5}}}
+        {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": {"a": 7, "b": 5}}}
         for name, i in calls
     ]
     return {"role": "assistant", "content": "", "tool_calls": made}

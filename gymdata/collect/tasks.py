@@ -235,7 +235,7 @@ def _message(value: Any, where: str) -> Message:
         raise _FieldError(where, _short(value), "a message object with role and content")
     kind = value.get("type", "message")
     if kind == "function_call":
-        call = {"id": value.get("call_id"), "function": {k: value.get(k) for k in ("name", "public")}}
+        call = {"id": value.get("call_id"), "function": {k: value.get(k) for k in ("name", "arguments")}}
         return {"role": "assistant", "content": None, "tool_calls": [_tool_call(call, where)]}
     if kind == "function_call_output":
         return {
@@ -262,13 +262,13 @@ def _tool_call(value: Any, where: str) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _FieldError(where, _short(value), "tool calls with a function name and arguments")
-    arguments = function.get("public") or {}
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)
         except orjson.JSONDecodeError as error:
             raise _FieldError(where, "arguments that are not JSON", "a JSON object") from error
-    return {"id": value.get("id"), "type": "function", "function": {"name": function["name"], "public": arguments}}
+    return {"id": value.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _text(value: Any, where: str) -> str:

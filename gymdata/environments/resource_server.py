@@ -132,7 +132,7 @@ class ServerEpisode:
 
     async def _answer(self, call: Mapping[str, Any]) -> Message:
         function = call.get("function") or {}
-        name, arguments = str(function.get("name")), function.get("public")
+        name, arguments = str(function.get("name")), function.get("arguments")
         answer: Message = {"role": "tool", "name": clean(name), "content": await self._call(name, arguments)}
         if call.get("id"):
             answer["tool_call_id"] = call["id"]

@@ -70,9 +70,9 @@ def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
             made["role"] = "user"
         for call in made.get("tool_calls", ()):
             function = call.get("function")
-            if isinstance(function, dict) and not isinstance(function.get("public"), str):
-                arguments = function.get("public")
-                function["public"] = json_text(arguments if arguments is not None else {})
+            if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
+                arguments = function.get("arguments")
+                function["arguments"] = json_text(arguments if arguments is not None else {})
         messages.append(made)
     if not any(m["role"] == "assistant" for m in messages):
         lost[EMPTY] += 1

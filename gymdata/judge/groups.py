@@ -116,7 +116,9 @@ def response_transcript(response: Mapping[str, Any]) -> str:
             names[str(item.get("call_id"))] = item.get("name")
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": "", "tool_calls": []})
-            messages[-1]["tool_calls"].append({"name": item.get("name"), "public": _arguments(item.get("arguments"))})
+            messages[-1]["tool_calls"].append(
+                {"name": item.get("name"), "arguments": _arguments(item.get("arguments"))}
+            )
         elif kind == "function_call_output":
             name = names.get(str(item.get("call_id")))
             messages.append({"role": "tool", "name": name, "content": genrm.plain_text(item.get("output"))})

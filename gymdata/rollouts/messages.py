@@ -11,7 +11,7 @@ import xxhash
 from gymdata.errors import UsageError
 
 #: A chat message as a plain dict: role, content, and optionally reasoning, tool_calls, tool_call_id, name.
-#: ``tool_calls`` is a list of ``{"id": str, "type": "function", "function": {"name": str, "public": dict}}``.
+#: ``tool_calls`` is a list of ``{"id": str, "type": "function", "function": {"name": str, "arguments": dict}}``.
 Message = dict[str, Any]
 
 

@@ -149,7 +149,7 @@ def _add(said: dict[str, Any], item: Mapping[str, Any]) -> None:
     if item.get("type") == "reasoning":
         said["reasoning"].append(text_of(item.get("summary") or item.get("content")))
     elif item.get("type") == "function_call":
-        function = {"name": str(item.get("name")), "public": _arguments(item.get("arguments"))}
+        function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
         said["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
     else:
         said["content"].append(text_of(item.get("content")))
@@ -254,10 +254,10 @@ def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, 
     for index, call in enumerate(calls):
         inner = call.get("function")
         function: dict[str, Any] = inner if isinstance(inner, dict) else call
-        arguments = function.get("public")
+        arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json_text(arguments if arguments is not None else {})
         yield {
-            "public": text,
+            "arguments": text,
             "call_id": call.get("id"),
             "name": function.get("name"),
             "type": "function_call",

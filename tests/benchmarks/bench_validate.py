@@ -98,7 +98,7 @@ def _messages(rollouts: int) -> pa.Array:
     kind = ROLLOUTS.schema.field("messages").type
     one: list[dict[str, Any]] = [{"role": "user", "content": "What is 417 - 58?"}]
     for turn in range(TURNS):
-        call = {"id": f"call-{turn}", "type": "function", "function": {"name": "f", "public": {"a": turn}}}
+        call = {"id": f"call-{turn}", "type": "function", "function": {"name": "f", "arguments": {"a": turn}}}
         one.append({"role": "assistant", "content": "Let me see.", "tool_calls": json.dumps([call]), "turn": turn})
         one.append({"role": "tool", "content": "359", "tool_call_id": f"call-{turn}"})
     return pa.array([one] * rollouts, kind)
@@ -144,7 +144,7 @@ def nemo_row(rng: np.random.Generator, len_delta: int, len_gen: int) -> dict[str
         output.append({"type": "reasoning", "id": f"rs_{turn}", "summary": [{"type": "summary_text", "text": "Hm."}]})
         output.append(
             {
-                "type": "function_call", "name": "f", "public": '{"a": 1}', "call_id": f"c{turn}", "id": f"fc_{turn}",
+                "type": "function_call", "name": "f", "arguments": '{"a": 1}', "call_id": f"c{turn}", "id": f"fc_{turn}",
                 "prompt_token_ids": prompt, "generation_token_ids": generated,
                 "generation_log_probs": (-rng.exponential(1.0, len_gen)).tolist(),
             }

@@ -95,7 +95,7 @@ def _sample(chat: TransformersChat, draw: random.Random, special: set[int]) -> l
 
 
 def _call(call_id: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": "add", "public": {"a": 7, "b": 5}}}
+    return {"id": call_id, "type": "function", "function": {"name": "add", "arguments": {"a": 7, "b": 5}}}
 
 
 def _new(who: str, number: int, draw: random.Random) -> list[Message]:

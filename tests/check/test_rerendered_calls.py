@@ -26,7 +26,7 @@ TOOL = {
 def written(template: str, arguments: dict[str, object]) -> str | None:
     """What the template writes for a call with these arguments."""
     chat = families.chat(template, "bytes", keep_reasoning=False)
-    call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "public": arguments}}
+    call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
     ids = chat.written_by_template({"role": "assistant", "content": "", "tool_calls": [call]}, [TOOL])
     text = None if ids is None else chat.decode(ids)
     return text if text is not None and "look_up" in text and "tree" in text else None

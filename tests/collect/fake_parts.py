@@ -49,7 +49,7 @@ class LetterChat:
         name, _, arguments = rest.partition(" ")
         if word == "CALL":
             try:
-                call = {"name": name, "public": json.loads(arguments)}
+                call = {"name": name, "arguments": json.loads(arguments)}
             except json.JSONDecodeError:
                 return {"role": "assistant", "content": text}
             return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}

@@ -52,7 +52,7 @@ def test_messages_name_their_turn(tasks: Tasks, tmp_path: Path, adder: str) -> N
     assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert [m["turn"] for m in row["messages"]] == [None, 0, None, 1, None, 2]
     call = json.loads(row["messages"][1]["tool_calls"])[0]["function"]
-    assert row["messages"][2]["content"] == str(call["public"]["a"] + 1)
+    assert row["messages"][2]["content"] == str(call["arguments"]["a"] + 1)
     assert json.loads(row["tools"])[0]["function"]["name"] == "add"
     assert json.loads(row["task"]) == {"task_id": "t0", "prompt": "q0", "answer": "0", "level": 0}
 

@@ -41,7 +41,7 @@ def test_nemo_gym_rows(tmp_path: Path) -> None:
     items = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-        {"type": "function_call", "call_id": "1", "name": "f", "public": '{"x": 1}'},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'},
         {"type": "function_call_output", "call_id": "1", "output": "2"},
     ]
     rows = [
@@ -51,7 +51,7 @@ def test_nemo_gym_rows(tmp_path: Path) -> None:
     first, second = TaskFile(write(tmp_path / "t.jsonl", *rows))
     assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "tool"]
     assert first.messages[1]["content"] == "ab"
-    assert first.messages[2]["tool_calls"][0]["function"] == {"name": "f", "public": {"x": 1}}
+    assert first.messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert first.tools == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert [m["content"] for m in second.messages] == ["i", "q"]
 
@@ -117,7 +117,7 @@ def test_reasoning_items_belong_to_the_message_after_them() -> None:
     items = [
         {"role": "user", "content": "q"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
-        {"type": "function_call", "call_id": "c", "name": "f", "public": "{}"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "r"},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
         {"role": "assistant", "content": "a", "type": "message"},

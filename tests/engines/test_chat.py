@@ -29,7 +29,7 @@ TOOL = {
     },
 }
 USER = {"role": "user", "content": "What is 4+5?"}
-CALL = {"id": "call00001", "type": "function", "function": {"name": "calc", "public": {"expression": "4+5"}}}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "calc", "arguments": {"expression": "4+5"}}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 ANSWER = {"role": "tool", "name": "calc", "tool_call_id": "call00001", "content": "9"}
 
@@ -197,7 +197,7 @@ ODD = st.one_of(
             [
                 "<tool_call>",
                 "</tool_call>",
-                '{"name": "calc", "public": ',
+                '{"name": "calc", "arguments": ',
                 '{"expression": 4}',
                 "}",
                 "<think>",

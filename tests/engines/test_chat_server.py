@@ -102,8 +102,8 @@ def test_raw_log_probs_are_refused_where_they_differ() -> None:
 def test_tools_reach_the_prompt(shows: str, choice: str) -> None:
     """The tool_choice is one under which the server writes tools into the prompt; calls are parsed here, so "none" first."""
     settings = Settings(way="messages", shows_tools=shows)
-    call = {"id": "c0", "type": "function", "function": {"name": "f", "public": {"x": 1}}}
-    text = {"id": "c1", "type": "function", "function": {"name": "f", "public": '{"x": 1}'}}
+    call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    text = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     said = [
         TALK[0],
         {"role": "assistant", "content": None, "tool_calls": [call, text]},
@@ -114,7 +114,7 @@ def test_tools_reach_the_prompt(shows: str, choice: str) -> None:
     assert settings.requests[-1]["tool_choice"] == choice
     assert list(out.prompt_token_ids) == chat_prompt(settings.requests[-1], settings)
     sent = settings.requests[-1]["messages"][1]["tool_calls"]
-    assert [c["function"]["public"] for c in sent] == ['{"x": 1}', '{"x": 1}']
+    assert [c["function"]["arguments"] for c in sent] == ['{"x": 1}', '{"x": 1}']
 
 
 def test_a_server_that_hides_tools_is_refused_when_there_are_some() -> None:

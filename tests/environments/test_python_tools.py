@@ -115,7 +115,8 @@ def calls(*wanted: tuple[str, Any]) -> dict[str, Any]:
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": f"c{i}", "type": "function", "function": {"name": n, "public": a}} for i, (n, a) in enumerate(wanted)
+            {"id": f"c{i}", "type": "function", "function": {"name": n, "arguments": a}}
+            for i, (n, a) in enumerate(wanted)
         ],
     }
 
@@ -153,7 +154,7 @@ def test_no_call_ends_the_episode_with_the_environments_reward(file: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "public", "said"),
+    ("name", "arguments", "said"),
     [
         ("fail", {}, "no such thing"),
         ("leave", {}, "SystemExit: 3"),

@@ -34,7 +34,7 @@ def server() -> Iterator[Server]:
 
 
 def call(name: str, arguments: Any, id_: str | None = None) -> dict[str, Any]:
-    return {"id": id_, "type": "function", "function": {"name": name, "public": arguments}}
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def play(server: Server, *said: dict[str, Any], stop: str | None = None, row: dict[str, Any] = ROW, **settings: Any):
@@ -83,7 +83,7 @@ def test_a_rollout_is_seeded_stepped_and_verified(server: Server) -> None:
         "function_call_output",
         "message",
     ]
-    assert json.loads(sent["response"]["output"][0]["public"]) == {"a": 1, "b": 2}
+    assert json.loads(sent["response"]["output"][0]["arguments"]) == {"a": 1, "b": 2}
     assert sent["response"]["output"][0]["call_id"] == sent["response"]["output"][1]["call_id"] == "c1"
     assert sent["response"]["output"][2]["content"][0]["text"] == "It is 3"
     assert (verdict.reward, verdict.extra) == (0.5, {"graded_by": "s1="})

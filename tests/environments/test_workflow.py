@@ -105,7 +105,7 @@ def test_ids_without_log_probs_have_none(server: Server) -> None:
 
 def test_an_answer_in_the_responses_shape(server: Server) -> None:
     """Items with token lists, as NeMo Gym's agents answer at /run."""
-    call = {"type": "function_call", "name": "add", "public": '{"a": 1}', "call_id": "c", "prompt_token_ids": [1],
+    call = {"type": "function_call", "name": "add", "arguments": '{"a": 1}', "call_id": "c", "prompt_token_ids": [1],
             "generation_token_ids": [2], "generation_log_probs": [-0.1]}  # fmt: skip
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "3"}],
             "prompt_token_ids": [1, 2, 5], "generation_token_ids": [6], "generation_log_probs": [-0.2]}  # fmt: skip
@@ -119,7 +119,7 @@ def test_an_answer_in_the_responses_shape(server: Server) -> None:
         },
     )
     assert [m["role"] for m in made.messages] == ["user", "assistant", "tool", "assistant"]
-    assert made.messages[1]["tool_calls"][0]["function"] == {"name": "add", "public": {"a": 1}}
+    assert made.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
     assert [g.token_ids if g else None for g in made.generations] == [None, [2], None, [6]]
     assert (made.truncated, made.stop_reason) == (True, "max_output_tokens")
     assert made.verdict is not None

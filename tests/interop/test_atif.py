@@ -60,7 +60,7 @@ def test_what_is_written_is_atif(row: dict[str, Any]) -> None:
         agents = {"model_name", "reasoning_content", "tool_calls", "metrics", "llm_call_count", "observation"}
         assert step["source"] == "agent" or not agents & step.keys()
         known = {call["tool_call_id"] for call in step.get("tool_calls", ())}
-        assert all(isinstance(call["public"], dict) for call in step.get("tool_calls", ()))
+        assert all(isinstance(call["arguments"], dict) for call in step.get("tool_calls", ()))
         results = step.get("observation", {"results": []})["results"]
         assert all(r.get("source_call_id", next(iter(known), None)) in (known or {None}) for r in results)
         for number in step.get("metrics", {}).get("logprobs", ()):
@@ -126,7 +126,7 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
         agent_step(2, [1], [2, 3], is_copied_context=True),
         agent_step(
             3, [1, 2, 3], [4],
-            tool_calls=[{"tool_call_id": "c", "function_name": "f", "public": {"a": 1}}],
+            tool_calls=[{"tool_call_id": "c", "function_name": "f", "arguments": {"a": 1}}],
             observation={"results": [{"source_call_id": "c", "content": "42"}]},
         ),
         {"step_id": 4, "source": "agent", "message": "dispatch", "llm_call_count": 0},

@@ -21,7 +21,7 @@ from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import nemo_rows, with_ids, write_lines
 
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "<think>a</think>b"}]}
-CALL = {"type": "function_call", "call_id": "c", "name": "f", "public": "{}"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 
 
 def bare(output: list[Any], **more: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_read_paths_take_foreign_files(tmp_path: Path) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two collected rollouts with a tool call, reasoning and a role that OpenAI lacks; a third without an answer."""
-    call = [{"id": "c0", "type": "function", "function": {"name": "f", "public": {"a": 1}}}]
+    call = [{"id": "c0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q"},
@@ -193,12 +193,12 @@ def test_text_formats(run: Path, tmp_path: Path) -> None:
     messages = written["trl-messages"]["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "environment", "assistant"]
     assert messages[2]["reasoning_content"] == "hm"
-    assert messages[2]["tool_calls"][0]["function"]["public"] == {"a": 1}
+    assert messages[2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert written["trl-messages"]["tools"][0]["function"]["name"] == "f"
     assert written["trl-prompt-completion"]["prompt"] == messages[:2]
     assert written["trl-prompt-completion"]["completion"] == messages[2:]
     openai = written["openai"]["messages"]
-    assert openai[2]["tool_calls"][0]["function"]["public"] == '{"a": 1}'
+    assert openai[2]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert "reasoning_content" not in openai[2]
     assert openai[4]["role"] == "user"
 

@@ -89,7 +89,7 @@ def edit_call(row: Row) -> None:
     without_prompts(row)
     for item in row["response"]["output"]:
         if item["type"] == "function_call":
-            item["public"] = '{"expression": "1+1+1"}'
+            item["arguments"] = '{"expression": "1+1+1"}'
 
 
 def test_a_message_that_its_ids_do_not_say_is_refused(tmp_path: Path) -> None:

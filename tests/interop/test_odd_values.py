@@ -34,7 +34,7 @@ FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Rows of each format, of rollouts with calls, tools, step rewards and alternatives; the foreign ones without ours."""
     folder = tmp_path_factory.mktemp("good")
-    call = [{"id": "c0", "type": "function", "function": {"name": "f", "public": {"a": 1}}}]
+    call = [{"id": "c0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
     rows = []
     for n in range(3):
         messages = [

@@ -33,7 +33,7 @@ def message(turn: int, **ids: Any) -> dict[str, Any]:
 
 
 def tool_call(name: str, **ids: Any) -> dict[str, Any]:
-    return {"type": "function_call", "call_id": name, "name": "f", "public": "{}", **ids}
+    return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}", **ids}
 
 
 def answer(name: str) -> dict[str, Any]:

@@ -30,9 +30,9 @@ log_prob = st.one_of(st.floats(-50, 0, width=32), st.sampled_from([float("nan"),
 calls = st.sampled_from(
     [
         None,
-        json.dumps([{"id": "c0", "type": "function", "function": {"name": "f", "public": {"a": 1}}}]),
-        '[{"id":"c0","type":"function","function":{"name":"f","public":{"a":1.0}}}]',
-        json.dumps([{"id": "c0", "type": "function", "function": {"name": "f", "public": "{"}}]),
+        json.dumps([{"id": "c0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]),
+        '[{"id":"c0","type":"function","function":{"name":"f","arguments":{"a":1.0}}}]',
+        json.dumps([{"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{"}}]),
         json.dumps([{"function": {"name": "é"}}, 7]),
         "no json",
         "[]",

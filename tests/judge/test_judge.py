@@ -178,7 +178,7 @@ def test_what_the_judge_sees_of_a_rollout(judge, run):
 
 def test_final_answers_and_transcripts():
     """A rollout that ends with a tool has no answer; calls are shown, reasoning is not."""
-    call = json.dumps([{"function": {"name": "add", "public": {"a": 1}}}])
+    call = json.dumps([{"function": {"name": "add", "arguments": {"a": 1}}}])
     messages = [
         {"role": "assistant", "content": None, "reasoning": "secret", "tool_calls": call},
         {"role": "tool", "name": "add", "content": "2"},
@@ -190,7 +190,7 @@ def test_final_answers_and_transcripts():
 
 def test_a_response_has_the_transcript_of_its_rollout():
     """Items of the Responses API and a rollout's messages with the same content are the same text, without reasoning."""
-    call = json.dumps([{"function": {"name": "add", "public": {"a": 1}}}])
+    call = json.dumps([{"function": {"name": "add", "arguments": {"a": 1}}}])
     messages = [
         {"role": "assistant", "content": "Let me see.", "reasoning": "secret", "tool_calls": call},
         {"role": "tool", "name": "add", "content": "2"},
@@ -199,14 +199,15 @@ def test_a_response_has_the_transcript_of_its_rollout():
     items = [
         {"type": "reasoning", "summary": [{"text": "secret"}]},
         {"type": "message", "content": [{"type": "output_text", "text": "Let me see."}]},
-        {"type": "function_call", "call_id": "c1", "name": "add", "public": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
         {"type": "message", "content": "It is 2."},
     ]
     assert response_transcript({"output": items}) == transcript(messages)
     assert response_transcript({"output": items[2:4]}) == '[calls add {"a": 1}]\n\n[tool add]\n2'
     assert (
-        response_transcript({"output": [{"type": "function_call", "name": "add", "public": "{"}]}) == '[calls add "{"]'
+        response_transcript({"output": [{"type": "function_call", "name": "add", "arguments": "{"}]})
+        == '[calls add "{"]'
     )
     stray = {"type": "function_call_output", "call_id": ["?"], "output": "2"}
     assert response_transcript({"output": [stray]}) == "[tool]\n2"

@@ -17,9 +17,9 @@ INVOKED = '<invoke name="look"><parameter name="n">3</parameter><parameter name=
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ('<tool_call>\n{"name": "f", "public": {"a": 1, "b": "é"}}\n</tool_call>',
-         '<tool_call>{"public":{"b":"\\u00e9","a":1.0},"name":"f"}</tool_call>', True),
-        ('{"name": "f", "public": {"a": 1}}', '{"name": "f", "arguments": "{\\"a\\": 1}"}', True),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "é"}}\n</tool_call>',
+         '<tool_call>{"arguments":{"b":"\\u00e9","a":1.0},"name":"f"}</tool_call>', True),
+        ('{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "arguments": "{\\"a\\": 1}"}', True),
         ("a  b\n", "a b", True),
         ('{"a": 1}', '{"a": true}', False),
         ('{"a": "x  y"}', '{"a": "x y"}', False),

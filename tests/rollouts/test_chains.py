@@ -128,7 +128,9 @@ def test_text_keys_ignore_call_ids_and_tool_output() -> None:
     """Two answers with the same words and calls are the same text, whatever ids their calls drew."""
 
     def calls(call_id: str, value: int) -> str:
-        return f'[{{"id": "{call_id}", "type": "function", "function": {{"name": "f", "public": {{"id": {value}}}}}}}]'
+        return (
+            f'[{{"id": "{call_id}", "type": "function", "function": {{"name": "f", "arguments": {{"id": {value}}}}}}}]'
+        )
 
     rows = [
         [message("assistant", "x", 0, tool_calls=calls("c1", 1)), message("tool", "7")],

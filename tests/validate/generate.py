@@ -53,7 +53,7 @@ def chat(turns: int) -> list[dict[str, Any]]:
     """A conversation in which every turn but the last calls a tool."""
     said: list[dict[str, Any]] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     for turn in range(turns):
-        call = [{"id": f"c{turn}", "type": "function", "function": {"name": "f", "public": {}}}]
+        call = [{"id": f"c{turn}", "type": "function", "function": {"name": "f", "arguments": {}}}]
         last = turn == turns - 1
         said.append({"role": "assistant", "turn": turn, "tool_calls": None if last else json.dumps(call)})
         if not last:
@@ -82,7 +82,7 @@ def nemo_row(calls: list[tuple[list[int], list[int]]], question: str, reward: fl
             text = [{"type": "output_text", "text": "done", "annotations": []}]
             output.append({"type": "message", "role": "assistant", "content": text, **ids})
         else:
-            output.append({"type": "function_call", "call_id": f"c{turn}", "name": "f", "public": "{}", **ids})
+            output.append({"type": "function_call", "call_id": f"c{turn}", "name": "f", "arguments": "{}", **ids})
             output.append({"type": "function_call_output", "call_id": f"c{turn}", "output": "r"})
     params = {"input": [{"role": "system", "content": "s"}, {"role": "user", "content": question}], "tools": []}
     return {"responses_create_params": params, "response": {"id": f"r{index}", "output": output}, "reward": reward}

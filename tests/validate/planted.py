@@ -110,7 +110,7 @@ class Maker:
     def call(self) -> dict[str, Any]:
         values: list[Any] = [self.draw.randrange(1000), self.words(1, 4), self.draw.random() < 0.5, None, [1, 2]]
         arguments = {name: self.draw.choice(values) for name in self.draw.sample(["a", "b", "c", "place", "when"], 3)}
-        return {"name": self.draw.choice(["look", "sum", "send"]), "public": arguments}
+        return {"name": self.draw.choice(["look", "sum", "send"]), "arguments": arguments}
 
     def plant(self, name: str) -> Planted:
         """A conversation with the fault ``name``."""
@@ -186,8 +186,8 @@ class Maker:
                 json.dumps(value, separators=(",", ":")),
                 "\n" + json.dumps(value) + "\n",
                 json.dumps(value, ensure_ascii=False, indent=1),
-                json.dumps({**value, "public": dict(reversed(value["arguments"].items()))}),
-                json.dumps({**value, "public": json.dumps(value["arguments"])}),
+                json.dumps({**value, "arguments": dict(reversed(value["arguments"].items()))}),
+                json.dumps({**value, "arguments": json.dumps(value["arguments"])}),
             ]
         )
         ids = self.encode(f"{head}<tool_call>{again}</tool_call>") + self.encode(self.style.end)

@@ -82,7 +82,7 @@ def test_a_generation_that_is_not_its_message(tmp_path: Path) -> None:
     """T207 with --decode: text, reasoning or tool name that the generated ids do not spell; white space does not count."""
     prompt, answer = encode("<|im_start|>assistant\n"), encode("<think>so</think>359 is it<|im_end|>")
     said = {"role": "assistant", "reasoning": "so", "content": "359  is\nit", "turn": 0}
-    call = json.dumps([{"id": "c", "type": "function", "function": {"name": "send", "public": {}}}])
+    call = json.dumps([{"id": "c", "type": "function", "function": {"name": "send", "arguments": {}}}])
     rows = [
         rollout("t", 0, 1.0, [(prompt, answer)], messages=[said]),
         rollout("t", 1, 0.0, [(prompt, answer)], messages=[said | {"content": "358 is it"}]),

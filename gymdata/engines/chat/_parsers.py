@@ -164,7 +164,7 @@ def _reads_back(chat: TransformersChat, parser: ResponseReader) -> bool:
     call = {
         "id": "call00000",
         "type": "function",
-        "function": {"name": "look_up", "public": {"word": "tree", "n": 3}},
+        "function": {"name": "look_up", "arguments": {"word": "tree", "n": 3}},
     }
     schema = {"type": "object", "properties": {"word": {"type": "string"}, "n": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": schema}}
@@ -195,7 +195,7 @@ def _message(parsed: Mapping[str, Any] | None, ids: Sequence[int], chat: Transfo
 
 def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
     function = call.get("function", call)
-    name, arguments = function.get("name"), function.get("public")
+    name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     arguments = {} if arguments is None else arguments
@@ -203,7 +203,7 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
         raise ValueError(f"not a tool call: {call!r}")
     # Nine letters and digits, which is what the strictest template accepts; a function of the ids, so that it repeats.
     seed = xxhash.xxh3_64_hexdigest(repr((index, list(ids))).encode())
-    return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "public": arguments}}
+    return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _split_stop(ids: list[int], chat: TransformersChat) -> tuple[list[int], int]:

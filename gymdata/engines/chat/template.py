@@ -396,7 +396,7 @@ def _for_template(message: Message, text_arguments: bool, parts: bool) -> Messag
         out["tool_calls"] = [
             {
                 **c,
-                "function": {**c["function"], "public": json.dumps(c["function"]["arguments"], ensure_ascii=False)},
+                "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False)},
             }
             for c in out["tool_calls"]
         ]

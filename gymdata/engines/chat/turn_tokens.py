@@ -201,9 +201,9 @@ def _said() -> Message:
 
 
 def _called(calls: Sequence[Mapping[str, Any]] | None) -> Message:
-    plain = {"type": "function", "id": _CALL_ID, "function": {"name": "f", "public": {}}}
+    plain = {"type": "function", "id": _CALL_ID, "function": {"name": "f", "arguments": {}}}
     stand_in = copy.deepcopy(list(calls or [plain]))
-    stand_in[-1] = {**stand_in[-1], "function": {**stand_in[-1]["function"], "public": {"x": STAND_IN}}}
+    stand_in[-1] = {**stand_in[-1], "function": {**stand_in[-1]["function"], "arguments": {"x": STAND_IN}}}
     return {"role": "assistant", "content": "", "tool_calls": stand_in}
 
 

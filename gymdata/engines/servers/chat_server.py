@@ -205,7 +205,7 @@ def _spoken(message: Message) -> dict[str, Any]:
 
 
 def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("public")
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         return dict(function)
-    return {**function, "public": json.dumps({} if arguments is None else arguments, ensure_ascii=False)}
+    return {**function, "arguments": json.dumps({} if arguments is None else arguments, ensure_ascii=False)}

@@ -237,7 +237,11 @@ def _odd_call(messages: Sequence[Message]) -> str | None:
     for message in messages:
         for call in message.get("tool_calls") or ():
             function = call.get("function")
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str) or "public" not in function:
+            if (
+                not isinstance(function, dict)
+                or not isinstance(function.get("name"), str)
+                or "arguments" not in function
+            ):
                 return "a call of a tool has no name or no arguments"
     return None
 
@@ -249,7 +253,7 @@ def _statements(message: Message) -> Iterator[tuple[str, ...]]:
             yield (str(message[name]),)
     for call in message.get("tool_calls") or ():
         yield (call["function"]["name"],)
-        yield from _leaves(call["function"]["public"])
+        yield from _leaves(call["function"]["arguments"])
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, ...]]:

@@ -243,7 +243,7 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_chat(call: Any) -> dict[str, Any]:
     call = call if isinstance(call, dict) else {}
-    function = {"name": call.get("function_name"), "public": call.get("arguments")}
+    function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
     return {"id": call.get("tool_call_id"), "type": "function", "function": function}
 
 

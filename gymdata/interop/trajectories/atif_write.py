@@ -144,12 +144,12 @@ def _call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
     call = call if isinstance(call, dict) else {}
     inner = call.get("function")
     function: dict[str, Any] = inner if isinstance(inner, dict) else {}
-    arguments = function.get("public")
+    arguments = function.get("arguments")
     lost[ODD_CALLS] += not isinstance(arguments, dict)
     return {
         "tool_call_id": str(call.get("id") or f"call_{number}"),
         "function_name": str(function.get("name") or ""),
-        "public": arguments if isinstance(arguments, dict) else {},
+        "arguments": arguments if isinstance(arguments, dict) else {},
     }
 
 

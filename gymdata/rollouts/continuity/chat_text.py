@@ -150,7 +150,7 @@ def _value(text: str) -> Any:
 
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "public": arguments}
+    return {"name": name, "arguments": arguments}
 
 
 def _collapsed(text: str) -> str:
@@ -161,7 +161,7 @@ def _collapsed(text: str) -> str:
 def _plain(value: Any) -> Any:
     """A JSON value in which 1.0 is 1, and arguments given as JSON text are what they spell."""
     if isinstance(value, dict):
-        return {k: _arguments(v) if k in ("public", "parameters") else _plain(v) for k, v in value.items()}
+        return {k: _arguments(v) if k in ("arguments", "parameters") else _plain(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

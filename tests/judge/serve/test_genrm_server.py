@@ -85,7 +85,7 @@ def test_no_principle_is_shown_unless_the_server_is_to_show_one(judge, serve, tm
 def test_transcripts_reach_the_judge_on_request(judge, serve):
     """--show transcript: calls and their results are shown with the answer."""
     behaviour, _ = judge
-    call = {"type": "function_call", "name": "add", "public": '{"a": 1}'}
+    call = {"type": "function_call", "name": "add", "arguments": '{"a": 1}'}
     used = {"output": [call, {"type": "function_call_output", "output": "2"}, *response("It is 2.")["output"]]}
     body = {"conversation_history": "How much?", "response_objs": [used, response("b")]}
     assert serve("--show", "transcript").post("/compare", body)[0] == 200
