@@ -1,4 +1,4 @@
-"""``gymdata check``: will turns hold, before anything is sampled."""
+"""``gymdata check``: does a chat template preserve prefixes, before anything is sampled."""
 
 from __future__ import annotations
 
