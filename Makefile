@@ -25,9 +25,11 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 test: lint types
 	$(PYTEST) -m "not full"
 
-# No vLLM, no torch: what is run after every change.
+# No vLLM, no torch: what is run after every change. These modules import torch or transformers when they are collected.
+HEAVY := tests/train/trainers tests/experience/test_experience_batches.py \
+	tests/engines/test_bounded_templates.py tests/engines/test_chat.py tests/engines/test_lengths.py
 test-fast: lint types
-	$(PYTEST) -m "not full and not engine and not torch and not wheel"
+	$(PYTEST) -m "not full and not engine and not torch and not wheel" $(addprefix --ignore=,$(HEAVY))
 
 # The real demo, kills with the engine in process, and the long matrices.
 test-full: lint types
