@@ -1,7 +1,8 @@
 """The content of a run.json: one model for every command, from which ``schemas/run.schema.json`` is generated.
 
 Invariant: every run.json that gymdata writes has all of these keys, with these types. A command adds keys of its own beside
-them (``engine``, ``trained_tokens``, ``bias`` …), which are no part of the model.
+them (``engine``, ``trained_tokens``, ``bias`` …), which are no part of the model. Entries of lists may lack keys: a
+run that an earlier version began is written again when it is resumed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class FileEntry(BaseModel):
 
     path: str = Field(min_length=1, description="Its name, relative to the folder of this run.json.")
     rows: int | None = Field(None, ge=0, description="Rows in it; null or missing for a file without rows.")
-    bytes: int = Field(ge=0, description="Its size.")
-    xxh3: str = Field(description="xxh3 (64 bits, hex) of its bytes.")
+    bytes: int | None = Field(None, ge=0, description="Its size.")
+    xxh3: str | None = Field(None, description="xxh3 (64 bits, hex) of its bytes.")
 
 
 class Attempt(BaseModel):
@@ -29,12 +30,12 @@ class Attempt(BaseModel):
 
     model_config = _OPEN
 
-    started_at: str = Field(description="ISO 8601, UTC.")
+    started_at: str | None = Field(None, description="ISO 8601, UTC.")
     ended_at: str | None = Field(None, description="ISO 8601, UTC; null while it runs, or when it was killed.")
-    pid: int
-    gymdata: str = Field(description="The version that ran.")
-    operation: dict[str, Any] = Field(description="Settings that may differ between attempts.")
-    extent: dict[str, Any] = Field(description="What this attempt was to cover.")
+    pid: int | None = None
+    gymdata: str | None = Field(None, description="The version that ran.")
+    operation: dict[str, Any] | None = Field(None, description="Settings that may differ between attempts.")
+    extent: dict[str, Any] | None = Field(None, description="What this attempt was to cover.")
     outcome: str | None = Field(None, description="closed, or the error that ended it.")
 
 
@@ -43,7 +44,7 @@ class Parent(BaseModel):
 
     model_config = _OPEN
 
-    path: str
+    path: str | None = None
     run_id: str | None = Field(None, description="Of the run that it belongs to.")
     run_json_xxh3: str | None = Field(None, description="xxh3 of the run.json that described it; null without one.")
 

@@ -21,7 +21,7 @@ from gymdata.store import find_run_json, hash_file, read_run_json, read_table, r
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import Lock, refuse_held
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
-from gymdata.store.run_json import differences, plain, replacing
+from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.train.checks import check
 from gymdata.train.settings import TrainConfig
@@ -124,7 +124,7 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = {**begun, "status": "completed", **result, **_announced(told)}
+        facts = complete({**begun, "status": "completed", **result, **_announced(told)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         if "save_total_limit" not in job["settings"]:

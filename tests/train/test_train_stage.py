@@ -97,7 +97,7 @@ def test_run_json_leads_back_to_the_rollouts(pairs: Path, tmp_path: Path) -> Non
     assert facts["trained_tokens"]["equal"] is True
     assert facts["trained_tokens"]["file"]["count"] == 5
     assert facts["model"]["policy_hash"] == "policy"
-    assert [run.get("stage") or run["run_id"] for run in lineage(tmp_path / "out")] == ["train-dpo", "pairs", "r"]
+    assert [run.get("stage") or run["run_id"] for run in lineage(tmp_path / "out")] == ["train-dpo", "pairs", "collect"]
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
