@@ -201,6 +201,16 @@ class DataError(GymdataError):
         return error
 
     @classmethod
+    def unfinished(cls, path: Path | str, intent: Path) -> DataError:
+        """An output whose writer is at work, or was killed, between its decision and the last rename."""
+        error = cls(
+            f"{path}: is unfinished: its new content is decided ({intent.name}) and not all in place",
+            hint="run the command that writes it again: it finishes this first (or is at work now: wait for it)",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def newer_schema(cls, path: Path | str, table: str, got: int, known: int) -> DataError:
         return cls(
             f"{path}: {table} version {got} is newer than this gymdata understands ({known})",
