@@ -94,7 +94,8 @@ def refuse_owned(part: Path) -> None:
     for rollouts in (file, folder):
         if rollouts.name == ROLLOUTS_FOLDER and (rollouts.parent / RUN_JSON).is_file():
             raise StoreError(
-                f"{part}: is among the rollouts of a run, where it would count as rows", hint="give another output folder"
+                f"{part}: is among the rollouts of a run, where it would count as rows",
+                hint="give another output folder",
             )
     if file.name == FAILURES and (folder / ROLLOUTS_FOLDER).is_dir():
         raise StoreError(f"{part}: is where a run keeps its failed attempts", hint="give another output file")

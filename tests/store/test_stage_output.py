@@ -142,7 +142,11 @@ READS = {
 
 @pytest.mark.parametrize("reads", READS)
 def test_an_output_between_old_and_new_is_read_by_nobody(
-    reads: str, words: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    reads: str,
+    words: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A writer killed after its decision leaves what readers call unfinished, exit 1; the same command then finishes it."""
     scores, rollouts = tmp_path / "s", tmp_path / "f"
@@ -304,9 +308,10 @@ def test_an_interrupt_after_the_decision_loses_no_data(tmp_path: Path, monkeypat
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(StageOutput, "_carry_out", stopped)
-        write_scores(tmp_path / "s", 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            write_scores(tmp_path / "s", 1.0)
     with StageOutput(tmp_path / "s" / "run.json", "score", ["scores.parquet"]):
         pass
     assert read_table(tmp_path / "s", SCORES)["value"].to_pylist() == [1.0]
