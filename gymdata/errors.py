@@ -399,7 +399,7 @@ class RewardError(OutsideError):
 
     @classmethod
     def no_number(cls, name: str, got: object, where: str) -> RewardError:
-        return cls(f"{name} returned {got!r} for a rollout, expected a number or None ({where})")
+        return cls(f"{name} returned {got!r} for a rollout, expected a finite number or None ({where})")
 
 
 def _article(word: str) -> str:
