@@ -263,7 +263,7 @@ def test_too_little_memory_is_said_so(tmp_path: Path) -> None:
     big = [rollout("t", n, float(n), [([1], [7 + n] * 400_000)]) for n in range(12)]
     run = write_run(tmp_path / "run", big)
     code = (
-        "import resource, sys, gymdata.api, pyarrow.dataset; from gymdata.cli.main import main\n"
+        "import resource, sys, gymdata.pairs.run, pyarrow.dataset; from gymdata.cli.main import main\n"
         "from gymdata.store import read_table; read_table(sys.argv[2], columns=['rollout_id'])\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (64 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size)); sys.exit(main(sys.argv[1:]))\n"
