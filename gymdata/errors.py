@@ -234,6 +234,16 @@ class DataError(GymdataError):
         return error
 
     @classmethod
+    def unfinished(cls, path: Path | str, intent: Path) -> DataError:
+        """An output whose writer is at work, or was killed, between its decision and the last rename."""
+        error = cls(
+            f"{path}: is unfinished: its new content is decided ({intent.name}) and not all in place",
+            hint="run the command that writes it again: it finishes this first (or is at work now: wait for it)",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def newer_schema(cls, path: Path | str, table: str, got: int, known: int) -> DataError:
         return cls(
             f"{path}: {table} version {got} is newer than this gymdata understands ({known})",
@@ -433,7 +443,7 @@ class RewardError(OutsideError):
 
     @classmethod
     def no_number(cls, name: str, got: object, where: str) -> RewardError:
-        return cls(f"{name} returned {got!r} for a rollout, expected a number or None ({where})")
+        return cls(f"{name} returned {got!r} for a rollout, expected a finite number or None ({where})")
 
 
 def reported(document: Mapping[str, Any]) -> GymdataError:

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -123,7 +124,9 @@ class UserReward:
             if inspect.isawaitable(values):
                 values = asyncio.run(_awaited(values))
             listed = _listed(values)
-        except (Exception, SystemExit) as error:  # user code may raise anything
+        except BaseException as error:  # user code may raise anything, also what ends programs or cancels tasks
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             where = place_in(error, getattr(inspect.getmodule(self.function), "__file__", None)) or self._defined
             self._log(error, where)
             raise RewardError.raised(self.name, error, where) from error
@@ -151,6 +154,8 @@ class UserReward:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise RewardError.no_number(self.name, value, self._defined) from error
+        if math.isinf(number):
+            raise RewardError.no_number(self.name, value, self._defined)
         return None if math.isnan(number) else number
 
     def _arguments(self, rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -153,6 +153,30 @@ def beside(file: Path) -> Path:
     return file.with_name(file.name + ".run.json")
 
 
+def intent_of(run_json: Path) -> Path:
+    """Where the intent to replace an output lies until it is carried out."""
+    return run_json.with_name(f".{run_json.name}.pending")
+
+
+def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
+    """Raise DataError while the output that ``run_json`` describes (of it ``file``, when given) is decided and not in place:
+    what lies there is partly the old output and partly the new one."""
+    intent = intent_of(run_json)
+    if not intent.is_file():
+        return
+    if file is not None:
+        try:
+            decided = json.loads(intent.read_bytes())
+            names = [entry["path"] for entry in decided["description"]["files"]] + decided["gone"]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            names = [file.name]
+        if file.name not in names:
+            return
+    raise DataError.unfinished(file or run_json.parent, intent)
+
+
 def local_output(output: str | Path) -> Path:
     """An output as a path. Raises UsageError for a URL: there is no writing to object stores yet."""
     # A Path has lost one of the two slashes.
@@ -244,12 +268,15 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
         return _resolve_folder(path, table)
     if not path.exists():
         raise DataError.missing_path(path)
+    for described in (beside(path), path.parent / RUN_JSON):
+        refuse_unfinished(described, path)
     return [_classify(path)]
 
 
 def _resolve_folder(path: Path, table: str) -> list[Source]:
     if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
         return _sealed_as_told(path.parent)
+    refuse_unfinished(path / RUN_JSON)
     if not (path / RUN_JSON).is_file():
         raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
     if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
@@ -263,7 +290,10 @@ def _resolve_folder(path: Path, table: str) -> list[Source]:
 def _tables_in(folder: Path, table: str) -> list[Source]:
     """Files named after the table: ``pairs.parquet``, ``pairs-00000.jsonl.gz``."""
     named = re.compile(re.escape(table) + r"(-[\w.]+?)?\.(parquet|(jsonl|ndjson)(\.gz|\.zst)?)")
-    return [_classify(p) for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
+    files = [p for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
+    if files:
+        refuse_unfinished(folder / RUN_JSON)
+    return [_classify(p) for p in files]
 
 
 def _classify(path: Path) -> Source:

@@ -37,10 +37,10 @@ from gymdata.store.journal import (
 )
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, refuse_held
-from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, refuse_unwritable
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent_of, refuse_unwritable
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
-from gymdata.store.stage_output import intent_of, refuse_other_kind
+from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import read_table, row_batches, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.

@@ -21,8 +21,18 @@ import orjson
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError
+from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, claim, made_folder
-from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, local_output, read_facts
+from gymdata.store.paths import (
+    JOURNAL,
+    PART,
+    ROLLOUTS_FOLDER,
+    RUN_JSON,
+    beside,
+    intent_of,
+    local_output,
+    read_facts,
+)
 from gymdata.store.run_json import (
     complete,
     describe_file,
@@ -67,11 +77,6 @@ def described_by(target: Path, *names: str) -> Path:
     return target.parent / RUN_JSON if target.name in names else beside(target)
 
 
-def intent_of(run_json: Path) -> Path:
-    """Where the intent to replace an output lies until it is carried out."""
-    return run_json.with_name(f".{run_json.name}.pending")
-
-
 def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> None:
     """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
     stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
@@ -80,18 +85,22 @@ def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> 
     held = kind_held(folder) if whole else _kind_of(read_facts(run_json)) if run_json.is_file() else None
     if held is not None and held != kind_of_stage(stage):
         raise StoreError.other_kind(folder if whole else run_json.with_suffix("").with_suffix(""), _name(held))
-    if not whole:
-        for name in files:
-            refuse_owned(folder / name)
+    for part in [folder] if whole else [folder / name for name in files]:
+        refuse_owned(part)
 
 
-def refuse_owned(file: Path) -> None:
-    """Raises StoreError when ``file`` is, or would be read as, a part of the output of its folder."""
-    folder = Path(local_output(file)).absolute().parent
-    if folder.name == ROLLOUTS_FOLDER and (folder.parent / RUN_JSON).is_file():
-        raise StoreError(
-            f"{file}: is among the rollouts of a run, where it would count as rows", hint="give another output folder"
-        )
+def refuse_owned(part: Path) -> None:
+    """Raises StoreError when ``part``, a file or a folder, is, or would be read as, a part of the output that it lies in."""
+    folder = Path(local_output(part)).absolute().parent.resolve()
+    file = folder / part.name
+    for rollouts in (file, folder):
+        if rollouts.name == ROLLOUTS_FOLDER and (rollouts.parent / RUN_JSON).is_file():
+            raise StoreError(
+                f"{part}: is among the rollouts of a run, where it would count as rows",
+                hint="give another output folder",
+            )
+    if file.name == FAILURES and (folder / ROLLOUTS_FOLDER).is_dir():
+        raise StoreError(f"{part}: is where a run keeps its failed attempts", hint="give another output file")
     described = folder / RUN_JSON
     if described.is_file():
         facts = read_facts(described)
@@ -322,8 +331,11 @@ class StageOutput:
                 raise StoreError.not_described(file)
 
     def _drop_parts(self) -> None:
+        # Once the intent is there they are the output, whatever stopped this process: the next to open it needs them.
+        decided = self._intent.is_file()
         for part in self._parts.values():
-            with contextlib.suppress(OSError):
-                part.path.unlink(missing_ok=True)
+            if not decided:
+                with contextlib.suppress(OSError):
+                    part.path.unlink(missing_ok=True)
             os.close(part.held)
         self._parts.clear()

@@ -156,8 +156,11 @@ def test_async_none_and_nan(tmp_path: Path) -> None:
         ("yield 1; yield 2", "f returned 2 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
         ("raise KeyError('k')", "f raised KeyError: 'k' (r.py:2, in f)"),
         ("exit(3)", "f raised SystemExit: 3 (r.py:2, in f)"),
-        ("return ['1']", "f returned '1' for a rollout, expected a number or None (r.py:1)"),
-        ("return [10**400]", "expected a number or None (r.py:1)"),
+        ("return ['1']", "f returned '1' for a rollout, expected a finite number or None (r.py:1)"),
+        ("return [float('inf')]", "f returned inf for a rollout, expected a finite number or None (r.py:1)"),
+        ("raise __import__('asyncio').CancelledError", "CancelledError"),
+        ("raise BaseException('x')", "BaseException"),
+        ("return [10**400]", "expected a finite number or None (r.py:1)"),
         ("import json; return json.loads('{')", "(r.py:2, in f)"),
     ],
 )

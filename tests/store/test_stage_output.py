@@ -116,6 +116,63 @@ def test_a_file_of_another_output_is_refused(
         assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("place", ["rollouts", "rollouts/part-00001.jsonl", "failures.jsonl"])
+@pytest.mark.parametrize("writes", [w for w in WRITERS if w != "what serve-genrm keeps"])
+def test_what_a_run_keeps_its_rows_in_is_no_output(
+    writes: str, place: str, words: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command writes into a run's rollouts folder or its failures.jsonl, where the run's own readers would meet it."""
+    before = tree(tmp_path)
+    for more in ([], ["--overwrite"]):
+        output = str(Path(words["run"], place))
+        assert main([*WRITERS[writes].format(**words).split(), "-o", output, *more]) == 2, more
+        assert output in capsys.readouterr().err
+        assert tree(tmp_path) == before
+
+
+READS = {
+    "query": "query select(count(*))from(scores) {out}",
+    "a query of the file": "query select(count(*))from(scores) {out}/scores.parquet",
+    "pairs": "pairs {rollouts} -o {new}",
+    "filter": "filter {rollouts}/rollouts.parquet --where reward>=0 -o {new}",
+    "validate": "validate {rollouts}",
+    "export": "export {rollouts} --format nemo-gym -o {new}.jsonl",
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_an_output_between_old_and_new_is_read_by_nobody(
+    reads: str,
+    words: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A writer killed after its decision leaves what readers call unfinished, exit 1; the same command then finishes it."""
+    scores, rollouts = tmp_path / "s", tmp_path / "f"
+    write_scores(scores, 0.0)
+    assert main(["filter", words["run"], "--where", "reward>=0", "-o", str(rollouts)]) == 0
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    again = ["filter", words["run"], "--where", "reward>=1", "-o", str(rollouts), "--overwrite"]
+    with monkeypatch.context() as patch:
+        patch.setattr(StageOutput, "_carry_out", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_scores(scores, 1.0)
+        main(again)
+    command = READS[reads].format(out=scores, rollouts=rollouts, new=tmp_path / "new", **words).split()
+    capsys.readouterr()
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "unfinished" in said
+    assert "run the command that writes it again" in said
+    write_scores(scores, 1.0)
+    assert main(again) == 0
+    assert main(command) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("writes", [*WRITERS, *FILES])
 def test_a_url_is_no_place_to_write(
     writes: str, words: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -242,6 +299,23 @@ def test_an_error_leaves_the_old_output(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_scores(out, 3.0, fail=True, overwrite=False)
     assert tree(out) == before
+
+
+def test_an_interrupt_after_the_decision_loses_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or a full disk, after the intent is there keeps the new files for whoever opens the output next."""
+    write_scores(tmp_path / "s", 0.0)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageOutput, "_carry_out", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            write_scores(tmp_path / "s", 1.0)
+    with StageOutput(tmp_path / "s" / "run.json", "score", ["scores.parquet"]):
+        pass
+    assert read_table(tmp_path / "s", SCORES)["value"].to_pylist() == [1.0]
+    assert read_run_json(tmp_path / "s")["files"][0]["xxh3"] == hash_file(tmp_path / "s" / "scores.parquet")
 
 
 def test_an_intent_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path) -> None:
