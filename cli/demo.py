@@ -53,7 +53,7 @@ def demo(
 def _rows(summary: dict[str, Any], output: Path) -> list[tuple[str, object]]:
     before, judged = summary["before"], summary.get("judged")
     return [
-        ("held-out before", f"{_rate(before)}, {before['correct']} of {before['n']}"),
+        ("held-out before", f"{_rate(before)}, {before['successes']} of {before['n']}"),
         *_after(summary, ""),
         ("tokens sampled", summary["tokens_sampled"]),
         ("tokens trained", summary["tokens_trained"]),
@@ -90,7 +90,7 @@ def _after(part: dict[str, Any], which: str) -> list[tuple[str, object]]:
     after = part["after"]
     rise = _rate(part["difference"]).replace(" %  (", " points  (")
     return [
-        (f"{which}held-out after", f"{_rate(after)}, {after['correct']} of {after['n']}"),
+        (f"{which}held-out after", f"{_rate(after)}, {after['successes']} of {after['n']}"),
         (f"{which}improvement", rise),
     ]
 

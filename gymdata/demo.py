@@ -245,7 +245,7 @@ def _correct_by_task(run: Path) -> dict[str, float]:
 def _rate(correct: Mapping[str, float]) -> dict[str, Any]:
     n, right = len(correct), int(sum(correct.values()))
     low, high = wilson(right, n)
-    return {"n": n, "correct": right, "rate": right / n, "ci95": [low, high]}
+    return {"n": n, "successes": right, "rate": right / n, "ci95": [low, high]}
 
 
 def _clear(folder: Path, overwrite: bool) -> None:
