@@ -242,7 +242,7 @@ async def on_engine(engine: InProcess, config: CollectConfig, output: Path) -> N
     """collect() in a thread, on the shared engine."""
     made = load_parts(config)
     made.sampler = Borrowed(engine, asyncio.get_running_loop())
-    await asyncio.to_thread(collect, config, parts=made, output=output)
+    await asyncio.to_thread(collect, config=config, parts=made, output=output)
 
 
 @pytest.mark.engine

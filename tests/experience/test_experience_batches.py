@@ -163,5 +163,5 @@ def test_mistakes_are_named(file: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             gymdata.load_experiences(file, **bad)
     write_run_json(tmp_path / "empty", {"stage": "experiences"})
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataError, match="is empty"):
         gymdata.load_experiences(tmp_path / "empty", 2)
