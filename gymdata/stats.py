@@ -49,7 +49,7 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
     # As unit_of; 2 to the 1024th is no number any more.
     power = pl.lit(2.0).pow(largest.log(2).floor().clip(upper_bound=1023))
     unit = pl.when(largest > _PLAIN).then(power).otherwise(1.0)
-    scaled = value.sort() / unit
+    scaled = value / unit
     statistic = {
         "min": low,
         "max": high,
@@ -58,7 +58,8 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
         "std": pl.when(value.len() > 1).then(pl.when(low == high).then(0.0).otherwise(scaled.std() * unit)),
     }[what]
     rows = pl.LazyFrame({"group": groups, "value": np.asarray(values, np.float64)}).filter(value.is_finite())
-    found = rows.group_by("group").agg(statistic.alias("value")).collect()
+    # Sorted as a whole: then each group also lies at the same place in memory, which the kernels' rounding depends on.
+    found = rows.sort("group", "value").group_by("group", maintain_order=True).agg(statistic.alias("value")).collect()
     result = np.full(n_groups, np.nan)
     result[found["group"].to_numpy()] = found["value"].to_numpy()
     return result

@@ -185,7 +185,7 @@ def test_the_server_is_not_asked_before_it_wants_to_be(server: Server) -> None:
         await real(0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("gymdata.http.asyncio"), "sleep", sleep)
+        patch.setattr(importlib.import_module("gymdata.http").asyncio, "sleep", sleep)
         play(server, END)
     assert [s for s in slept if s >= 0.3] == [0.3]
 

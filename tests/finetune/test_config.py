@@ -166,7 +166,7 @@ def test_an_endpoint_that_is_never_told_needs_a_lag(tmp_path: Path) -> None:
     llm = {"_type": "openai", "base_url": "http://localhost:1", "model_name": "served",
            "model": str(ROOT / "sample_data" / "policy")}  # fmt: skip
     file = write(tmp_path, llms={"policy": llm})
-    with pytest.raises(UsageError, match=r"goes on serving the first policy, 9 version"):
+    with pytest.raises(UsageError, match=r"keeps serving the first policy, 9 version"):
         plan_of(load(file), file)
     assert plan_of(load(file, [("max_policy_lag", "9")]), file)[0].served
     assert plan_of(load(file, [("deploy", "[reload, '{model}']")]), file)[0].deploy is not None

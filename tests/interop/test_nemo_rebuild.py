@@ -154,7 +154,7 @@ def early_end(row: Row) -> None:
 @pytest.mark.parametrize(
     ("change", "turn", "reason"),
     [
-        (odd_ids, 0, "none of this tokenizer's"),
+        (odd_ids, 0, "not one of this tokenizer's"),
         (no_first_generation, 1, "no generation ids"),
         (instructions, 0, "instructions"),
         (image, 0, "more than text"),
