@@ -47,8 +47,8 @@ class PythonTools:
         the class itself. Raises UsageError when it has no usable tools."""
         self.identity = identity
         self._timeout_s = timeout_s
-        self._factory: Callable[[], Any] | None = (make or target) if inspect.isclass(target) else None
-        if self._factory is not None:
+        self.factory: Callable[[], Any] | None = (make or target) if inspect.isclass(target) else None
+        if self.factory is not None:
             self._names = [
                 name
                 for name, _ in inspect.getmembers(target, inspect.isfunction)
@@ -103,7 +103,7 @@ class PythonTools:
         """A fresh instance, reset with the task's row. Raises OutsideError when that raises or hangs."""
         instance = None
         messages = task.messages
-        if self._factory is not None:
+        if self.factory is not None:
             instance, greeting = await self._guarded("reset", self._make, task)
             if isinstance(greeting, str) and greeting:
                 last = messages[-1]
@@ -114,8 +114,8 @@ class PythonTools:
     async def close(self) -> None: ...
 
     def _make(self, task: Task) -> tuple[Any, Any]:
-        assert self._factory is not None
-        instance = self._factory()
+        assert self.factory is not None
+        instance = self.factory()
         reset = getattr(instance, "reset", None)
         return instance, reset(**task.row) if reset is not None else None
 

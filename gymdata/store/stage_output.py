@@ -270,7 +270,7 @@ class StageOutput:
         with replacing(self._intent) as temporary:
             temporary.write_bytes(orjson.dumps(intent))
         try:
-            self._carry_out(intent)
+            self.carry_out(intent)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
         self.facts = description
@@ -301,11 +301,11 @@ class StageOutput:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError.unreadable(self._intent, str(error), "remove it, and run the command again") from error
         try:
-            self._carry_out(intent)
+            self.carry_out(intent)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
 
-    def _carry_out(self, intent: Mapping[str, Any]) -> None:
+    def carry_out(self, intent: Mapping[str, Any]) -> None:
         """Every step may have been done before."""
         description = intent["description"]
         for name in _named(description):

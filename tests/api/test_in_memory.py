@@ -153,7 +153,7 @@ def test_each_rollout_gets_a_copy_of_an_instance() -> None:
     """What one rollout does to its copy, another does not see."""
     shared = Adder(5)
     environment = given_environment(shared)
-    one, other = (environment._factory() for _ in range(2))
+    one, other = (environment.factory() for _ in range(2))
     assert one.add(1) == "6"
     assert other.add(1) == "6"
     assert shared.total == 5

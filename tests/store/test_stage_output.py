@@ -158,7 +158,7 @@ def test_an_output_between_old_and_new_is_read_by_nobody(
 
     again = ["filter", words["run"], "--where", "reward>=1", "-o", str(rollouts), "--overwrite"]
     with monkeypatch.context() as patch:
-        patch.setattr(StageOutput, "_carry_out", killed)
+        patch.setattr(StageOutput, "carry_out", killed)
         with pytest.raises(KeyboardInterrupt):
             write_scores(scores, 1.0)
         main(again)
@@ -309,7 +309,7 @@ def test_an_interrupt_after_the_decision_loses_no_data(tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(StageOutput, "_carry_out", stopped)
+        patch.setattr(StageOutput, "carry_out", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_scores(tmp_path / "s", 1.0)
     with StageOutput(tmp_path / "s" / "run.json", "score", ["scores.parquet"]):
