@@ -1,0 +1,1 @@
+"""``gymdata audit``: saved logprobs against a model."""

@@ -1,0 +1,1 @@
+"""``gymdata check``: a chat template or a server, before anything is sampled."""

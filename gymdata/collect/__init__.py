@@ -1,0 +1,1 @@
+"""``gymdata collect``: rollouts of tasks."""

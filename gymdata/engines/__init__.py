@@ -1,0 +1,1 @@
+"""Where tokens come from: vLLM in process, servers, chat templates."""

@@ -1,0 +1,1 @@
+"""``gymdata experience``: sequences with advantages and returns."""

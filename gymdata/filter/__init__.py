@@ -1,0 +1,1 @@
+"""``gymdata filter``: which rollouts to keep."""

@@ -1,0 +1,1 @@
+"""``gymdata finetune``: epochs of collect, train and validate."""

@@ -1,0 +1,1 @@
+"""``gymdata import`` and ``gymdata export``: other projects' formats."""

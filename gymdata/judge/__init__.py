@@ -1,0 +1,1 @@
+"""``gymdata judge`` and ``serve-genrm``: pairwise judging."""

@@ -1,0 +1,1 @@
+"""``gymdata pairs``: preference pairs."""

@@ -1,0 +1,1 @@
+"""``gymdata query``: SQL over every file."""

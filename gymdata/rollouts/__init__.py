@@ -1,0 +1,1 @@
+"""The kernel: tables, turns, breaks and their checks; pure."""

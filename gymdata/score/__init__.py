@@ -1,0 +1,1 @@
+"""``gymdata score``: rewards of saved rollouts."""

@@ -1,0 +1,1 @@
+"""``gymdata train-…``: the trainers."""

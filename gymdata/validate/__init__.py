@@ -1,0 +1,1 @@
+"""``gymdata validate``: the linter of rollouts and pairs."""
