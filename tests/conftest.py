@@ -15,8 +15,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A slow machine is no failure: what an example takes is never what a test is about.
+# Each setting is written out: hypothesis itself has other defaults where it sees a CI service.
 hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+    "untimed",
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
 )
 # Everywhere else a run may find what the last one did not; there, the same commit has the same verdict.
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("untimed"), derandomize=True)
