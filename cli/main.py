@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
     "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
     "export": ("export", "export", "Write rollouts in another project's format."),
+    "show": ("show", "show", "Show rollouts or pairs as people read them."),
     "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
     "docs": ("docs", "docs", "Read the documentation, topic by topic."),
@@ -57,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 READERS = frozenset(
-    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query"]
+    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "show", "query"]
     + [name for name in COMMANDS if name.startswith("train-")]
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, printable
 from gymdata.public import short_repr
 
 Severity = Literal["error", "warning", "info"]
@@ -368,6 +368,29 @@ class Violation(NamedTuple):
             "file": self.file,
         }
         return row if self.evidence is None else row | {"evidence": self.evidence}
+
+
+def both_sides(evidence: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The first place of a break for people: (``before`` or ``prompt``, text to the left, what differs, text to the
+    right), each cut to a part of a line and fit for a terminal; empty where no tokenizer gave texts."""
+    if evidence["left"] is None:
+        return []
+    first, left = evidence["spans"][0], _cut(evidence["left"], 40, "end")
+    return [
+        (side, left, _cut(first[side]["text"], 80, "middle"), _cut(right, 40, "start"))
+        for side, right in zip(("before", "prompt"), evidence["right"], strict=True)
+    ]
+
+
+def _cut(text: str, width: int, keep: str) -> str:
+    """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
+    line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    line = printable(line, lines=False)
+    if len(line) <= width:
+        return line
+    if keep == "middle":
+        return f"{line[: width // 2]} … {line[-width // 2 :]}"
+    return line[:width] + "…" if keep == "start" else "…" + line[-width:]
 
 
 def rows_with_errors(found: Iterable[Violation]) -> set[tuple[str | None, int]]:

@@ -282,18 +282,15 @@ def _vocab_size(folder: str | Path) -> int:
 
 
 def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
-    """What decodes ids: by the tokenizer that was given, or that of the model folder in run.json; None without one."""
-    folder = tokenizer
-    if folder is None:
-        model = ((run or {}).get("identity") or {}).get("model")
-        if not isinstance(model, str) or not Path(model, "tokenizer.json").is_file():
-            return None
-        folder = model
+    """What decodes ids, loaded when it is first asked: most files have no break."""
+    if tokenizer is None and run is None:
+        return None
 
     def read() -> Any:
-        from gymdata.engines.chat import token_text
+        from gymdata.engines.chat.token_text import reader_of
 
-        return token_text.reader(folder)()
+        found = reader_of(tokenizer, run or {})
+        return None if found is None else found()
 
     import functools
 

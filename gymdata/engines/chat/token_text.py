@@ -8,7 +8,7 @@ tokenizer.json.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ from gymdata.rollouts.continuity.breaks import Reader, Reading
 def reader(folder: str | Path) -> Reader:
     """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
     return functools.cache(lambda: load(folder))
+
+
+def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Reader | None:
+    """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
+    neither is there."""
+    if tokenizer is not None:
+        return reader(tokenizer)
+    model = (run.get("identity") or {}).get("model")
+    return reader(model) if isinstance(model, str) and Path(model, "tokenizer.json").is_file() else None
 
 
 def load(folder: str | Path) -> Reading:
