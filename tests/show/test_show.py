@@ -127,6 +127,7 @@ HOSTILE = "\x1b[5mred\x1b[0m \x1b]8;;http://x\x07link \r\x08\x9b2J\u202e [bold]n
 def test_what_a_rollout_holds_does_nothing_to_the_terminal(tmp_path: Path) -> None:
     """Escapes, control characters and markup in every text of a rollout and a pair are printed as text."""
     call = json.dumps([{"id": HOSTILE, "function": {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}}])
+
     def messages(index: int) -> list[dict[str, Any]]:
         said = f"{index} {HOSTILE}"
         return [
