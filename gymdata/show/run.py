@@ -94,7 +94,7 @@ def show(
     Raises UsageError for two choices, DataError where there is nothing to show.
     """
     path_of(path, "show")
-    given = {"ROLLOUT_ID": rollout_id, "--task": task, "--best": best or None, "--worst": worst or None}
+    given: dict[str, Any] = {"ROLLOUT_ID": rollout_id, "--task": task, "--best": best or None, "--worst": worst or None}
     given |= {"--random": random, "--pair": pair}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) > 1:
