@@ -31,7 +31,7 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.ids, model, source)
+    check_vocabulary(data.sequences.token_ids.values, model, source)
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)

@@ -38,9 +38,8 @@ class TrainingLabels(TrainingExperiences):
     @cached_property
     def first(self) -> np.ndarray:
         """int64 (n,): index in its sequence of each one's first trained token."""
-        trained = np.flatnonzero(self.sequences.mask == 1)
-        at = np.searchsorted(trained, self.sequences.starts[:-1])
-        return np.asarray(trained[at] - self.sequences.starts[:-1])
+        trained, starts = np.flatnonzero(self.sequences.is_trained), self.sequences.loss_mask.offsets[:-1]
+        return np.asarray(trained[np.searchsorted(trained, starts)] - starts)
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:

@@ -128,23 +128,20 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
 
 
 def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str) -> pa.Table:
-    tables = []
-    for part in stitch(batch.column("turns"), batch.column("rollout_id"), where=where):
-        mask = part.scatter_to_tokens(part.agent_mask(agents), np.int8) if agents else part.mask.astype(np.int8)
-        of, n = pa.array(part.rollout), len(part.rollout)
-        bounds = pa.array(part.starts.astype(np.int32))
-        lists = {"input_ids": part.ids, "loss_mask": mask, "logprobs": part.scatter_to_tokens(part.log_probs),
-                 "advantages": np.zeros(len(part.ids), np.float32)}  # fmt: skip
-        tables.append(
-            pa.table(
-                {
-                    "rollout_id": batch.column("rollout_id").take(of),
-                    "sequence_index": pa.array(part.index),
-                    **{name: pa.ListArray.from_arrays(bounds, pa.array(values)) for name, values in lists.items()},
-                    "weight": pa.array(np.ones(n)),
-                    "temperature": pa.array(np.ones(n, np.float32)),
-                    "policy_hash": batch.column("policy_hash").take(of),
-                }
-            )
-        )
-    return pa.concat_tables(tables)
+    found = stitch(batch.column("turns"), batch.column("rollout_id"), where=where)
+    if agents:
+        found = found.restricted(found.sampled.of_agents(agents))
+    of, n = pa.array(found.rollout), len(found)
+    advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
+    lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
+             "advantages": advantages}  # fmt: skip
+    return pa.table(
+        {
+            "rollout_id": batch.column("rollout_id").take(of),
+            "sequence_index": pa.array(found.index),
+            **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            "weight": pa.array(np.ones(n)),
+            "temperature": pa.array(np.ones(n, np.float32)),
+            "policy_hash": batch.column("policy_hash").take(of),
+        }
+    )

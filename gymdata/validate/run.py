@@ -21,8 +21,8 @@ from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reader
-    from gymdata.rollouts.continuity.repair import Choice, FixReport
+    from gymdata.rollouts.breaks import Reader
+    from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
 
 __all__ = ["Report", "Violation", "fix", "validate"]
@@ -93,7 +93,7 @@ def fix(
     source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
     when a file cannot be read at all.
     """
-    from gymdata.rollouts.continuity.repair import CHOICES, FixReport
+    from gymdata.rollouts.repair import CHOICES, FixReport
 
     target = local_output(output)
     if choice not in CHOICES:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.messages import meant_role
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 from tests.interop.trajectories import same

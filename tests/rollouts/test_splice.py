@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import EXIT_FAULTS
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice, splice_published
+from gymdata.rollouts.next_prompt import SpliceRefusedError, splice, splice_published
 
 EOS, HEAD, USER = 2, [40, 41], [30, 31]
 

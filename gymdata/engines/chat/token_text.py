@@ -14,7 +14,7 @@ from typing import Any
 
 from gymdata.engines._transformers import load_tokenizer
 from gymdata.errors import UsageError, needs
-from gymdata.rollouts.continuity.breaks import Reader, Reading
+from gymdata.rollouts.breaks import Reader, Reading
 
 
 def reader(folder: str | Path) -> Reader:

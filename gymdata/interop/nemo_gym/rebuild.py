@@ -20,9 +20,8 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message
-from gymdata.rollouts.responses import chat_tools, loads, messages_of, walk
-from gymdata.rollouts.turns import SpliceRefusedError, splice
+from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, walk
+from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
 
 #: On an item: its prompt was not captured but rebuilt.
 MARK = "prompt_token_ids_rebuilt"

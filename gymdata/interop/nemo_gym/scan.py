@@ -22,14 +22,14 @@ import xxhash
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rows import Row
+from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
-from gymdata.rollouts.continuity import breaks
-from gymdata.rollouts.continuity.breaks import Reader
 from gymdata.rollouts.violations import Violation
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reader
+    from gymdata.rollouts.breaks import Reader
 
 #: (row, rollout id, turn, offset of the part in its list, prompt or generation)
 IdOwner = tuple[int, str | None, int, int, str]

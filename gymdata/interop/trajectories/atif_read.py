@@ -38,7 +38,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, text_of
+from gymdata.rollouts.messages import json_text, text_of
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
 from gymdata.store.paths import Source
 

@@ -36,8 +36,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
+from gymdata.rollouts.messages import json_text
+from gymdata.rollouts.turns import Call, TopLogProb, TurnEncoder, expand_prompts
 from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
 
@@ -271,10 +271,10 @@ def _token_id(token: Any) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and int(digits) < 2**31 else None
 
 
-def _alternatives(content: list[Any], where: str) -> list[list[dict[str, float | int]]] | None:
-    tops: list[list[dict[str, float | int]]] = []
+def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | None:
+    tops: list[list[TopLogProb]] = []
     for position, token in enumerate(content):
-        top: list[dict[str, float | int]] = []
+        top: list[TopLogProb] = []
         given = token.get("top_logprobs")
         if given is not None and not isinstance(given, list):
             raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")

@@ -23,8 +23,8 @@ from gymdata.interop.trajectories.own import (
     shortest,
     turn_facts,
 )
-from gymdata.rollouts.responses import loads
-from gymdata.rollouts.turns import prompts_of
+from gymdata.rollouts.messages import loads
+from gymdata.rollouts.turns import Turn, prompts_of
 
 NAME = "nat"
 PROMPT_IDS = "prompt_token_ids"
@@ -86,7 +86,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     }
 
 
-def log_probs(turn: Mapping[str, Any], spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")

@@ -21,20 +21,18 @@ def test_sequences_are_those_of_the_definition(picked: list[int], drop: bool) ->
     abandoned = "drop" if drop else "keep"
     turns, ids = column([SHAPES[i] for i in picked])
     found = {}
-    for part in stitch(turns, ids, abandoned):
-        logprobs = part.scatter_to_tokens(part.log_probs)
-        assert part.offsets[-1] == len(part.log_probs) == part.mask.sum()
-        for s in range(len(part.rollout)):
-            span = slice(part.starts[s], part.starts[s + 1])
-            starts = part.turn_starts[part.turn_bounds[s] : part.turn_bounds[s + 1]]
-            found[int(part.rollout[s]), int(part.index[s])] = (
-                part.ids[span].tolist(), part.mask[span].tolist(), logprobs[span].tolist(), starts.tolist(),
-            )  # fmt: skip
+    made = stitch(turns, ids, abandoned)
+    assert len(made.sampled.logprobs.values) == made.is_trained.sum()
+    for s in range(len(made)):
+        found[int(made.rollout[s]), int(made.index[s])] = (
+            made.token_ids[s].tolist(), made.loss_mask[s].tolist(), made.logprobs[s].tolist(), made.turn_starts[s].tolist(),
+        )  # fmt: skip
+    assert list(found) == sorted(found)
     expected = {}
     for row, encoded in enumerate(turns.to_pylist()):
         for number, one in enumerate(tokens.sequences(encoded, abandoned=abandoned)):
             expected[row, number] = (
-                one.input_ids.tolist(), (one.loss_mask == 1).tolist(), one.logprobs.tolist(), one.turn_starts.tolist(),
+                one.input_ids.tolist(), one.loss_mask.tolist(), one.logprobs.tolist(), one.turn_starts.tolist(),
             )  # fmt: skip
     assert found == expected
 
@@ -42,11 +40,32 @@ def test_sequences_are_those_of_the_definition(picked: list[int], drop: bool) ->
 def test_sampled_tokens_stand_in_turn_order() -> None:
     """Over several sequences too: the k-th sampled token of a rollout is the k-th that the model wrote."""
     turns, ids = column([BRANCH])
-    (part,) = stitch(turns, ids)
-    order = np.empty(len(part.log_probs), np.int32)
-    order[part.source] = part.ids[part.mask]
-    assert order.tolist() == [10, 2, 11, 2, 12, 2]
-    assert part.turn_ends.tolist() == [2, 4, 6]
+    made = stitch(turns, ids)
+    assert made.in_turn_order(made.token_ids.values[made.is_trained]).tolist() == [10, 2, 11, 2, 12, 2]
+    assert made.sampled.turn_ends.tolist() == [2, 4, 6]
+
+
+@given(picked=st.lists(st.integers(0, len(SHAPES) - 1), min_size=1, max_size=6), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_is_taken_or_restricted_keeps_its_numbers(picked: list[int], data: st.DataObject) -> None:
+    """Numbers of sampled tokens reach the same tokens in some of the sequences, and where only some tokens are trained."""
+    turns, ids = column([SHAPES[i] for i in picked])
+    made = stitch(turns, ids)
+    number = np.arange(1, len(made.sampled.logprobs.values) + 1)
+    whole = made.to_sequences(number, np.int64)
+    assert made.in_turn_order(whole.values[made.is_trained]).tolist() == number.tolist()
+    rows = np.array(
+        data.draw(st.lists(st.integers(0, max(len(made) - 1, 0)), unique=True)) if len(made) else [], np.int64
+    )
+    chosen = np.array([data.draw(st.booleans()) for _ in number], np.bool_)
+    some = made.restricted(chosen).take(rows)
+    for k, row in enumerate(rows.tolist()):
+        kept = [n if n and chosen[n - 1] else 0 for n in whole[row].tolist()]
+        assert some.to_sequences(number, np.int64)[k].tolist() == kept
+        assert some.loss_mask[k].tolist() == [int(n > 0) for n in kept]
+        assert some.token_ids[k].tolist() == made.token_ids[row].tolist()
+        assert (some.rollout[k], some.index[k]) == (made.rollout[row], made.index[row])
+        assert some.turn_starts[k].tolist() == made.turn_starts[row].tolist()
 
 
 def test_changed_and_missing_evidence_is_named() -> None:
