@@ -77,17 +77,13 @@ def token_columns(
 ) -> pa.Table:
     """One row of ``TOKENS`` a rollout, in order; ``turns`` is the rollouts column of that name (one chunk)."""
     n = len(turns)
-    found = stitch(turns, rollout_ids, "drop", where=where, vocab_size=vocab_size)
+    found = stitch(turns, rollout_ids, "drop", where=where, vocab_size=vocab_size, prompts_apart=True)
     n_sequences = np.bincount(found.rollout, minlength=n)
     one = found.restricted(found.sampled.of_agents(agents)) if agents else found
     if (n_sequences > 1).any():
         one = one.take(np.flatnonzero(n_sequences[found.rollout] == 1))
-    cut = one.turn_starts.values[one.turn_starts.offsets[:-1]]
-    (prompt, completion), mask, logprobs = (
-        one.token_ids.split(cut),
-        one.loss_mask.split(cut)[1],
-        one.logprobs.split(cut)[1],
-    )
+    assert one.prompts is not None
+    prompt, completion, mask = one.prompts, one.token_ids, one.loss_mask
     rows = one.rollout
     keys = _trained_keys(completion, mask) if agents else _generation_keys(found, rows)
 
@@ -95,7 +91,7 @@ def token_columns(
         """A list a rollout, empty for those without one sequence."""
         return Ragged(some.values, offsets_of(_filled(some.lengths, rows, n))).to_arrow()
 
-    columns = [*map(lists, (prompt, completion, mask, logprobs)), pa.array(n_sequences.astype(np.int32))]
+    columns = [*map(lists, (prompt, completion, mask, one.logprobs)), pa.array(n_sequences.astype(np.int32))]
     columns += [pa.array(_filled(some, rows, n)) for some in (prompt.hashes(), keys)]
     return pa.Table.from_arrays(columns, schema=TOKENS)
 
@@ -110,9 +106,8 @@ def _filled(values: Array, rows: Array, n: int) -> Array:
 def _generation_keys(found: RolloutSequences, rows: Array) -> Array:
     """Of what the rollouts ``rows`` sampled, and where its turns begin."""
     sampled = found.sampled
-    ids = sampled.logprobs.like(found.in_turn_order(found.token_ids.values[found.is_trained])).take(rows)
-    bounds = np.searchsorted(sampled.turn_rollout, np.arange(len(sampled.logprobs) + 1))
-    return ids.hashes(Ragged(sampled.turn_sizes, bounds).take(rows).hashes().tolist())
+    bounds = np.searchsorted(sampled.turn_rollout, np.arange(len(sampled.token_ids) + 1))
+    return sampled.token_ids.take(rows).hashes(Ragged(sampled.turn_sizes, bounds).take(rows).hashes().tolist())
 
 
 def _trained_keys(completion: Ragged, mask: Ragged) -> Array:
@@ -121,7 +116,7 @@ def _trained_keys(completion: Ragged, mask: Ragged) -> Array:
     at = np.flatnonzero(mask.values)
     owner = mask.owner[at]
     last[owner] = at - mask.offsets[owner] + 1
-    return completion.split(last)[0].hashes(mask.split(last)[0].hashes().tolist())
+    return completion.first(last).hashes(mask.first(last).hashes().tolist())
 
 
 def text_keys(generated: pa.ListArray) -> npt.NDArray[np.uint64]:

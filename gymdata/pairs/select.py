@@ -422,9 +422,11 @@ def at_fork(table: pa.Table) -> pa.Table:
     }
     compared = [lists[side][part] for side in ("chosen", "rejected") for part in ("ids", "mask")]
     shared = np.array([_shared(*(one[row] for one in compared)) for row in range(table.num_rows)], np.int64)
-    prompt, _ = Ragged.interleaved([Ragged.of(table["prompt_ids"]), lists["chosen"]["ids"].split(shared)[0]])
+    prompt, _ = Ragged.interleaved([Ragged.of(table["prompt_ids"]), lists["chosen"]["ids"].first(shared)])
     columns = {"prompt_ids": prompt}
-    columns |= {f"{side}_{part}": one.split(shared)[1] for side, parts in lists.items() for part, one in parts.items()}
+    for side, parts in lists.items():
+        is_rest, lengths = ~parts["ids"].is_head(shared), parts["ids"].lengths - shared
+        columns |= {f"{side}_{part}": one.only(is_rest, lengths) for part, one in parts.items()}
     for name, column in columns.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), column.to_arrow())
     return table

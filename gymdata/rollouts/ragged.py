@@ -103,16 +103,22 @@ class Ragged:
 
     def take(self, rows: Array) -> Ragged:
         """The lists at ``rows`` (int array), in that order."""
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
+            return self
         at, offsets = places(self.offsets[:-1][rows], self.lengths[rows])
         return Ragged(self.values[at], offsets)
 
-    def split(self, at: Array) -> tuple[Ragged, Ragged]:
-        """The first ``at[i]`` values of each list, and the others."""
-        sizes = np.stack((at, self.lengths - at), axis=1)
-        is_head = np.repeat(np.tile(np.array([True, False]), len(self)), sizes.ravel())
-        return Ragged(self.values[is_head], offsets_of(sizes[:, 0])), Ragged(
-            self.values[~is_head], offsets_of(sizes[:, 1])
-        )
+    def is_head(self, at: Array) -> npt.NDArray[np.bool_]:
+        """Which values are among the first ``at[i]`` of their list."""
+        return np.repeat(np.tile(np.array([True, False]), len(self)), np.stack((at, self.lengths - at), axis=1).ravel())
+
+    def only(self, kept: npt.NDArray[np.bool_], lengths: Array) -> Ragged:
+        """The values that are true in ``kept``; ``lengths``: how many that are in each list."""
+        return Ragged(self.values[kept], offsets_of(lengths))
+
+    def first(self, at: Array) -> Ragged:
+        """The first ``at[i]`` values of each list."""
+        return self.only(self.is_head(at), at)
 
     def grouped(self, bounds: Ints) -> Ragged:
         """Lists ``bounds[i]`` to ``bounds[i + 1]`` joined to one; ``bounds`` has all lists in it."""

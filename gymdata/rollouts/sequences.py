@@ -64,12 +64,13 @@ class Sequences:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """What n rollouts sampled, in turn order: ``logprobs`` has one list per rollout.
+    """What n rollouts sampled, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
 
     Turn t of all that are kept ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its
     ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a turn has none.
     """
 
+    token_ids: Ragged
     logprobs: Ragged
     turn_ends: Ints
     turn_rollout: Ints
@@ -95,7 +96,8 @@ class RolloutSequences(Sequences):
     """The sequences of a batch of rollouts, in their order: sequence s is row ``rollout[s]``'s number ``index[s]``.
 
     ``turn_starts``: where its turns' generations begin, a list a sequence. The k-th trained token over all sequences is
-    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence.
+    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what stands
+    before each sequence's first generation, where that was asked for apart; the sequences begin after it then.
     """
 
     rollout: Ints
@@ -104,6 +106,7 @@ class RolloutSequences(Sequences):
     sampled: SampledTokens
     source: Ints | None = None
     abandoned: int = 0
+    prompts: Ragged | None = None
 
     def to_sequences(self, values: Array, dtype: Any = np.float32) -> Ragged:
         """One value a sampled token → one a token of the sequences, 0 where not trained."""
@@ -130,8 +133,11 @@ class RolloutSequences(Sequences):
         """The sequences at ``rows`` (int array), in that order; ``sampled`` stays the whole batch's."""
         source = Ragged(self._source(), offsets_of(self.loss_mask.sums(self.is_trained))).take(rows).values
         some = super().take(rows)
-        turn_starts = self.turn_starts.take(rows)
-        return replace(some, rollout=self.rollout[rows], index=self.index[rows], turn_starts=turn_starts, source=source)
+        prompts = None if self.prompts is None else self.prompts.take(rows)
+        return replace(
+            some, rollout=self.rollout[rows], index=self.index[rows], turn_starts=self.turn_starts.take(rows), source=source,
+            prompts=prompts,
+        )  # fmt: skip
 
     def _source(self) -> Ints:
         return np.arange(len(self.sampled.logprobs.values)) if self.source is None else self.source
@@ -155,18 +161,28 @@ def stitch(
     *,
     where: str = "",
     vocab_size: int | None = None,
+    prompts_apart: bool = False,
 ) -> RolloutSequences:
     """The sequences of a batch of rollouts (the column of that name, one chunk).
 
     ``rollout`` numbers the rows of the batch. ``abandoned``: whether retries that the conversation did not continue are
-    sequences. Raises RefusedError (T206, L301 to L303; see ``refuse_unsound_turns``), and DataError (T209, T210) for changed
-    or impossible turns, naming ``where`` (the file), rollout and turn.
+    sequences; ``prompts_apart``: see ``RolloutSequences``. Raises RefusedError (T206, L301 to L303; see
+    ``refuse_unsound_turns``), and DataError (T209, T210) for changed or impossible turns, naming ``where`` (the file),
+    rollout and turn.
     """
     flat = TurnColumns.of(turns)
     refuse_unsound_turns(flat, rollout_ids, where, vocab_size)
     flat.refuse_altered(rollout_ids)
     simple = flat.one_chain()
-    return _stitched(flat, _whole(flat) if simple.all() else _cut(flat, simple, abandoned))
+    pieces = _whole(flat) if simple.all() else _cut(flat, simple, abandoned)
+    if not prompts_apart:
+        return _stitched(flat, pieces)
+    opens = np.zeros(len(pieces.context), np.bool_)
+    opens[pieces.bounds[:-1]] = True
+    lengths, of_prompt = pieces.context.lengths, pieces.context.spread(opens)
+    rest = pieces.context.only(~of_prompt, np.where(opens, 0, lengths))
+    prompts = pieces.context.only(of_prompt, lengths[opens])
+    return replace(_stitched(flat, replace(pieces, context=rest)), prompts=prompts)
 
 
 @dataclass(frozen=True)
@@ -260,10 +276,13 @@ def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
     """What the turns ``kept`` (rising; None: all) sampled."""
     agent = flat.agent.array if isinstance(flat.agent, ArrowTexts) else pa.nulls(len(flat), pa.string())
     reward = flat.reward if flat.reward is not None else np.full(len(flat), np.nan)
-    if kept is None:
-        return SampledTokens(flat.by_rollout(flat.logprobs), flat.generation.offsets[1:], flat.rollout, reward, agent)
-    logprobs = flat.logprobs.take(kept)
-    bounds = np.searchsorted(flat.rollout[kept], np.arange(len(flat.offsets)))
-    return SampledTokens(
-        logprobs.grouped(bounds), logprobs.offsets[1:], flat.rollout[kept], reward[kept], agent.take(pa.array(kept))
-    )
+    token_ids, logprobs, rollout, bounds = flat.generation, flat.logprobs, flat.rollout, flat.offsets
+    if kept is not None:
+        token_ids, logprobs, rollout = token_ids.take(kept), logprobs.take(kept), rollout[kept]
+        bounds, reward, agent = (
+            np.searchsorted(rollout, np.arange(len(bounds))),
+            reward[kept],
+            agent.take(pa.array(kept)),
+        )
+    lists = token_ids.grouped(bounds), logprobs.grouped(bounds)
+    return SampledTokens(*lists, token_ids.offsets[1:], rollout, reward, agent)

@@ -165,8 +165,8 @@ def _cut(
     return TrainingExperiences(
         sequences=short.take(rows),
         rollout_ids=[rollouts[i] for i in rows],
-        advantages=advantages.split(lengths)[0].take(rows),
-        ref_logprobs=None if reference is None else reference.split(lengths)[0].take(rows),
+        advantages=advantages.first(lengths).take(rows),
+        ref_logprobs=None if reference is None else reference.first(lengths).take(rows),
         weight=np.asarray(table["weight"].to_numpy(), dtype=np.float64)[rows],
         temperature=np.asarray(table["temperature"].to_numpy(), dtype=np.float64)[rows],
         policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),

@@ -25,12 +25,13 @@ def plain(lists: Ragged) -> list[list[int]]:
 
 @given(LISTS, st.data())
 def test_operations_are_those_of_lists(lists: list[list[int]], data: st.DataObject) -> None:
-    """Taking, splitting, interleaving, grouping, summing and locating."""
+    """Taking, cutting, interleaving, grouping, summing and locating."""
     ragged, n = of(lists), len(lists)
     rows = data.draw(st.lists(st.integers(0, n - 1), max_size=6))
     assert plain(ragged.take(np.array(rows, np.int64))) == [lists[row] for row in rows]
     at = [data.draw(st.integers(0, len(one))) for one in lists]
-    heads, tails = ragged.split(np.array(at))
+    heads, is_tail = ragged.first(np.array(at)), ~ragged.is_head(np.array(at))
+    tails = ragged.only(is_tail, ragged.lengths - at)
     assert (plain(heads), plain(tails)) == ([x[:k] for x, k in zip(lists, at, strict=True)],
                                             [x[k:] for x, k in zip(lists, at, strict=True)])  # fmt: skip
     both, part = Ragged.interleaved([heads, tails, heads])

@@ -86,3 +86,18 @@ def test_changed_and_missing_evidence_is_named() -> None:
     table = rollouts_table([nan])
     with pytest.raises(RefusedError, match="L302: rollout t-0"):
         stitch(table["turns"].combine_chunks(), table["rollout_id"].combine_chunks())
+
+
+@given(picked=st.lists(st.integers(0, len(SHAPES) - 1), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_prompts_stand_apart_where_asked(picked: list[int]) -> None:
+    """What stands before the first generation and what follows are together the whole sequence, masks and all."""
+    turns, ids = column([SHAPES[i] for i in picked])
+    whole, apart = stitch(turns, ids), stitch(turns, ids, prompts_apart=True)
+    assert apart.prompts is not None
+    assert len(whole) == len(apart) == len(apart.prompts)
+    for k in range(len(whole)):
+        prompt = apart.prompts[k].tolist()
+        assert prompt + apart.token_ids[k].tolist() == whole.token_ids[k].tolist()
+        assert [0] * len(prompt) + apart.loss_mask[k].tolist() == whole.loss_mask[k].tolist()
+        assert (apart.turn_starts[k] + len(prompt)).tolist() == whole.turn_starts[k].tolist()
