@@ -25,8 +25,8 @@ def demo(
     json: JsonFlag = False,
 ) -> None:
     """Run the whole path on the shipped policy and tasks, and measure the improvement in held-out accuracy."""
-    from gymdata.demo import demo as run
-    from gymdata.demo import planned
+    from gymdata.demo.run import demo as run
+    from gymdata.demo.run import planned
 
     if dry_run:
         plan = planned(

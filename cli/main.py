@@ -23,8 +23,8 @@ from gymdata.errors import (
     GymdataError,
     UsageError,
     printable,
+    redacted,
 )
-from gymdata.redaction import redacted
 from gymdata.store.reading import current, reading
 
 from .console import AllowChangedFlag, note, remember_command

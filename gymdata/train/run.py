@@ -166,7 +166,7 @@ def train(
     Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
-    from gymdata.train import launch_checks as stage
+    from gymdata.train.launch_checks import train_resolved
     from gymdata.train.trainers.launch import run_job
 
     kind = TRAINERS[algorithm]
@@ -174,7 +174,7 @@ def train(
     given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
     resolved = kind.load(config, given, list(sets))
     check_settings(algorithm, resolved.trainer, own=kind.model_fields)
-    return stage.train(
+    return train_resolved(
         source,
         resolved,
         model_facts(resolved.model),
