@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.interop.trajectories.atif_read import table_rows
-from gymdata.interop.trajectories.atif_write import trajectory_of
+from gymdata.interop.trajectories.atif import table_rows, trajectory_of
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source

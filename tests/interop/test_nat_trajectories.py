@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.interop.trajectories.nat_read import table_rows
-from gymdata.interop.trajectories.nat_write import NO_REWARD, trajectory_of
+from gymdata.interop.trajectories.nat import NO_REWARD, table_rows, trajectory_of
 from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import spread

@@ -15,8 +15,7 @@ from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import read_table
-from gymdata.train.data_kto import training_labels
-from gymdata.train.data_sft import training_rollouts
+from gymdata.train.sequence_data import training_labels, training_rollouts
 from gymdata.train.settings import TrainSftConfig
 from tests.rollout_files import Calls, rollout, rollouts_table, two_turns, write_run
 from tests.rollout_shapes import BREAK

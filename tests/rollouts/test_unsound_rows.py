@@ -18,7 +18,7 @@ from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import read_table, write_run_json
 from gymdata.store.lineage import vocabulary
-from gymdata.train.data_experiences import EXPERIENCE_COLUMNS, training_experiences
+from gymdata.train.sequence_data import EXPERIENCE_COLUMNS, training_experiences
 from gymdata.train.settings import TrainKtoConfig, TrainSftConfig
 from tests.rollout_files import rollout, two_turns, write_run
 
