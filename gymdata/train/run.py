@@ -152,12 +152,12 @@ def train(
     Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
-    from gymdata.train import launch_checks as stage
+    from gymdata.train.launch_checks import train_resolved
     from gymdata.train.trainers.launch import run_job
 
     _refuse_no_rows(source, settings.table)  # and a missing file, before torch is loaded
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
-    return stage.train(
+    return train_resolved(
         source,
         settings,
         model_facts(settings.model),
