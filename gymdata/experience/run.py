@@ -36,7 +36,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def build_experiences(
+def experience(
     path: Paths,
     output: str | Path | None = None,
     *,

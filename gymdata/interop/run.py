@@ -326,7 +326,7 @@ def _not_rebuilt(one: NotRebuilt) -> dict[str, Any]:
     return {"file": str(one.file), "line": one.line, "rollout_id": one.rollout_id, **asdict(one.refused)}
 
 
-def export_rollouts(
+def export(
     path: str | Path,
     output: str | Path,
     format: str,
