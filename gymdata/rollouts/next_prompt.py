@@ -20,16 +20,16 @@ WINDOW = 8
 class SpliceRefusedError(RefusedError):
     """No cut can be proved.
 
-    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected`` and ``got``: ids around
+    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected_ids`` and ``got_ids``: around
     it in the conversation that should be there and in the one that is, for a caller that can decode them.
     """
 
     def __init__(self, message: str, position: int, expected: Sequence[int], got: Sequence[int]) -> None:
         self.position = position
-        self.expected = _window(expected, position)
-        self.got = _window(got, position)
+        self.expected_ids = _window(expected, position)
+        self.got_ids = _window(got, position)
         super().__init__(
-            f"{message} (token {position}; expected around it {self.expected}, got {self.got})",
+            f"{message} (token {position}; expected around it {self.expected_ids}, got {self.got_ids})",
             hint="speak to the server in ids, or use a prefix-preserving template; `gymdata check MODEL` names one",
         )
 

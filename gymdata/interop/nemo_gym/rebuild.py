@@ -170,7 +170,7 @@ class _Row:
             self._told(number - 1, before[end - 1], held, history)
             return splice(held, history, rendered, self._chat.end_of_turn_ids)
         except SpliceRefusedError as no:
-            raise _Refusal(no.message, no.position, no.expected, no.got) from no
+            raise _Refusal(no.message, no.position, no.expected_ids, no.got_ids) from no
         except DataError as no:
             raise _Refusal(no.message) from no
 
