@@ -20,8 +20,8 @@ WINDOW = 8
 class SpliceRefusedError(RefusedError):
     """No cut can be proved.
 
-    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected_ids`` and ``got_ids``: around
-    it in the conversation that should be there and in the one that is, for a caller that can decode them.
+    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected_ids`` and ``got_ids``: those
+    around it in the conversation that should be there and in the one that is, for a caller that can decode them.
     """
 
     def __init__(self, message: str, position: int, expected: Sequence[int], got: Sequence[int]) -> None:
