@@ -74,13 +74,13 @@ class EpisodeConfig:
         return self.chat.fewest_tokens(episode.messages, episode.tools)
 
     def prompt_after(
-        self, held: Sequence[int], said: Sequence[Message], new: Sequence[Message], tools: Any
+        self, held: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
     ) -> list[int]:
         """Ids of the next prompt. Raises RefusedError when the template rewrites what came before."""
         if self.next_prompt is not None:
-            return self.next_prompt(held, said, new, tools)
+            return self.next_prompt(held, completions, new, tools)
         assert self.chat is not None
-        return next_prompt(held, self.chat.bridge(said, new, tools), self.chat.end_of_turn_ids)
+        return next_prompt(held, self.chat.bridge(completions, new, tools), self.chat.end_of_turn_ids)
 
 
 _KEPT_PROMPTS = 64

@@ -152,7 +152,7 @@ class Collector:
     empty: int = 0
     _scored: int = 0
     _reward_sum: float = 0.0
-    _said: float = field(default_factory=time.monotonic)
+    _last_reported: float = field(default_factory=time.monotonic)
 
     async def collect(self, tasks: Iterable[Task], *, concurrency: int, stop: Stop) -> None:
         """Play every owed rollout of ``tasks``. Raises what ``play_all`` raises; rows written so far stay."""
@@ -214,9 +214,9 @@ class Collector:
 
     def _say(self, force: bool = False) -> None:
         now = time.monotonic()
-        if self.progress is None or (now - self._said < _SAY_EVERY_S and not force):
+        if self.progress is None or (now - self._last_reported < _SAY_EVERY_S and not force):
             return
-        self._said = now
+        self._last_reported = now
         counts: dict[str, float] = {
             "done": self.there + self.done,
             "fresh": self.done,

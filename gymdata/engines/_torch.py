@@ -54,7 +54,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
         dtype = torch.float32
     try:
         with quiet_transformers():  # what its report of weights would say, ``lacking`` says
-            model, told = getattr(transformers, head).from_pretrained(
+            model, loading_info = getattr(transformers, head).from_pretrained(
                 local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
             if place.adapter is not None:
@@ -63,7 +63,9 @@ def load(place: Place, head: str, **options: Any) -> Any:
                 model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
     except (OSError, ValueError) as error:
         raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
-    lacking = [] if place.adapter else sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
+    lacking = (
+        [] if place.adapter else sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
+    )
     if lacking:
         raise DataError(f"{place.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")
     # Router losses are for training, and need what is not kept here.

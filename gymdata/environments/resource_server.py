@@ -148,7 +148,7 @@ class ServerEpisode:
             f"/{quote(name, safe='')}",
             arguments,
             lambda reply: as_text(reply.text),
-            is_answer=_is_told,
+            is_answer=_is_verdict,
             repeatable=False,
             cookies=self._cookies,
         )
@@ -177,6 +177,6 @@ def _is_seeded(status: int) -> bool:
     return 200 <= status < 300 or status == 404
 
 
-def _is_told(status: int) -> bool:
+def _is_verdict(status: int) -> bool:
     """What the policy is told: the tool's answer, or what was wrong with the call."""
     return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))

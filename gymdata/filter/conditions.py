@@ -230,13 +230,13 @@ class _Reader:
                 isinstance(right, ast.Constant) and right.value is None
             ):
                 raise self._refuse(right, "`is` only asks for null", "compare with `==`")
-            asked = Operation("is null", (self.read(left),))
-            return Operation("not", (asked,)) if isinstance(operator, ast.IsNot) else asked
+            is_null = Operation("is null", (self.read(left),))
+            return Operation("not", (is_null,)) if isinstance(operator, ast.IsNot) else is_null
         if isinstance(operator, (ast.In, ast.NotIn)):
             if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
                 raise self._refuse(right, "`in` needs a list", 'write `status in ("completed", "truncated")`')
-            asked = Operation("in", (self.read(left), *map(self.read, right.elts)))
-            return Operation("not", (asked,)) if isinstance(operator, ast.NotIn) else asked
+            is_in = Operation("in", (self.read(left), *map(self.read, right.elts)))
+            return Operation("not", (is_in,)) if isinstance(operator, ast.NotIn) else is_in
         return Operation(_COMPARISONS[type(operator)], (self.read(left), self.read(right)))
 
     def _call(self, node: ast.Call) -> Node:

@@ -140,19 +140,19 @@ class _Run:
         """Rollouts with faults are not trained on. One without a score is no fault: the selection counts it."""
         run = self.plan.folder(epoch) / "rollouts"
         log = self.plan.folder(epoch) / "logs" / "check.log"
-        told = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
-        if told["exit_code"]:
+        result = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
+        if result["exit_code"]:
             raise RefusedError(
-                f"epoch {epoch}: the rollouts have {told.get('errors', 'some'):,} error(s)",
+                f"epoch {epoch}: the rollouts have {result.get('errors', 'some'):,} error(s)",
                 hint=f"gymdata validate {run}",
             )
-        return {"warnings": told.get("warnings")}
+        return {"warnings": result.get("warnings")}
 
     def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
         file = _write(run.parent / f"{run.name}.judge.yaml", {**judging.settings, "name": judging.name})
-        told = self.plan.commands.run(["judge", str(run), "--config", str(file)],
+        result = self.plan.commands.run(["judge", str(run), "--config", str(file)],
                                       run.parent / "logs" / f"{run.name}.judge.log", self.watch)  # fmt: skip
-        return {"comparisons": told.get("comparisons"), "unscored": told.get("unscored")}
+        return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
 
     def _select(self, epoch: int, version: int) -> dict[str, Any]:
         loop = self.plan.loop

@@ -54,17 +54,17 @@ def _pairs(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tupl
     settings: dict[str, Any] = {"seed": plan.loop.seed}
     if plan.judging is not None:
         settings |= {"source": "comparisons", "judge": plan.judging.name}
-    told = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
-    return folder / "pairs" / "pairs.parquet", {"pairs": told["pairs"], "pair_candidates": told["candidates"],
-                              "pairs_dropped": {k: v for k, v in told["dropped"].items() if v}}  # fmt: skip
+    result = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
+    return folder / "pairs" / "pairs.parquet", {"pairs": result["pairs"], "pair_candidates": result["candidates"],
+                              "pairs_dropped": {k: v for k, v in result["dropped"].items() if v}}  # fmt: skip
 
 
 def _experiences(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    told = _run(plan, folder, "experience", rollouts, folder / "experiences", plan.trainer.experience, progress)
+    result = _run(plan, folder, "experience", rollouts, folder / "experiences", plan.trainer.experience, progress)
     return folder / "experiences" / "experiences.parquet", {
-        "sequences": told["counts"]["sequences"],
-        "rollouts_left_out": {why: n for why, n in told["left_out"].items() if n},
-        "groups_dropped": {why: n for why, n in told["dropped_groups"].items() if n},
+        "sequences": result["counts"]["sequences"],
+        "rollouts_left_out": {why: n for why, n in result["left_out"].items() if n},
+        "groups_dropped": {why: n for why, n in result["dropped_groups"].items() if n},
     }
 
 

@@ -185,8 +185,8 @@ def import_rollouts(
         _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
             summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
-            told = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
-            _write_lines(Path(output) / NOT_REBUILT, told)
+            lines = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
+            _write_lines(Path(output) / NOT_REBUILT, lines)
         run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
         if shapes:
             run.note(documents=shapes)
@@ -290,11 +290,11 @@ def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator
 
 
 def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
-    told = (
+    lines = (
         {"file": str(b.file), "line": b.line, "code": b.code, "reason": _unicode(b.reason), "text": b.text}
         for b in rejected
     )
-    return [encode_any(one) + b"\n" for one in told]
+    return [encode_any(one) + b"\n" for one in lines]
 
 
 def _unicode(text: str) -> str:

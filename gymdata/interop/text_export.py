@@ -146,11 +146,6 @@ def _count(row: Mapping[str, Any], lost: Losses) -> None:
     lost["breaks and branches"] += row["n_breaks"] > 0
 
 
-def told(lost: Losses) -> list[str]:
-    """Losses as lines for people."""
-    return [f"{what} ({n:,})" for what, n in lost.items() if n]
-
-
 #: Format → (its writer, the table it is made from).
 WRITERS: dict[str, tuple[Writer, str]] = {
     "trl-messages": (trl_messages, "rollouts"),

@@ -60,7 +60,7 @@ def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | 
             alone += 1
             continue
         candidates = [_entrant(names, r, completions[r].as_py(), show) for r in rows]
-        conversation = [_said(m) for m in prompts[rows[0]].as_py()]
+        conversation = [_judge_message(m) for m in prompts[rows[0]].as_py()]
         contests.append(
             Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
@@ -133,7 +133,7 @@ def _arguments(given: Any) -> Any:
         return given
 
 
-def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+def _judge_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": message.get("content") or ""}
 
 

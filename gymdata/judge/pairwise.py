@@ -175,8 +175,8 @@ class PairwiseJudge:
             return Judged(match, "refused", None, raw, usage, record["refused"], cached)
         verdict = self._verdict(record)
         if verdict is None:
-            said = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
-            return Judged(match, "unparsed", None, raw, usage, said, cached)
+            reason = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
+            return Judged(match, "unparsed", None, raw, usage, reason, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 
     def _verdict(self, record: Mapping[str, Any]) -> Verdict | None:

@@ -152,9 +152,9 @@ def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for message in messages:
         content = message.get("content")
-        said = [content if isinstance(content, str) else "" if content is None else json.dumps(content)]
-        said += [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
-        lines.append(f"{message['role']}: " + "\n".join(part for part in said if part))
+        texts = [content if isinstance(content, str) else "" if content is None else json.dumps(content)]
+        texts += [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
+        lines.append(f"{message['role']}: " + "\n".join(part for part in texts if part))
     return "\n\n".join(lines)
 
 

@@ -59,10 +59,10 @@ def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scor
     result = [Scored([], {}) for _ in views]
     for reward in rewards:
         weights = [reward.weight_for(view) for view in views]
-        asked = [row for row, weight in enumerate(weights) if weight is not None]
-        values = _values(reward.function, [views[row] for row in asked]) if asked else []
+        weighted = [row for row, weight in enumerate(weights) if weight is not None]
+        values = _values(reward.function, [views[row] for row in weighted]) if weighted else []
         name = reward.function.name
-        for row, value in zip(asked, values, strict=True):
+        for row, value in zip(weighted, values, strict=True):
             weight = weights[row] or 0.0
             if isinstance(value, OutsideError):
                 result[row].faults[name] = value.message

@@ -310,11 +310,11 @@ def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> Sequences:
             wrong = np.flatnonzero(got != lengths)
             if len(wrong):
                 row = int(wrong[0])
-                said = (
+                message = (
                     f"{where}, row {row}, pair {names[row]}: {side}_{what} has {got[row]} entries, {side}_ids has "
                     f"{lengths[row]} ({len(wrong)} such row(s))"
                 )
-                raise RefusedError(said, code="L301") if what == "logprobs" else DataError(said)
+                raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
         parts[side] = tokens, mask, logprobs, lengths
     zero = np.zeros_like(prompt_lengths)
     part_lengths = np.stack([prompt_lengths, parts["chosen"][3], prompt_lengths, parts["rejected"][3]], axis=1).ravel()

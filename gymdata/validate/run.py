@@ -218,9 +218,9 @@ def _is_task(line: bytes) -> bool:
         return False
     if not isinstance(row, dict):
         return False
-    said = row.get("messages")
-    if isinstance(said, list) and said:
-        return isinstance(said[-1], dict) and said[-1].get("role") != "assistant"
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages:
+        return isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
     return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 

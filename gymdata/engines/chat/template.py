@@ -215,8 +215,8 @@ class TransformersChat:
 
     def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
         """A lower bound of ``len(render(…))`` for texts that take long to tokenise; 0 for others."""
-        said = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
-        if said < _LONG_TEXT:
+        characters = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
+        if characters < _LONG_TEXT:
             return 0
         if self._most_characters is None:
             self._most_characters = most_characters(self.tokenizer) or 0
@@ -341,15 +341,15 @@ class TransformersChat:
 
     def _wants_parts(self) -> bool:
         """Whether the template reads content only as a list of parts, as templates of models that see images do."""
-        said = "what a user says"
-        message: Message = {"role": "user", "content": said}
+        content = "what a user says"
+        message: Message = {"role": "user", "content": content}
         try:
-            if said in self.text([message], None, generate=True):
+            if content in self.text([message], None, generate=True):
                 return False
         except DataError:
             pass
         try:
-            return said in self.text([{**message, "content": _as_parts(said)}], None, generate=True)
+            return content in self.text([{**message, "content": _as_parts(content)}], None, generate=True)
         except DataError:
             return False
 

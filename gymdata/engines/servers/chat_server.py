@@ -80,16 +80,16 @@ class ChatServerSampler(ServerSampler):
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one conversation ``request.n`` times. Raises OutsideError("engine")."""
-        asked = request.conversation
-        if asked is None:
+        conversation = request.conversation
+        if conversation is None:
             raise UsageError("a server that takes messages was called without a conversation")
-        body = self._chat_body(asked, self._room(request), request.n, request.seed)
+        body = self._chat_body(conversation, self._room(request), request.n, request.seed)
         sent = None
         if self.way == "ids":
             sent = [int(i) for i in request.prompt_token_ids]
             body["kv_transfer_params"] = {"prompt_token_ids": sent}
-        elif self.way == "prefix" and asked.held:
-            body["required_prefix_token_ids"] = [int(i) for i in asked.held]
+        elif self.way == "prefix" and conversation.held:
+            body["required_prefix_token_ids"] = [int(i) for i in conversation.held]
         return await self._complete({**body, "request_id": request.request_id}, sent)
 
     # --- the checks before any sampling -----------------------------------------------------------------------------
@@ -121,8 +121,8 @@ class ChatServerSampler(ServerSampler):
             body["kv_transfer_params"] = {"prompt_token_ids": list(_PROBE)}
         else:
             # Other words than were sampled, so that a rendering of them cannot look like the prefix.
-            said: list[Message] = [{"role": "assistant", "content": "gymdata said this"}, *_BEGIN]
-            body = self._chat_body(Conversation([*_BEGIN, *said], None), 1, 1, 1)
+            messages: list[Message] = [{"role": "assistant", "content": "gymdata said this"}, *_BEGIN]
+            body = self._chat_body(Conversation([*_BEGIN, *messages], None), 1, 1, 1)
             body["required_prefix_token_ids"] = held
         read = await self._prompt_read(body)
         if read is None:
@@ -150,23 +150,23 @@ class ChatServerSampler(ServerSampler):
     # --- one request ------------------------------------------------------------------------------------------------
 
     def _chat_body(
-        self, asked: Conversation, max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
+        self, conversation: Conversation, max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
     ) -> dict[str, Any]:
         body = self._body((), max_tokens, n, seed, sampling)
         del body["prompt"]
         body |= {
-            "messages": [_spoken(m) for m in asked.messages],
+            "messages": [_api_message(m) for m in conversation.messages],
             "logprobs": True,
             "top_logprobs": (sampling or self.sampling).top_logprobs,
         }
-        if asked.tools:
+        if conversation.tools:
             if self.tool_choice is None:
                 raise UsageError(
                     f"{self.base} leaves tools out of the prompt",
                     hint="start it without --exclude-tools-when-tool-choice-none, or with --enable-auto-tool-choice and "
                     "its --tool-call-parser",
                 )
-            body |= {"tools": [dict(t) for t in asked.tools], "tool_choice": self.tool_choice}
+            body |= {"tools": [dict(t) for t in conversation.tools], "tool_choice": self.tool_choice}
         return body
 
 
@@ -193,7 +193,7 @@ class OnPolicyPrompts:
             return rendered
 
 
-def _spoken(message: Message) -> dict[str, Any]:
+def _api_message(message: Message) -> dict[str, Any]:
     """A message as the chat route takes it: no nulls, and the arguments of calls as JSON text."""
     out = {key: value for key, value in message.items() if value is not None}
     calls = out.pop("tool_calls", None)

@@ -265,22 +265,22 @@ def _row(value: Any, lists: Any) -> Row:
         raise BadRow("S102", "reward", expected="a number", got=kind_of(reward))
     params = value.get("responses_create_params")
     given: Any = params.get("input") if lists.is_object(params) else None
-    talk = _Talk()
+    conversation = _Conversation()
     if lists.is_list(given):
         for item in given:
-            talk.item(item, lists)
-        talk.begin()
+            conversation.item(item, lists)
+        conversation.begin()
     elif isinstance(given, str):
-        talk.other("user")
+        conversation.other("user")
     for item in output:
-        talk.item(item, lists)
+        conversation.item(item, lists)
     name = value.get("rollout_id")
     return Row(
-        calls=talk.calls,
+        calls=conversation.calls,
         rollout_id=name if isinstance(name, str) else None,
         group=_group(value, given, lists),
         reward=None if reward is None else _float(reward),
-        faults=talk.faults if talk.spoke else [*talk.faults, Fault("M404")],
+        faults=conversation.faults if conversation.spoke else [*conversation.faults, Fault("M404")],
         settings=_settings(params) if lists.is_object(params) else {},
     )
 
@@ -303,7 +303,7 @@ def _key(value: Any, lists: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
 
 
-class _Talk:
+class _Conversation:
     """Walks items in order: cuts them into model calls and watches the order of roles."""
 
     def __init__(self) -> None:

@@ -99,8 +99,8 @@ def _same(raw: Any, reward: float | None) -> bool:
 
 def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     messages = row["messages"]
-    said = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
-    first = next(said, None)
+    of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
+    first = next(of_turns, None)
     if first is None:
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     output: list[dict[str, Any]] = []
@@ -135,8 +135,8 @@ def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
     # What a resource server's /verify said beside the reward.
     extra = loads(row["extra"])
-    told = extra.get("environment") if isinstance(extra, dict) else None
-    made |= {k: v for k, v in (told if isinstance(told, dict) else {}).items() if k not in made}
+    environment = extra.get("environment") if isinstance(extra, dict) else None
+    made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}
     made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
     made["gymdata"] = {name: row[name] for name in _OWN}
     return made, len(prompts) - len(placed)

@@ -193,11 +193,11 @@ class _Found:
             if not isinstance(speaker, str) or speaker not in _SOURCES:
                 got = speaker if isinstance(step, dict) else step
                 raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
-            said = with_facts(read_step(step), _own(step))
+            message = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
-                self._calls.append((said["turn"], here, call, said))
-            messages.append(said)
+                self._calls.append((message["turn"], here, call, message))
+            messages.append(message)
             for result in _results(step):
                 messages.append(with_facts(read_result(result), _own(result)))
                 for named in _references(result):
@@ -225,11 +225,11 @@ class _Found:
             if len({turn for turn, *_ in calls}) < len(calls):
                 raise BadItem("T208", "two steps are of one turn")
         encoder = TurnEncoder()
-        for number, (_, path, call, said) in enumerate(calls):
+        for number, (_, path, call, message) in enumerate(calls):
             encoder.add(call)
             self.places.append(path)
-            if said is not None:
-                said["turn"] = number
+            if message is not None:
+                message["turn"] = number
         return encoder
 
 

@@ -102,8 +102,8 @@ def _item(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     kept = _kept(message).get("message")
-    said = {"role": message["role"], "content": message["content"] or ""}
-    return said if kept is None else {key: kept["values"].get(key, said.get(key)) for key in kept["keys"]}
+    made = {"role": message["role"], "content": message["content"] or ""}
+    return made if kept is None else {key: kept["values"].get(key, made.get(key)) for key in kept["keys"]}
 
 
 def _kept(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,9 +59,9 @@ class Outcome:
         """Why a response has no reward."""
         mine = [j for j in self.judged if response in j.match[:2] and j.verdict is None]
         counts = Counter(j.status for j in mine)
-        said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "a ranking without scores"
+        reasons = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "a ranking without scores"
         first = next((j.reason for j in mine if j.reason), None)
-        return f"none of its comparisons gave a score ({said}){f': {first}' if first else ''}"
+        return f"none of its comparisons gave a score ({reasons}){f': {first}' if first else ''}"
 
 
 class RequestQueue:
