@@ -250,7 +250,7 @@ _HOMES = {("transformers", "TrainingArguments"): "transformers.training_args"}
 
 @cache
 def source_fields(module: str, name: str) -> Fields | None:
-    """Field → the plain types that it takes (none: cannot be told) of the dataclass ``name``; inherited ones included.
+    """Field → the plain types that it takes (none: not known) of the dataclass ``name``; inherited ones included.
 
     None when the package is not installed, or its source does not show the class.
     """

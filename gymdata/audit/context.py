@@ -1,6 +1,6 @@
 """What an audit needs beside numbers: what the files say of their policy, other renderings of prompts, and text of ids.
 
-Invariants: nothing here is needed for the figures; what is not known is said to be not known.
+Invariants: nothing here is needed for the figures; what is not known is reported as unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a chat template does to a conversation that goes on, found out before anything is sampled.
 
 Invariants: a template is judged by what it renders for the probe conversations and never by its name; a
-conversation that it refuses to render is said to be refused and does not count as a break; the judgement is the same
+conversation that it refuses to render is reported as refused and does not count as a break; the judgement is the same
 every time, because everything that is drawn is drawn from a fixed seed.
 """
 
@@ -250,7 +250,7 @@ def _sampled(rendering: Rendering, closed: str) -> list[int]:
 
 
 def _can_generate(prompt: str, completion: Message) -> bool:
-    """Whether a model that was prompted so could have said this: a prompt that opens a reasoning block is followed by
+    """Whether a model that was prompted so could have generated this: a prompt that opens a reasoning block is followed by
     reasoning, and one that closes it is not."""
     ending = prompt.rstrip()
     if ending.endswith("<think>"):

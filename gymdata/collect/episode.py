@@ -1,4 +1,4 @@
-"""One rollout that is made elsewhere: a workflow is asked once, and its calls become turns where it gave their ids.
+"""One rollout that is made elsewhere: a workflow gets one request, and its calls become turns where it gave their ids.
 
 Invariants: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
 reward, and is owed; one without ids is kept as messages, with no token data.
@@ -44,7 +44,7 @@ class EpisodeConfig:
     agent: str | None = None
     on_break: Literal["keep", "fail"] = "keep"
     next_prompt: NextPrompt | None = None
-    #: Makes whole rollouts in place of sampler, chat and environment, and is told ``sampling``.
+    #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
     workflow: Workflow | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
@@ -167,7 +167,7 @@ class Rollout:
             return
         self.outcome = ends.TIME_LIMIT
         if not self.encoder.turns:
-            # The model was asked and gave nothing back; the call is kept, so that the row says what was asked.
+            # The request got an empty generation; the call is kept, so that the row has its prompt.
             self._encode(Generation(list(self.prompt), [], [], "abort"))
 
     async def _begin(self) -> None:

@@ -123,7 +123,7 @@ def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
 
 
 def start_took_too_long(limits: Limits) -> Failure:
-    """The time limit passed before there was a prompt: nothing was asked of the policy."""
+    """The time limit passed before there was a prompt: nothing was requested of the policy."""
     return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit_s:g} s limit")
 
 

@@ -73,7 +73,7 @@ async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]
 
 
 async def _reach(url: str | None, system: str, hint: str) -> None:
-    """Connect to ``url`` and hang up: whether anything listens, with nothing asked of it."""
+    """Connect to ``url`` and hang up: whether anything listens, without a request."""
     if url is None:
         return
     parts = urlsplit(url)
@@ -180,7 +180,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     from gymdata.engines import model_identity
     from gymdata.engines.chat import template as chat
 
-    # A misspelt reward is told before the tokenizer is loaded, whose text a reward server gets.
+    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
     rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
     if config.workflow_url is not None:
         return _workflow_parts(config, rewards)

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The same prompt as a server is told it that hears messages only. ``held``: the ids that were read and sampled so
+    """The prompt as chat messages, for servers without token-ID input. ``held``: the ids that were read and sampled so
     far, which the prompt should begin with; empty before the first model call."""
 
     messages: Sequence[Message]
@@ -95,7 +95,7 @@ class Chat(Protocol):
         ...
 
     def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """A number of ids that ``render`` certainly gives at least, told quickly; 0 when nothing is certain."""
+        """A number of ids that ``render`` certainly gives at least, found quickly; 0 when nothing is certain."""
         ...
 
     def bridge(

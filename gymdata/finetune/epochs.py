@@ -33,7 +33,7 @@ class EpochLoop:
 
     def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> dict[str, Any]:
         """Run or go on; returns what result.json holds."""
-        adapter.data(plan.loop.algorithm)  # an algorithm that the trainer has not is told before anything is sampled
+        adapter.data(plan.loop.algorithm)  # an algorithm that the trainer lacks is reported before anything is sampled
         state = State.open(plan.output, plan.identity, plan.loop.run_id, overwrite=plan.overwrite)
         try:
             return _Run(plan, builder, adapter, watch, state).run()

@@ -1,7 +1,7 @@
 """The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
 
 Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is
-gone without having said so has failed; ``completed`` is said only of a process that ended with 0 and left a model.
+gone without a recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class CommandRunner:
     def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
         """``gymdata WORDS --json``; what it printed, with ``exit_code`` (0, or 1: faults found).
 
-        Raises KeyboardInterrupt after a Ctrl-C, and a GymdataError with the command's exit code when it said nothing.
+        Raises KeyboardInterrupt after a Ctrl-C, and a GymdataError with the command's exit code when it printed nothing.
         """
         answer = log.with_suffix(".out")
         answer.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from gymdata.progress import Progress
 
-#: The life of a training job. ``completed`` is said only when the model is there to be read.
+#: The life of a training job. ``completed`` is reported only when the model is there to be read.
 JobState = Literal["pending", "running", "completed", "failed", "canceled"]
 
 

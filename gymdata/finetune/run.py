@@ -283,7 +283,7 @@ def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> st
         raise UsageError(f"{where} is missing", hint="a task file, or give --dataset")
     path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
     tasks = str(Path(path).absolute())
-    _ = TaskFile(tasks).files  # a missing file is told at once
+    _ = TaskFile(tasks).files  # a missing file is reported at once
     return tasks
 
 

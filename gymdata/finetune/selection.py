@@ -100,7 +100,7 @@ def _groups(rows: pa.Table, version: int) -> dict[str, tuple[str, list[float | N
 
 
 def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
-    """The rollouts of these groups to ``folder``/rollouts.parquet, and what a judge said of them beside it."""
+    """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
     wanted = pa.array(sorted(group_ids), pa.string())
     schema = ROLLOUTS.schema
 

@@ -1,7 +1,7 @@
 """``gymdata.import_rollouts`` and ``gymdata.export``: other projects' files to runs and back.
 
 Invariants: every row that goes in comes out as a rollout (or a pair) or is named in rejected.jsonl with its line and
-reason; what a format cannot hold is counted and told; an output appears whole.
+reason; what a format cannot hold is counted and reported; an output appears whole.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def import_rollouts(
 ) -> ImportSummary:
     """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
 
-    ``source``: one of ``SOURCES``, told from the files when not given. Files of pairs become ``output/pairs.parquet``.
+    ``source``: one of ``SOURCES``, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
     others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when

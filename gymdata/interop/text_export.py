@@ -1,6 +1,6 @@
 """Rollouts and pairs as text for other trainers: TRL, OpenAI fine-tuning, verl.
 
-Invariants: each format's writer counts what it cannot hold, so that the loss is told; messages keep their order and
+Invariants: each format's writer counts what it cannot hold, so that the loss is reported; messages keep their order and
 their text. Token ids and log-probabilities are in none of these formats.
 """
 

@@ -1,6 +1,6 @@
-"""Judging: each match asked once, its verdict kept by content, and every match accounted for.
+"""Judging: each match judged once, its verdict kept by content, and every match accounted for.
 
-Invariants: a verdict that was paid for is never asked for again; every match of a schedule ends as judged,
+Invariants: a verdict that was paid for is never requested again; every match of a schedule ends as judged,
 unparsed, refused or failed, and only judged ones have numbers; the same contest judged again gives the same rows.
 """
 
@@ -74,7 +74,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class VerdictParser:
-    """How answers are read and asked for again. Published reading fills in the defaults."""
+    """How answers are read and requested again. Published reading fills in the defaults."""
 
     strict: bool = True
     default_score: float = 3.0
@@ -199,7 +199,7 @@ class PairwiseJudge:
     def _forget(self, key: str, done: asyncio.Future[dict[str, Any]]) -> None:
         del self._under_way[key]
         if not done.cancelled():
-            done.exception()  # looked at, so that nobody is told of it later
+            done.exception()  # looked at, so that nothing is logged of it later
 
     async def _ask(self, key: str, question: tuple[Any, ...]) -> dict[str, Any]:
         conversation, one, two, principle = question

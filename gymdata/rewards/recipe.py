@@ -95,7 +95,7 @@ class Recipe:
         return list({source.key(): source for rule in self.rules for source in rule.rewards}.values())
 
     def weight(self, source: RewardSource, task: Mapping[str, Any]) -> float | None:
-        """How much a reward counts for a task; None when it is not asked."""
+        """How much a reward counts for a task; None when it is not called."""
         rule = self.rule_of(task)
         found = [s.weight for s in self.rules[rule].rewards if s.key() == source.key()] if rule is not None else []
         return found[0] if found else None

@@ -6,7 +6,7 @@ without ids, the messages as lines of ``role: content``.
 
 Invariants: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
 length, or a reward that is no finite number, is a fault of those rollouts, with its reason, and never a score; a batch
-that the server refuses is asked for one by one, so that one rollout cannot take others with it, but not one that was
+that the server refuses is requested one by one, so that one rollout cannot take others with it, but not one that was
 answered with the wrong number of rewards: by itself a rollout would get a reward that may be another's.
 """
 

@@ -27,7 +27,7 @@ _TRIES = 3
 class Weighted:
     """A reward function and its weight in the total.
 
-    ``choose`` gives the weight for each rollout instead, or None where the function is not asked at all.
+    ``choose`` gives the weight for each rollout instead, or None where the function is not called at all.
     """
 
     function: RewardFunction
@@ -164,7 +164,7 @@ class RewardScheduler:
                 names = [reward.function.name for reward in self.rewards]
                 parts = [RewardPart(name, None, detail=fault) for name in names]
                 results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
-            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must hear of it
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must get it
                 for _, future in batch + self._waiting:
                     if not future.done():
                         future.set_exception(error)

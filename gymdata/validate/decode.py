@@ -1,4 +1,4 @@
-"""T207: do the generated ids decode to the text of their message? Needs a tokenizer, so it runs only when asked.
+"""T207: do the generated ids decode to the text of their message? Needs a tokenizer, so it runs only on request.
 
 Invariants: only words are compared, white space is not; a message that names no turn is not judged.
 """

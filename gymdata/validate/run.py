@@ -144,7 +144,7 @@ def _fix(
         from gymdata.validate.fix import fixed_rollouts
 
         out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # How the rollouts were sampled is asked of the copy as it was of them.
+    # How the rollouts were sampled is looked up for the copy as it was for them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}

@@ -220,7 +220,7 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _split_stop(ids: list[int], chat: TemplateChat) -> tuple[list[int], int]:
-    """(what was said, the token that closes it): a response template wants to see a turn closed, even one cut short."""
+    """(the completion, the token that closes it): a response template wants to see a turn closed, even one cut short."""
     if ids and ids[-1] in chat.stop_token_ids:
         return ids[:-1], ids[-1] if ids[-1] in chat.end_of_turn_ids else chat.end_of_turn_ids[0]
     return ids, chat.end_of_turn_ids[0]

@@ -182,13 +182,13 @@ def _usefulness(refusal: Exception) -> int:
 
 def _stand_ins(completion: Message) -> Iterator[Message]:
     """What may stand for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
-    leave out what is said beside a call."""
+    leave out the content beside a call."""
     orders = (_calling(completion.get("tool_calls")), _assistant())
     yield from orders if completion.get("tool_calls") else reversed(orders)
 
 
 def _held(message: Message) -> Message:
-    """An earlier message as it is rendered around a bridge. The ids of what the model said are held already, and many
+    """An earlier message as it is rendered around a bridge. The ids that the model generated are held already, and many
     templates take reasoning or white space away from it once others have spoken; of fixed words they take nothing."""
     if message["role"] != "assistant":
         return message

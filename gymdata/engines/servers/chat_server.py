@@ -121,7 +121,7 @@ class ChatServerSampler(ServerSampler):
             body["kv_transfer_params"] = {"prompt_token_ids": list(_PROBE)}
         else:
             # Other words than were sampled, so that a rendering of them cannot look like the prefix.
-            messages: list[Message] = [{"role": "assistant", "content": "gymdata said this"}, *_BEGIN]
+            messages: list[Message] = [{"role": "assistant", "content": "an earlier completion"}, *_BEGIN]
             body = self._chat_body(Conversation([*_BEGIN, *messages], None), 1, 1, 1)
             body["required_prefix_token_ids"] = held
         read = await self._prompt_read(body)
@@ -130,7 +130,7 @@ class ChatServerSampler(ServerSampler):
         return read == list(_PROBE) if way == "ids" else read[: len(held)] == held and len(read) > len(held)
 
     async def _shows_tools(self, drawn: Generation) -> str | None:
-        """The tool_choice under which tools reach the prompt, "none" before "auto": what is said is parsed here."""
+        """The tool_choice under which tools reach the prompt, "none" before "auto": completions are parsed here."""
         for choice in ("none", "auto"):
             body = {**self._chat_body(Conversation(_BEGIN, None), 1, 1, 1), "tools": [_TOOL], "tool_choice": choice}
             read = await self._prompt_read(body)
@@ -180,7 +180,7 @@ class OnPolicyPrompts:
         self, held: Sequence[int], messages: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int]:
         """``held`` and what is new; without a proof of the cut, the whole rendered anew, which the row will show as a
-        break. ``messages`` end with what the model said last. Raises DataError when the template refuses ``new``."""
+        break. ``messages`` end with the model's last message. Raises DataError when the template refuses ``new``."""
         chat = self._chat
         try:
             return next_prompt(held, chat.bridge(messages, new, tools), chat.end_of_turn_ids)

@@ -32,7 +32,7 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was asked. ``needed``: collecting cannot do without it."""
+    """One check of a server. ``needed``: collecting cannot do without it."""
 
     name: str
     ok: bool

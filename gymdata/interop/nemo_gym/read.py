@@ -64,7 +64,7 @@ def read_nemo_gym(
     """The rollouts rows of NeMo Gym files: dicts as ``Run.append`` takes them, turns with numpy arrays.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
-    that the source lacks is NaN. With ``reject`` bad rows are told to it and passed over; without it they raise DataError.
+    that the source lacks is NaN. With ``reject`` bad rows are given to it and skipped; without it they raise DataError.
     """
     sources: list[Source] = resolve(str(path))
     yield from read_sources(sources, run_id=run_id, reject=reject)

@@ -166,7 +166,7 @@ class _Row:
                 return rendered
             end = self._ends[number - 1] + 1
             if end == len(before):
-                raise _Refusal(f"nothing was said between turn {number - 1} and it")
+                raise _Refusal(f"no message stands between turn {number - 1} and it")
             history = self._chat.encode(self._chat.text(before[:end], self._tools or None, generate=False))
             self._check_statements(number - 1, before[end - 1], held, history)
             return splice(held, history, rendered, self._chat.end_of_turn_ids)

@@ -133,7 +133,7 @@ def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     # What an imported and then repaired row kept beside these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
-    # What a resource server's /verify said beside the reward.
+    # What a resource server's /verify returned beside the reward.
     extra = loads(row["extra"])
     environment = extra.get("environment") if isinstance(extra, dict) else None
     made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}

@@ -33,7 +33,7 @@ from gymdata.rollouts.responses import STRICT
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.paths import Source
 
-#: In a message's ``extra``: what its source said beyond role and content.
+#: In a message's ``extra``: what its source has beyond role and content.
 _KEPT = "nat_dpo"
 _RESPONSES = ("chosen_response", "rejected_response")
 SEVERAL = "pairs with a response of several messages (left out: the format has one text)"

@@ -284,7 +284,7 @@ class Cohorts:
         except BaseException as error:
             self.failed += 1
             self._end(cohort, self._stopping or NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
-            if isinstance(error, Exception):  # those who wait have been told; there is nobody else
+            if isinstance(error, Exception):  # those who wait have got it; there is nobody else
                 return
             raise
         self.completed += 1
@@ -312,7 +312,7 @@ class Cohorts:
         return reward
 
     async def _again(self, member: Member, contest: Comparison) -> float:
-        """Judge a contest once more for a member that it left without a reward; what was judged is not asked again."""
+        """Judge a contest once more for a member that it left without a reward; what was judged is not requested again."""
         place = next(n for n, e in enumerate(contest.candidates) if e.rollout_id == member.candidate.rollout_id)
         before = replace(member, contest=replace(contest, candidates=[contest.candidates[place]]))
         _same(member, before.content)
