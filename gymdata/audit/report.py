@@ -103,7 +103,7 @@ class Audit:
     def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress | None = None) -> None:
         """Score everything; fills the figures of ``report``. Raises RefusedError when nothing can be compared."""
         parts: list[LogprobComparison] = []
-        spreads: list[np.ndarray] = []
+        all_entropies: list[np.ndarray] = []
         left = dict.fromkeys(_LACKS, 0)
         tokens = 0
         if progress is not None:
@@ -111,11 +111,11 @@ class Audit:
         for rows, turns, ids in self._batches():
             keep = comparable(turns, left)
             if keep.any():
-                one, spread = self._scored(
+                one, entropies = self._scored(
                     rows[keep], turns.filter(pa.array(keep)), ids.filter(pa.array(keep)), entropy
                 )
                 parts.append(one)
-                spreads.append(spread)
+                all_entropies.append(entropies)
                 tokens += len(one.saved)
             if progress is not None:
                 done = int(np.searchsorted(self.chosen, rows[-1])) + 1
@@ -128,7 +128,7 @@ class Audit:
                 hint="`gymdata validate` lists what they lack",
             )
         self.compared = LogprobComparison.joined(parts)
-        self.entropy = np.concatenate(spreads) if entropy else None
+        self.entropy = np.concatenate(all_entropies) if entropy else None
         report.summary = audit.summary(self.compared, self.tolerance)
         report.positions, report.turns = audit.by_position(self.compared), audit.by_turn(self.compared)
         report.violations = audit.violations(self.compared, self.tolerance)
@@ -155,8 +155,8 @@ class Audit:
         scored = []
         for part in parts:
             given = ToScore.of(part, self._temperature[rows])
-            logps, spread = self.model.log_probs(given, entropy=entropy)
-            scored.append((in_sampled_order(part, logps), in_sampled_order(part, spread if entropy else logps)))
+            logps, entropies = self.model.log_probs(given, entropy=entropy)
+            scored.append((in_sampled_order(part, logps), in_sampled_order(part, entropies if entropy else logps)))
             self.suspects += SuspectTokens.of(part, given, logps, ids, self.tolerance)
         compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
@@ -168,7 +168,7 @@ class Audit:
             turn_rollout=order.turn_rollout,
             turn_number=order.turn_number,
         )
-        return compared, order.tokens([spread for _, spread in scored])
+        return compared, order.tokens([entropies for _, entropies in scored])
 
     def columns(self) -> pa.Table:
         """Rows of the audit table for all chosen rollouts; the lists of one that could not be compared are empty."""

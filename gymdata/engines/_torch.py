@@ -123,17 +123,19 @@ class ForwardPolicy:
         """
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
-        spread = found.copy() if entropy else None
+        entropies = found.copy() if entropy else None
         for batch in _passes(self._model, given, self._batch_tokens, progress):
             tokens = batch.chosen(shift)
             temperatures = given.temperature[batch.rows][tokens.line]
             for temperature in np.unique(temperatures):
                 mine = np.flatnonzero(temperatures == temperature)
-                logps, spreads = self._head(tokens.hidden[mine], tokens.targets[mine], float(temperature), entropy)
+                logps, entropies_here = self._head(
+                    tokens.hidden[mine], tokens.targets[mine], float(temperature), entropy
+                )
                 found[tokens.place[mine]] = logps
-                if spread is not None:
-                    spread[tokens.place[mine]] = spreads
-        return found, spread
+                if entropies is not None:
+                    entropies[tokens.place[mine]] = entropies_here
+        return found, entropies
 
     def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
         """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
@@ -158,8 +160,8 @@ class ForwardPolicy:
             self._temperature = (temperature, entropy)
         with torch.inference_mode(), _giving(model.base_model, hidden[None]):
             out = model(shift_labels=targets[None], fused_lm_head=True)
-        spread = out.entropy[0].float().cpu().numpy() if entropy else None
-        return out.log_probs[0].float().cpu().numpy(), spread
+        entropies = out.entropy[0].float().cpu().numpy() if entropy else None
+        return out.log_probs[0].float().cpu().numpy(), entropies
 
 
 class ForwardCritic:

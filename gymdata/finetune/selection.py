@@ -73,7 +73,7 @@ def select(
         "rollouts": rows.num_rows,
         "groups": len(stats),
         "groups_selected": len(included),
-        "groups_learnable": sum(one.spread > 0 for one in stats if one.task_id in included),
+        "groups_learnable": sum(one.score_range > 0 for one in stats if one.task_id in included),
         "groups_left_out": dict(sorted(reasons.items())),
         "too_old_left_out": too_old,
         "stale_rollouts": int(pc.sum(pc.greater(lag, 0)).as_py() or 0),

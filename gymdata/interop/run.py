@@ -23,7 +23,7 @@ from gymdata.public import path_of, paths_of, short_repr
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
-from gymdata.store.columns import build, spread
+from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, local_output
@@ -219,7 +219,7 @@ def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
     """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
     columns = [name for name in table.schema.names if name in row]
     try:
-        spread(build([row], table, columns, "", [0]))
+        to_rows(build([row], table, columns, "", [0]))
     except DataError as error:
         # The row's place is reported beside the reason.
         raise DataError(error.reason) from error
@@ -374,7 +374,7 @@ def _export(
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
             refuse_unsound_rows(batch, str(path), known)
-            for row in spread(batch):
+            for row in to_rows(batch):
                 current = row["pair_id"] if table is PAIRS else row["rollout_id"]
                 yield row
 

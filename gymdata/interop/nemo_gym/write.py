@@ -25,7 +25,7 @@ _OWN = (
 
 
 def nemo_gym_row(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The NeMo Gym row of a rollouts row (a dict as the store spreads it, lists or arrays in turns), and the number of its
+    """The NeMo Gym row of a rollouts row (as ``to_rows`` gives it, lists or arrays in turns), and the number of its
     turns that found no place. Raises DataError naming the turn when the turns were changed after collection."""
     prompts = prompts_of(row)
     kept = kept_rows(row)

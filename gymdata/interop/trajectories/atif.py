@@ -350,7 +350,7 @@ LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The trajectory of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """

@@ -338,7 +338,7 @@ STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in 
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The ``Trajectory`` of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """

@@ -52,7 +52,7 @@ def is_dpo_line(value: Any) -> bool:
 
 
 def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The row of DPO JSON lines of a pair (as the store spreads it); None when it has no place in the format."""
+    """The row of DPO JSON lines of a pair (as ``to_rows`` gives it); None when it has no place in the format."""
     made = _item(pair, lost)
     if made is not None:
         lost[IDS] += any(len(pair[name]) for name in _LISTS)
