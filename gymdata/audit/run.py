@@ -77,7 +77,7 @@ def audit(
         if target is not None:
             made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
             out = stack.enter_context(made)
-            out.refuse_other("identity", identity, "an audit that was made")
+            out.refuse_other("identity", identity, "an audit that was made", parents=[parent_of(p) for p in sources])
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if out is not None:
             _write(out, sources, work, report, config, identity, command)

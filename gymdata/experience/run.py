@@ -59,7 +59,8 @@ def experience(
     target = _target(sources, output, config)
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
-        out.refuse_other("config", config.model_dump(mode="json"), "experiences that were made")
+        made = "experiences that were made"
+        out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
         return _build(sources, out, target, config, notes, command, progress)
 
 

@@ -235,7 +235,7 @@ def _refuse_to_replace(
 ) -> None:
     """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
     settings, what = config.model_dump(mode="json"), "rollouts that were filtered"
-    out.refuse_other("config", settings, what, keep=_read_by(sources))
+    out.refuse_other("config", settings, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
     for target in targets.values():
         # The test side of a file may have been the -o of another filter.
         refuse_other_settings(target, config, what, out.overwrite)

@@ -118,7 +118,8 @@ def pairs(
             names = [target.name] if config.split is None else [target.name, heldout.name]
             out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
             stack.enter_context(out)
-            out.refuse_other("config", config.model_dump(mode="json"), "pairs that were made")
+            made = "pairs that were made"
+            out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
         report, scored_by = _build(sources, config, notes)
         if out is not None:
             report.files.update(_write(out, report, sources, scored_by, config, command))
