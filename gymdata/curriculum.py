@@ -102,8 +102,8 @@ def count_included(n: int, percentile: Decimal) -> int:
 def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumConfig) -> Selection:
     """The groups that ``epoch`` learns from.
 
-    Keeps groups with a score range of ``min_reward_diff`` or more (with a tolerance of 1e-9), orders them by mean score (equal
-    means by task id), takes the first ⌈n·p⌉, and of those a seeded random share when ``random_subsample`` is set.
+    Keeps groups with a score range of ``min_reward_diff`` or more (with a tolerance of 1e-9), orders them by mean score
+    (equal means by task id), takes the first ⌈n·p⌉, and of those a seeded random share when ``random_subsample`` is set.
     """
     if not config.enabled:
         ids = tuple(sorted(g.task_id for g in groups))

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym import scan as nemo_gym
 from gymdata.interop.nemo_gym.read import read_nemo_gym
 from gymdata.rollouts.responses import walk, written_by_model
 from gymdata.validate.run import fix, validate
@@ -66,7 +65,7 @@ def test_function_calls_after_the_message_with_the_ids_belong_to_it(
 ) -> None:
     """A message with ids and the function calls after it are one turn: nothing is missing, and turns count calls."""
     if way == "json":
-        monkeypatch.setattr(nemo_gym, "fast_parser", lambda: None)
+        monkeypatch.setattr(nemo_rows, "fast_parser", lambda: None)
     row = on_messages(calls_of())
     report = validate(write_lines(tmp_path / "a.jsonl", [row]))
     assert (report.violations, report.turns) == ([], 3)

@@ -148,31 +148,20 @@ class _Reader:
 
     def __init__(self, rebuild: PromptRebuilder | None = None) -> None:
         self._rebuild = rebuild
-        try:
-            import simdjson
-        except ImportError:
-            self._parser: Any = None
-        else:
-            self._parser = simdjson.Parser()
+        self._read = nemo_rows.RowReader()
 
     def __call__(self, line: bytes) -> _Parsed:
         """Raises BadRow."""
-        if self._parser is not None:
-            try:
-                return self._fast(line)
-            except (*_REFUSALS, nemo_rows.BadRow):
-                pass
+        try:
+            if found := self._read.document(line):
+                return _parsed(*found, _plain, self._fill(found[0], line))
+        except (*_REFUSALS, nemo_rows.BadRow):
+            pass
         row = nemo_rows.slow(line)
         try:
             return _parsed(row, nemo_rows.load(line), _same, self._fill(row, line))
         except RecursionError as error:
             raise nemo_rows.BadRow("S101", "nested too deeply") from error
-
-    def _fast(self, line: bytes) -> _Parsed:
-        found = nemo_rows.fast_document(self._parser, line)
-        if found is None:
-            raise ValueError
-        return _parsed(*found, _plain, self._fill(found[0], line))
 
     def _fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
         return self._rebuild.fill(row, line) if self._rebuild is not None else Outcome()

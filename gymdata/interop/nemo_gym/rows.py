@@ -57,6 +57,29 @@ class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """The fast way cannot decide; the slow way must."""
 
 
+class RowReader:
+    """The one way from a line to a row, for validation and import: simdjson where it can decide, else Python's json."""
+
+    def __init__(self) -> None:
+        self._parser = fast_parser()
+
+    def __call__(self, line: bytes) -> Row:
+        """Raises BadRow."""
+        return (fast(self._parser, line) if self._parser is not None else None) or slow(line)
+
+    def document(self, line: bytes) -> tuple[Row, Any] | None:
+        """The row with simdjson's document, which lives until the next line; None when the slow way has to look at it."""
+        return fast_document(self._parser, line) if self._parser is not None else None
+
+
+def fast_parser() -> Any:
+    try:
+        import simdjson
+    except ImportError:
+        return None
+    return simdjson.Parser()
+
+
 def fast(parser: Any, line: bytes) -> Row | None:
     """The row by simdjson, or None when the slow way has to look at it."""
     found = fast_document(parser, line)
