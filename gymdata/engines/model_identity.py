@@ -133,10 +133,7 @@ def hash_of_tokenizer(tokenizer: Any) -> str:
 
 def _weight_files(folder: Path) -> list[Path]:
     for pattern in _WEIGHTS:
-        files = sorted(
-            f for f in folder.glob(pattern) if f.name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")
-        )
-        if files:
+        if files := sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS):
             return files
     return []
 

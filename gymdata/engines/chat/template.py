@@ -247,12 +247,6 @@ class TransformersChat:
         """Text with special tokens."""
         return self.plain_text(token_ids, special=True)
 
-    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Text with special tokens, of many rows at once."""
-        if self._backend is not None:
-            return list(self._backend.decode_batch([list(row) for row in rows], skip_special_tokens=False))
-        return [self.decode(row) for row in rows]
-
     def plain_text(self, token_ids: Sequence[int], *, special: bool) -> str:
         """Text of ids, with or without special tokens."""
         ids = [int(i) for i in token_ids]
