@@ -154,7 +154,7 @@ def _print(table: Table) -> None:
     if sys.stdout.isatty():
         console.print(table)
         return
-    # The padding of cells is of use to nobody who reads a file or a pipe.
+    # In a file or a pipe the padding of cells is noise.
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))

@@ -97,7 +97,7 @@ def shifted(probe: Probe) -> Explanation | None:
 
 def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
     """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
-    scores that stand so many places later (+) or earlier than they should."""
+    scores that stand ``shift`` places later (+) or earlier than they should."""
     scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
     if not scored:
         return None

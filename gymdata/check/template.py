@@ -1,4 +1,4 @@
-"""What a chat template does to a conversation that goes on, found out before anything is sampled.
+"""What a chat template does to a conversation that continues, found out before anything is sampled.
 
 Invariants: a template is judged by what it renders for the probe conversations and never by its name; a
 conversation that it refuses to render is reported as refused and does not count as a break; the judgement is the same
@@ -92,7 +92,7 @@ class TemplateBreak:
 
 @dataclass(slots=True)
 class TemplateCheck:
-    """What one template does. ``strips``: parts of earlier turns that it leaves out once the conversation goes on;
+    """What one template does. ``strips``: parts of earlier turns that it leaves out once the conversation continues;
     ``ignores``: parts that it never writes; ``refused``: probe → why; ``no_bridge``: probe → why."""
 
     end_of_turn: list[tuple[int, str]]

@@ -1,7 +1,7 @@
 """One rollout that is made elsewhere: a workflow gets one request, and its calls become turns where it gave their ids.
 
 Invariants: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
-reward, and is owed; one without ids is kept as messages, with no token data.
+reward, and stays pending; one without ids is kept as messages, with no token data.
 """
 
 from __future__ import annotations

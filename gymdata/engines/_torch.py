@@ -41,7 +41,7 @@ class Place:
 
 
 def load(place: Place, head: str, **options: Any) -> Any:
-    """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is none of that class, and
+    """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is not of that class, and
     UsageError for a device or number format that cannot be had."""
     with needs("train"):
         import torch
@@ -119,7 +119,7 @@ class ForwardPolicy:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
 
-        ``shift``: score with the output so many places later; NaN where there is none.
+        ``shift``: score with the output that many places later; NaN where there is none.
         """
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
@@ -203,7 +203,7 @@ class _Pass:
     place: np.ndarray
 
     def chosen(self, shift: int = 0) -> _Chosen:
-        """The hidden states that predict the scored tokens, or those so many places later, where there are any."""
+        """The hidden states that predict the scored tokens, or those ``shift`` places later, where there are any."""
         import torch
 
         line, column = np.nonzero(self.mask)

@@ -124,7 +124,7 @@ class PolicyModel(Protocol):
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
     ) -> tuple[Any, Any]:
         """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
-        (None unless asked for): float32 (given.n_scored,). ``shift``: scored with the output so many places later; NaN
+        (None unless asked for): float32 (given.n_scored,). ``shift``: scored with the output that many places later; NaN
         where there is none. Raises RefusedError for ids that it cannot read."""
         ...
 

@@ -52,7 +52,7 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
 
 
 def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Every number of every epoch as TensorBoard events, written anew. Raises UsageError without tensorboard."""
+    """Every number of every epoch as TensorBoard events, replacing earlier ones. Raises UsageError without tensorboard."""
     with needs("train,tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
     shutil.rmtree(folder, ignore_errors=True)

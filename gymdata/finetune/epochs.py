@@ -90,7 +90,7 @@ class _Run:
         plan, folder = self.plan, self.plan.folder(epoch)
         fresh = (epoch - 1) % plan.loop.collect_every == 0
         if fresh:
-            # An endpoint that nobody tells goes on serving the first policy.
+            # An endpoint without ``deploy`` keeps serving the first policy.
             sampled = version if not plan.served or plan.deploy is not None else 0
             self._stage(epoch, "collect", lambda: self._collect(epoch, policy, sampled))
             self._stage(epoch, "check", lambda: self._check(epoch))
@@ -231,7 +231,7 @@ class _Run:
         return {**figures.held_out(run, plan.validation.threshold, scores), "policy_version": version}
 
     def _publish(self) -> None:
-        """metrics.jsonl, the curve and the report, made anew from the epochs' rows."""
+        """metrics.jsonl, the curve and the report, regenerated from the epochs' rows."""
         lines = b"".join(orjson.dumps(plain(row)) + b"\n" for row in self.rows)
         with replacing(self.plan.output / "metrics.jsonl") as temporary:
             temporary.write_bytes(lines)

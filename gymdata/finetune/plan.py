@@ -85,7 +85,7 @@ def _export(plan: Plan, folder: Path, source: Path, format: str, progress: Progr
     return target
 
 
-#: Keys of the finetuning section that may differ when the same folder is gone on with.
+#: Keys of the finetuning section that may differ when the same folder is resumed.
 FREE = ("num_epochs", "output_dir", "endpoint_timeout", "tensorboard", "deploy", "enabled", "run_id")
 #: Keys of a collection that may differ too: how often and how long to try, and how files are cut.
 FREE_OF_COLLECTING = {
@@ -131,7 +131,7 @@ class Validation:
 @dataclass(frozen=True)
 class Plan:
     """``start``: folder of the first policy, which training starts from. ``served``: rollouts come from an endpoint that
-    goes on serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content."""
+    keeps serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content."""
 
     output: Path
     tasks: str

@@ -167,7 +167,7 @@ def import_rollouts(
         overwrite=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        # An import that was stopped after it had met an unfit row goes on with the rows that it had found fit.
+        # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.
         careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
         try:
             _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)

@@ -61,8 +61,8 @@ class EngineJudge:
         )
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
-        held = constrain == "on"
-        self.sampler = (_GuidedVerdictSampler if held else VllmSampler)(
+        guided = constrain == "on"
+        self.sampler = (_GuidedVerdictSampler if guided else VllmSampler)(
             model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
         )
         facts = model_identity.policy_facts(model)
@@ -74,14 +74,14 @@ class EngineJudge:
             "temperature": temperature,
             "top_p": top_p,
             "max_tokens": self.max_tokens,
-            "constrain": held,
+            "constrain": guided,
         }
         self._numbers = itertools.count()
         self._room = 0
 
     @property
     def default_concurrency(self) -> int:
-        """Twice what the engine runs side by side: verdicts are short, so many seats fall free at each step, and the
+        """Twice what the engine runs side by side: verdicts are short, so many slots fall free at each step, and the
         engine should find the next question there."""
         return 2 * self.sampler.default_concurrency
 

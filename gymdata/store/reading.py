@@ -202,7 +202,7 @@ def file_hash(path: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-    """What changes when a file does. The change time is the kernel's: copying times onto a file sets it anew."""
+    """What changes when a file does. The change time is the kernel's: copying times onto a file updates it."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
 

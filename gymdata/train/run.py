@@ -271,7 +271,7 @@ def run_training(
     job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
-        return _rehearse(job, begun, run_job, progress)
+        return _dry_run(job, begun, run_job, progress)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
         return read_run_json(out)
@@ -343,7 +343,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
     """Everything up to the first step, in a folder that is gone afterwards."""
     import tempfile
 

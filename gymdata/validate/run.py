@@ -357,9 +357,9 @@ def _nemo(
         report.rollouts += part.rollouts
         report.turns += part.turns
         report.tokens += part.tokens
-        calm = part.turns_with_ids == 0
+        without_ids = part.turns_with_ids == 0
         for v in part.violations:
-            severity: Any = "warning" if calm and v.code == "T205" else v.severity
+            severity: Any = "warning" if without_ids and v.code == "T205" else v.severity
             found.append(v._replace(file=file, severity=severity))
         # Without a single log-probability none is biased.
         if part.turns_with_log_probs:

@@ -1,8 +1,8 @@
 """A server that must be spoken to in messages: /v1/chat/completions with token ids and log-probabilities in its answers.
 
-Messages are no evidence: the server writes them out with its template and tokenises them again, so a later prompt need not
-begin with what was sampled. Three ways to say what the prompt must be are tried before any sampling, the best first, and
-the first that the server proves is used for the whole run:
+Chat messages alone do not determine token ids: the server writes them out with its template and tokenises them again,
+so a later prompt need not begin with what was sampled. Three ways to say what the prompt must be are tried before any
+sampling, the best first, and the first that the server proves is used for the whole run:
 
 - ``ids``: the prompt's ids go along in ``kv_transfer_params.prompt_token_ids``, where vLLM takes the ids of a prefill
   stage, and the server reads exactly those; the messages are then for its log only;
@@ -179,7 +179,7 @@ class OnPolicyPrompts:
     def __call__(
         self, held: Sequence[int], messages: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int]:
-        """``held`` and what is new; without a proof of the cut, the whole rendered anew, which the row will show as a
+        """``held`` and what is new; without a proof of the cut, the whole rendered again, which the row will show as a
         break. ``messages`` end with the model's last message. Raises DataError when the template refuses ``new``."""
         chat = self._chat
         try:

@@ -213,7 +213,7 @@ class _Found:
         name = about.get("name") if isinstance(about, dict) else None
         before = len(self._calls)
         self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
-        # A subagent's message is none of this conversation.
+        # A subagent's message does not belong to this conversation.
         self._calls[before:] = [(None, where, call, None) for _, where, call, _ in self._calls[before:]]
 
     def encoder(self) -> TurnEncoder:

@@ -181,7 +181,7 @@ def ids_of(values: Any, what: str) -> np.ndarray | None:
 
 
 def id_of(value: Any) -> int:
-    """One token id. Raises ValueError for what is none."""
+    """One token id. Raises ValueError for anything else."""
     if type(value) is not int or not -_INT32 <= value < _INT32:
         raise ValueError(value)
     return value
