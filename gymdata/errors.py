@@ -113,7 +113,7 @@ class GymdataError(Exception):
     expected: str | None = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        # Whatever is said of a URL, its secrets are not repeated.
+        # No message has the secrets of a URL.
         message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
         self.message = message
@@ -364,7 +364,7 @@ class RefusedError(GymdataError):
 
 
 class StoreError(GymdataError):
-    """A run folder cannot be opened or written as asked."""
+    """A run folder cannot be opened or written as requested."""
 
     kind = "store"
 

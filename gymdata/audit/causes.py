@@ -1,7 +1,7 @@
 """Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
 
 Invariants: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
-itself; the model is asked, and nothing is concluded from the size of a difference alone.
+itself; the model is run again, and nothing is concluded from the size of a difference alone.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Probe:
 
 def mean_apart(saved: Array, other: Array) -> float:
     """Mean |Δ| over the tokens that ``other`` speaks of (is finite for)."""
-    told = np.isfinite(other)
-    return float(np.abs(saved[told].astype(np.float64) - other[told]).mean()) if told.any() else float("inf")
+    known = np.isfinite(other)
+    return float(np.abs(saved[known].astype(np.float64) - other[known]).mean()) if known.any() else float("inf")
 
 
 def shifted(probe: Probe) -> Explanation | None:
@@ -80,11 +80,11 @@ def shifted(probe: Probe) -> Explanation | None:
     for by in (-2, -1, 1, 2):
         here = np.arange(len(probe.saved))
         there = here + by
-        told = (there >= 0) & (there < len(here))
-        told[told] = probe.turn[there[told]] == probe.turn[here[told]]
-        if told.any():
-            after = mean_apart(probe.saved[here[told]], probe.found[there[told]])
-            before = mean_apart(probe.saved[here[told]], probe.found[here[told]])
+        within = (there >= 0) & (there < len(here))
+        within[within] = probe.turn[there[within]] == probe.turn[here[within]]
+        if within.any():
+            after = mean_apart(probe.saved[here[within]], probe.found[there[within]])
+            before = mean_apart(probe.saved[here[within]], probe.found[here[within]])
             if best is None or after < best[0]:
                 best = after, by, before
     if best is None:
@@ -98,17 +98,17 @@ def shifted(probe: Probe) -> Explanation | None:
 
 def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
     """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
-    scores that stand so many places later (+) or earlier than they should."""
+    scores that stand ``shift`` places later (+) or earlier than they should."""
     scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
     if not scored:
         return None
     after, by = min(scored)
     place = "after it" if by > 0 else "two places before it"
-    told = np.isfinite(by_shift[by])
+    known = np.isfinite(by_shift[by])
     return Explanation(
         "off_by_one",
         f"off by one: each token was scored with the model's output {place}, not the one just before it",
-        mean_apart(probe.saved[told], probe.found[told]),
+        mean_apart(probe.saved[known], probe.found[known]),
         after,
     )
 
@@ -119,12 +119,12 @@ def temperature_mismatch(
     """Saved numbers of another temperature. ``log_probs_at``: the log-probs of all tokens at each of some temperatures, of
     shape (temperatures, tokens); the temperature that explains best is searched with it."""
     fit, after, at_fit = _fit(probe.saved, log_probs_at)
-    said = np.unique(probe.temperature)
-    if len(said) == 1 and abs(fit - said[0]) <= _USUAL_WITHIN * said[0]:
+    recorded = np.unique(probe.temperature)
+    if len(recorded) == 1 and abs(fit - recorded[0]) <= _USUAL_WITHIN * recorded[0]:
         return None
     # Which of the two did the tokens come from? The likelier one.
     likelier = float((at_fit.astype(np.float64) - probe.found).sum())
-    rows = ", ".join(f"{t:g}" for t in said[:4]) + (" …" if len(said) > 4 else "")
+    rows = ", ".join(f"{t:g}" for t in recorded[:4]) + (" …" if len(recorded) > 4 else "")
     if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
         why = (
             "run.json says raw_logprobs" if logprobs_mode == "raw_logprobs" else

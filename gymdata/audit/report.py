@@ -38,7 +38,7 @@ _LACKS = ("T205", "L301", "L302", "L303")
 
 @dataclass(slots=True)
 class AuditReport:
-    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, told first.
+    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, reported first.
 
     ``summary``: figures over all tokens (``gymdata.audit.compare.summary``); ``positions`` and ``turns``: the same by place;
     ``worst``: the tokens furthest apart; ``explanation``: why, None when nothing is wrong; ``path``: what was written.
@@ -104,7 +104,7 @@ class Audit:
     def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress | None = None) -> None:
         """Score everything; fills the figures of ``report``. Raises RefusedError when nothing can be compared."""
         parts: list[LogprobComparison] = []
-        spreads: list[np.ndarray] = []
+        all_entropies: list[np.ndarray] = []
         left = dict.fromkeys(_LACKS, 0)
         tokens = 0
         if progress is not None:
@@ -112,11 +112,11 @@ class Audit:
         for rows, turns, ids in self._batches():
             keep = comparable(turns, left)
             if keep.any():
-                one, spread = self._scored(
+                one, entropies = self._scored(
                     rows[keep], turns.filter(pa.array(keep)), ids.filter(pa.array(keep)), entropy
                 )
                 parts.append(one)
-                spreads += [] if spread is None else [spread]
+                all_entropies += [] if entropies is None else [entropies]
                 tokens += len(one.saved)
             if progress is not None:
                 done = int(np.searchsorted(self.chosen, rows[-1])) + 1
@@ -129,7 +129,7 @@ class Audit:
                 hint="`gymdata validate` lists what they lack",
             )
         self.compared = LogprobComparison.joined(parts)
-        self.entropy = np.concatenate(spreads) if entropy else None
+        self.entropy = np.concatenate(all_entropies) if entropy else None
         report.summary = audit.summary(self.compared, self.tolerance)
         report.positions, report.turns = audit.by_position(self.compared), audit.by_turn(self.compared)
         report.violations = audit.violations(self.compared, self.tolerance)
@@ -153,7 +153,7 @@ class Audit:
     ) -> tuple[LogprobComparison, np.ndarray | None]:
         sequences = stitch(turns, ids)
         sampled, given = sequences.sampled, ToScore.of(sequences, self._temperature[rows])
-        logps, spread = self.model.log_probs(given, entropy=entropy)
+        logps, entropies = self.model.log_probs(given, entropy=entropy)
         self.suspects += SuspectTokens.of(sequences, given, logps, ids, self.tolerance)
         compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
@@ -165,7 +165,7 @@ class Audit:
             turn_rollout=sampled.turn_rollout,
             turn_number=sampled.turn_number,
         )
-        return compared, None if spread is None else sequences.in_turn_order(spread)
+        return compared, None if entropies is None else sequences.in_turn_order(entropies)
 
     def columns(self) -> pa.Table:
         """Rows of the audit table for all chosen rollouts; the lists of one that could not be compared are empty."""

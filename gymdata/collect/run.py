@@ -1,7 +1,7 @@
-"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
+"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is pending.
 
 Invariants: everything that can be wrong with the input is found before an engine is started or a folder is made;
-a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
+a run with nothing pending starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def collect(
     command: Sequence[str] = (),
     **settings: Any,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -179,7 +179,7 @@ def _collect(
         else ledger.resume_state(tasks, run.folder)
     )
     done = _Done()
-    if resume_state.owed:
+    if resume_state.pending:
         done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()
@@ -201,7 +201,7 @@ def _collect(
         new_rollouts=done.rollouts,
         failures=done.failed,
         empty_generations=done.empty,
-        owed=resume_state.owed,
+        owed=resume_state.pending,
         exhausted=resume_state.exhausted,
         skipped_rows=tasks.skipped,
         seconds=round(time.monotonic() - began, 3),
@@ -211,7 +211,12 @@ def _collect(
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
     run.note(
-        counts={**known, "owed": resume_state.owed, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
+        counts={
+            **known,
+            "owed": resume_state.pending,
+            "exhausted": resume_state.exhausted,
+            "skipped_rows": tasks.skipped,
+        }
     )
     return summary
 
@@ -274,7 +279,7 @@ async def _play(
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
-            collector = Collector(run, setting, scheduler, ledger, resume_state.owed, progress, there)
+            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
             began = time.monotonic()
             with contextlib.suppress(Cancelled):
                 concurrency = config.concurrency or parts.source.default_concurrency

@@ -164,10 +164,7 @@ def _merge(merge: str | Sequence[str]) -> list[str]:
 
 def _weight_files(folder: Path) -> list[Path]:
     for pattern in _WEIGHTS:
-        files = sorted(
-            f for f in folder.glob(pattern) if f.name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")
-        )
-        if files:
+        if files := sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS):
             return files
     return []
 

@@ -102,8 +102,10 @@ def _filter(
     columns = load_columns(sources, plan.named)
     funnel = _run(plan, columns, sources)
     if not funnel.alive.any():
-        told = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
-        raise RefusedError(f"none of the {len(funnel.alive):,} rollouts is left ({told})", hint="nothing was written")
+        reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+        raise RefusedError(
+            f"none of the {len(funnel.alive):,} rollouts is left ({reasons})", hint="nothing was written"
+        )
     sides = _sides(columns.table, funnel.alive, config)
     report = FilterReport(
         rollouts_in=len(funnel.alive),

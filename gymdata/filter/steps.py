@@ -72,7 +72,7 @@ class Funnel:
         self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
     def best(self, n: int, by: str, score: Array, index: Array) -> None:
-        """Keep the ``n`` highest scores of each group; one that is not finite is none. Ties go to the lower index."""
+        """Keep the ``n`` highest scores of each group; one that is not finite does not count. Ties go to the lower index."""
         order = self._order(index.astype(np.float64))
         scored = order[self.alive[order] & np.isfinite(score[order])]
         scored = scored[np.argsort(-score[scored], kind="stable")]

@@ -153,7 +153,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         truncated=config.truncated,
         duplicates="keep" if config.keep_duplicates else "drop",
         seed=config.seed,
-        reject=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
+        reject=partial(direct.rejections, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     table = select.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
@@ -225,7 +225,7 @@ def _with_tokens(
 ) -> pa.Table:
     """``rollouts`` with token columns, messages and content keys; null where no pair can need them.
 
-    With ``agents`` only their generated tokens are counted: those of others are context.
+    With ``agents`` the generated tokens are recounted: those of others are context.
     """
     wanted = rollouts.filter(pa.array(needed))
     ids = wanted["rollout_id"].combine_chunks()

@@ -190,7 +190,7 @@ class Views:
         if self._con is not None:
             # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
             if self._udf:
-                with contextlib.suppress(duckdb.Error):  # what ended the block is told, not that a result is open
+                with contextlib.suppress(duckdb.Error):  # what ended the block is reported, not that a result is open
                     self._con.remove_function(_UDF)
             self._con.close()
             self._spill.cleanup()

@@ -28,7 +28,7 @@ _TRIES = 3
 class Weighted:
     """A reward function and its weight in the total.
 
-    ``choose`` gives the weight for each rollout instead, or None where the function is not asked at all.
+    ``choose`` gives the weight for each rollout instead, or None where the function is not called at all.
     """
 
     function: RewardFunction
@@ -60,10 +60,10 @@ def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scor
     result = [Scored([], {}) for _ in views]
     for reward in rewards:
         weights = [reward.weight_for(view) for view in views]
-        asked = [row for row, weight in enumerate(weights) if weight is not None]
-        values = _values(reward.function, [views[row] for row in asked]) if asked else []
+        weighted = [row for row, weight in enumerate(weights) if weight is not None]
+        values = _values(reward.function, [views[row] for row in weighted]) if weighted else []
         name = reward.function.name
-        for row, value in zip(asked, values, strict=True):
+        for row, value in zip(weighted, values, strict=True):
             weight = weights[row] or 0.0
             if isinstance(value, OutsideError):
                 result[row].faults[name] = value.message
@@ -165,7 +165,7 @@ class RewardScheduler:
                 names = [reward.function.name for reward in self.rewards]
                 parts = [RewardPart(name, None, detail=fault) for name in names]
                 results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
-            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must hear of it
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must get it
                 for _, future in batch + self._waiting:
                     if not future.done():
                         future.set_exception(error)

@@ -273,11 +273,11 @@ def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> NamedSeque
             wrong = np.flatnonzero(got != lengths)
             if len(wrong):
                 row = int(wrong[0])
-                said = (
+                message = (
                     f"{where}, row {row}, pair {names[row]}: {name}_{what} has {got[row]} entries, {name}_ids has "
                     f"{lengths[row]} ({len(wrong)} such row(s))"
                 )
-                raise RefusedError(said, code="L301") if what == "logprobs" else DataError(said)
+                raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
     tokens, part = Ragged.interleaved([prompt, sides[0]["ids"], prompt, sides[1]["ids"]])
     lengths = np.stack([prompt.lengths + side["ids"].lengths for side in sides], axis=1).ravel()
     token_ids = Ragged(tokens.values, offsets_of(lengths))

@@ -225,8 +225,8 @@ def train_resolved(
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
     files = [found.path for found in resolve(source, config.table)]
-    if said := data.cost.text():
-        progress.message(said)
+    if cost := data.cost.text():
+        progress.message(cost)
     expected = data.sequences.trained()
     out = local_output(config.output)
     job = {
@@ -271,7 +271,7 @@ def run_training(
     job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
-        return _rehearse(job, begun, run_job, progress)
+        return _dry_run(job, begun, run_job, progress)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
         return read_run_json(out)
@@ -287,7 +287,7 @@ def run_training(
         _write(job_file, json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         try:
-            told = run_job(job_file.resolve(), progress)
+            announced = run_job(job_file.resolve(), progress)
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -296,7 +296,7 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **_announced(told)})
+        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         if "save_total_limit" not in job["settings"]:
@@ -343,7 +343,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
     """Everything up to the first step, in a folder that is gone afterwards."""
     import tempfile
 
@@ -351,15 +351,15 @@ def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progr
         job_file = Path(folder) / JOB / "job.json"
         job_file.parent.mkdir()
         job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
-        told = run_job(job_file, progress)
-    proof = told.get("proof", {})
+        announced = run_job(job_file, progress)
+    proof = announced.get("proof", {})
     proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
-    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(told)}
+    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(announced)}
 
 
-def _announced(told: Mapping[str, Any]) -> dict[str, Any]:
+def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
     """What a trainer measured before its first step, other than the proof."""
-    return {"ratio": {k: v for k, v in told["ratio"].items() if k != "event"}} if "ratio" in told else {}
+    return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 
 def _clear(out: Path) -> None:

@@ -19,7 +19,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.rollouts.violations import Report, Violation
 from gymdata.store import scan_batches
-from gymdata.store.columns import build, spread
+from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import row_batches
@@ -124,7 +124,7 @@ def _rollout(
         account.costs[name].count(sizes, keep)
     if not plans[choice]:
         return []
-    (row,) = spread(one)
+    (row,) = to_rows(one)
     parts = zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True)
     return [_noted(made, row, choice, faults, part) for made, part in parts]
 

@@ -30,7 +30,7 @@ def validate_rollouts(
 ) -> Report:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
-    ``reader`` gives what decodes ids; it is asked when the first break is met.
+    ``reader`` gives what decodes ids; it is called at the first break.
     """
     report = Report()
     across = checks.AcrossRows()

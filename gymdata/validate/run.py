@@ -144,7 +144,7 @@ def _fix(
         from gymdata.validate.fix import fixed_rollouts
 
         out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # How the rollouts were sampled is asked of the copy as it was of them.
+    # How the rollouts were sampled is looked up for the copy as it was for them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
@@ -218,9 +218,9 @@ def _is_task(line: bytes) -> bool:
         return False
     if not isinstance(row, dict):
         return False
-    said = row.get("messages")
-    if isinstance(said, list) and said:
-        return isinstance(said[-1], dict) and said[-1].get("role") != "assistant"
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages:
+        return isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
     return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 
@@ -357,9 +357,9 @@ def _nemo(
         report.rollouts += part.rollouts
         report.turns += part.turns
         report.tokens += part.tokens
-        calm = part.turns_with_ids == 0
+        without_ids = part.turns_with_ids == 0
         for v in part.violations:
-            severity: Any = "warning" if calm and v.code == "T205" else v.severity
+            severity: Any = "warning" if without_ids and v.code == "T205" else v.severity
             found.append(v._replace(file=file, severity=severity))
         # Without a single log-probability none is biased.
         if part.turns_with_log_probs:

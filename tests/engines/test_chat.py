@@ -234,13 +234,6 @@ def loaded() -> TransformersChat:
     return _LOADED[0]
 
 
-def test_decoding_many_is_decoding_each(chat):
-    """decode_batch gives what decode gives, special tokens included."""
-    rows = [chat.render([USER], [TOOL]), [], [chat.end_of_turn_ids[0]]]
-    assert chat.decode_batch(rows) == [chat.decode(r) for r in rows]
-    assert chat.decode(rows[2]) == "<|im_end|>"
-
-
 def test_another_template_is_named_in_the_facts(tmp_path):
     """--chat-template takes a file or text; the facts keep the hash of the model's own beside it."""
     file = tmp_path / "t.jinja"

@@ -14,7 +14,7 @@ import gymdata
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.messages import meant_role
 from gymdata.store import read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from tests.interop.trajectories import same
 
 _SETTINGS = settings(
@@ -104,7 +104,7 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, A
     if not summary.rollouts:
         return [], [], rejected
     gymdata.export(run, out, "nemo-gym", overwrite=True)
-    return spread(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
+    return to_rows(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
 
 
 @_SETTINGS

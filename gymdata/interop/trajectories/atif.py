@@ -193,11 +193,11 @@ class _Found:
             if not isinstance(speaker, str) or speaker not in _SOURCES:
                 got = speaker if isinstance(step, dict) else step
                 raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
-            said = with_facts(read_step(step), _own(step))
+            message = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
-                self._calls.append((said["turn"], here, call, said))
-            messages.append(said)
+                self._calls.append((message["turn"], here, call, message))
+            messages.append(message)
             for result in _results(step):
                 messages.append(with_facts(read_result(result), _own(result)))
                 for named in _references(result):
@@ -213,7 +213,7 @@ class _Found:
         name = about.get("name") if isinstance(about, dict) else None
         before = len(self._calls)
         self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
-        # What a subagent said is no message of this conversation.
+        # A subagent's message does not belong to this conversation.
         self._calls[before:] = [(None, where, call, None) for _, where, call, _ in self._calls[before:]]
 
     def encoder(self) -> TurnEncoder:
@@ -225,11 +225,11 @@ class _Found:
             if len({turn for turn, *_ in calls}) < len(calls):
                 raise BadItem("T208", "two steps are of one turn")
         encoder = TurnEncoder()
-        for number, (_, path, call, said) in enumerate(calls):
+        for number, (_, path, call, message) in enumerate(calls):
             encoder.add(call)
             self.places.append(path)
-            if said is not None:
-                said["turn"] = number
+            if message is not None:
+                message["turn"] = number
         return encoder
 
 
@@ -350,7 +350,7 @@ LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The trajectory of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """

@@ -338,7 +338,7 @@ STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in 
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The ``Trajectory`` of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """
@@ -415,7 +415,7 @@ def _item(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
-    """One number an item: an answer's step reward, 0 for what others said. None unless every answer has one."""
+    """One number an item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
     ]

@@ -32,7 +32,7 @@ _INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COL
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a row (as the store spreads it) that messages and turns do not tell, as JSON values."""
+    """The columns of a row (as ``store.columns.to_rows`` gives it) that messages and turns do not tell, as JSON values."""
     kept = {name: row[name] for name in _COLUMNS}
     when = row["started_at"]
     kept["started_at"] = when if isinstance(when, str) else when.isoformat()
@@ -180,7 +180,7 @@ def ids_of(values: Any, what: str) -> np.ndarray | None:
 
 
 def id_of(value: Any) -> int:
-    """One token id. Raises ValueError for what is none."""
+    """One token id. Raises ValueError for anything else."""
     if type(value) is not int or not -_INT32 <= value < _INT32:
         raise ValueError(value)
     return value

@@ -29,7 +29,7 @@ from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 _MAY_BE_FAR = 0.05
-#: Up to so many logits a batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
+#: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
 #: again for the gradient, saves memory for time.
 MAX_LOGITS = 2**28
 
