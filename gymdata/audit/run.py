@@ -161,7 +161,7 @@ def _write(
     identity: dict[str, Any],
     command: Sequence[str],
 ) -> None:
-    from gymdata.audit._matplotlib import draw
+    from gymdata.audit._logprob_plot import draw
 
     # Columns of an earlier audit go with it, for this run.json does not describe them.
     tables = [(VIOLATIONS, Report(violations=report.violations).table())]

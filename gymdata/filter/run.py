@@ -39,7 +39,7 @@ _BATCH_ROWS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class FilterReport:
-    """What ``filter_rollouts`` kept, and why the rest is not there.
+    """What ``gymdata.filter`` kept, and why the rest is not there.
 
     ``sides``: side ("kept", or "train" and "test") → rollouts and tasks; ``files``: side → file, empty after a dry run.
     """
@@ -58,7 +58,7 @@ class FilterReport:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
 
 
-def filter_rollouts(
+def filter(
     path: Paths,
     output: str | Path | None = None,
     *,
