@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -104,18 +103,13 @@ def test_numbers_are_no_truths(given: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: \x00", b"a: 2026-13-45"])
-def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(tmp_path: Path, content: bytes) -> None:
-    """Bytes that are not UTF-8, control characters and dates that are none are errors that name the file."""
+def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that are not UTF-8, control characters and dates that are none are errors that name the file, whatever other
+    libraries did to PyYAML's own loader."""
+    monkeypatch.setitem(yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:timestamp", lambda *_: "a date")
     file = tmp_path / "c.yaml"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=r"c\.yaml.*YAML"):
         read_yaml(file)
-
-
-def test_a_date_is_a_date_whatever_other_libraries_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of vLLM's makes text of dates in every YAML loader of the process; ours reads them as before."""
-    tag, text = "tag:yaml.org,2002:timestamp", yaml.SafeLoader.yaml_constructors["tag:yaml.org,2002:str"]
-    for loader in (yaml.SafeLoader, yaml.CSafeLoader):
-        monkeypatch.setitem(loader.yaml_constructors, tag, text)
-    (tmp_path / "c.yaml").write_text("a: 2026-12-24")
-    assert read_yaml(tmp_path / "c.yaml") == {"a": date(2026, 12, 24)}
