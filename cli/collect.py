@@ -15,8 +15,7 @@ from .console import (
     SetFlag,
     Watch,
     command_words,
-    emit_json,
-    facts,
+    finish,
     prints_apart,
 )
 
@@ -137,15 +136,7 @@ def collect(
     if dry_run:
         with prints_apart():
             planned = collecting.plan(config=resolved)
-        if as_json:
-            emit_json(planned)
-        else:
-            facts("Dry run: nothing was started or written", collecting.plan_table(planned))
-        return 0
+        return finish(planned, "Dry run: nothing was started or written", json=as_json)
     with Watch("collect") as watch:
         summary = collecting.collect(config=resolved, progress=watch, command=command_words())
-    if as_json:
-        emit_json(summary.to_dict())
-    else:
-        facts("Rollouts", summary.table())
-    return summary.exit_code
+    return finish(summary, "Rollouts", json=as_json)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, warn_once
-
-if TYPE_CHECKING:
-    from gymdata.experience.build import ExperiencesReport
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, finish, warn_once
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
@@ -116,7 +113,7 @@ def experience(
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
     verbose: _Verbose = False,
-) -> None:
+) -> int:
     """Turn scored rollouts into experiences: training sequences with one advantage per token."""
     given = locals()
     from gymdata.experience.run import build_experiences
@@ -132,27 +129,4 @@ def experience(
             path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch
         )
     warn_once(report.notes)
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
-
-
-def _show(report: ExperiencesReport) -> None:
-    counts = report.counts
-    facts(
-        f"experiences ({report.estimator}, {report.score})",
-        [
-            ("rollouts", counts["rollouts"]),
-            *((f"  left out: {why.replace('_', ' ')}", n) for why, n in report.left_out.items()),
-            ("groups", counts["groups"]),
-            *((f"  dropped: {why.replace('_', ' ')}", len(ids)) for why, ids in report.dropped_groups.items()),
-            ("sequences", counts["sequences"]),
-            *([("  rollouts cut into several", counts["rollouts_cut"])] if counts["rollouts_cut"] else []),
-            *([("  abandoned turns dropped", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
-            ("trained tokens", counts["trained_tokens"]),
-            ("advantage, mean", report.advantage["mean"]),
-            ("advantage, std", report.advantage["std"]),
-            ("written to", report.path),
-        ],
-    )  # fmt: skip
+    return finish(report, f"experiences ({report.estimator}, {report.score})", json=json)

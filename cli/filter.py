@@ -15,8 +15,8 @@ from .console import (
     SetFlag,
     Watch,
     command_words,
-    emit_json,
     facts,
+    finish,
     grid,
 )
 
@@ -73,7 +73,7 @@ def filter_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report counts only; write nothing.")] = False,
     json: JsonFlag = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")] = False,
-) -> None:
+) -> int:
     """Keep the rollouts that pass every step, and report how many were dropped, by reason.
 
     Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
@@ -95,10 +95,7 @@ def filter_(
             command=command_words(),
             progress=watch,
         )
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
+    return finish(report, lambda: _show(report), json=json)
 
 
 def _show(report: FilterReport) -> None:
@@ -108,14 +105,4 @@ def _show(report: FilterReport) -> None:
         rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
     if rows:
         grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
-    split = len(report.sides) > 1
-    sides = [(side, f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks") for side, n in report.sides.items() if split]
-    facts(
-        "filter",
-        [
-            ("rollouts", f"{report.rollouts_out:,} of {report.rollouts_in:,}"),
-            ("groups", f"{report.groups_out:,} of {report.groups_in:,}"),
-            *sides,
-            *(("written to" if not split else f"{side} file", str(path)) for side, path in report.files.items()),
-        ],
-    )
+    facts("filter", report.rows())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, command_words, emit_json, facts
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, Watch, command_words, finish
 from .judge_flags import (
     Aggregator,
     AnswerBonus,
@@ -95,8 +95,4 @@ def judge(
     resolved = JudgeConfig.load(config, overrides, set_)
     with Watch("judge") as watch:
         summary = judging.judge(config=resolved, progress=watch, command=command_words())
-    if as_json:
-        emit_json(summary.to_dict())
-    else:
-        facts("Judged", summary.table())
-    return summary.exit_code
+    return finish(summary, "Judged", json=as_json)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, command_words, emit_json, facts, warn_once
-
-if TYPE_CHECKING:
-    from gymdata.pairs.run import PairsReport
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SeedFlag, SetFlag, command_words, finish, warn_once
 
 _Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of scored rollouts.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
@@ -50,8 +47,6 @@ _Copies = Annotated[
 ]
 _Agents = Annotated[str | None, typer.Option("--target-agents", help="Train only the turns of these agents: a,b.")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
-#: Sides of a split as they are called.
-_SIDES = {"heldout": "held-out"}
 
 
 def pairs(
@@ -77,7 +72,7 @@ def pairs(
     overwrite: OverwriteFlag = False,
     json: JsonFlag = False,
     verbose: _Verbose = False,
-) -> None:
+) -> int:
     """Build preference pairs from scored rollouts, with the saved token IDs and masks."""
     from gymdata.pairs.run import build_pairs
     from gymdata.pairs.settings import PairsConfig
@@ -90,34 +85,4 @@ def pairs(
     settings = PairsConfig.load(config, flags, sets)
     report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=command_words())
     warn_once(report.notes)
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
-
-
-def _show(report: PairsReport) -> None:
-    counts = report.counts
-    lost = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
-    facts(
-        "pairs",
-        [
-            ("rollouts", counts.rollouts),
-            *((f"  left out: {why}", n) for why, n in report.left_out.items() if n),
-            *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
-            *((name.replace("_", " "), n) for name, n in report.comparisons.items() if n),
-            ("groups", counts.groups),
-            *([("  fewer than two scored", counts.groups_too_small)] if counts.groups_too_small else []),
-            ("  without variance", counts.groups_without_variance),
-            ("candidates", counts.candidates),
-            *((f"  dropped: {reason}", n) for reason, n in lost.items()),
-            ("pairs", counts.pairs),
-            *((f"{_SIDES.get(side, side)} pairs" if report.heldout is not None else "written to", _at(report, side))
-              for side in report.files),
-        ],
-    )  # fmt: skip
-
-
-def _at(report: PairsReport, side: str) -> str:
-    table = report.table if side == "train" or report.heldout is None else report.heldout
-    return f"{table.num_rows:,} in {report.files[side]}" if report.heldout is not None else str(report.files[side])
+    return finish(report, "pairs", json=json)

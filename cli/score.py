@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .collect import REWARD_HELP
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, grid
+from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, facts, finish, grid
+
+if TYPE_CHECKING:
+    from gymdata.score.run import ScoreSummary
 
 #: Flips shown as text; --json has them all.
 _SHOWN = 20
@@ -57,13 +60,13 @@ def score(
     resolved = ScoreConfig.load(config, overrides, set_)
     with Watch("score") as watch:
         summary = scoring.score(config=resolved, progress=watch, command=command_words())
-    if as_json:
-        emit_json(summary.to_dict())
-        return summary.exit_code
+    return finish(summary, lambda: _show(summary), json=as_json)
+
+
+def _show(summary: ScoreSummary) -> None:
     flipped = summary.flips["flipped"]
     if flipped:
         columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
         first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
         grid(columns, [[row[c] for c in columns] for row in flipped[:_SHOWN]], title=f"Flipped ({first})")
-    facts("Scores", summary.table())
-    return summary.exit_code
+    facts("Scores", summary.rows())

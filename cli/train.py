@@ -21,8 +21,7 @@ from .console import (
     SetFlag,
     Watch,
     command_words,
-    emit_json,
-    facts,
+    finish,
     note,
 )
 
@@ -55,14 +54,14 @@ _AFTER: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-def _command(kind: type[TrainConfig]) -> Callable[..., None]:
+def _command(kind: type[TrainConfig]) -> Callable[..., int]:
     """The command of a trainer; a field of its settings that has a description is a flag."""
     metavar, what = _SOURCES[kind.table.name]
     own = {name: (_flag(name, kind), None) for name, field in kind.model_fields.items() if field.description}
     flags = {**_BEFORE, **own, **_AFTER}
 
-    def run(source: str, **given: Any) -> None:
-        _train(kind, source, {name: given.pop(name) for name in own}, **given)
+    def run(source: str, **given: Any) -> int:
+        return _train(kind, source, {name: given.pop(name) for name in own}, **given)
 
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     source = Annotated[str, typer.Argument(metavar=metavar, help=what)]
@@ -90,7 +89,7 @@ def _flag(name: str, kind: type[TrainConfig]) -> Any:
 
 def _train(
     kind: type[TrainConfig], source: str, own: dict[str, Any], *, lora: bool, seed: int | None, json: bool, **rest: Any
-) -> None:
+) -> int:
     from gymdata.pairs.run import pairs_of_run
     from gymdata.train.run import train
 
@@ -101,34 +100,7 @@ def _train(
     settings = {**own, "seed": seed, "use_peft": lora or None}
     with Watch("training") as watch:
         result = train(kind.algorithm, source, settings=settings, progress=watch, command=command_words(), **rest)
-    if json:
-        emit_json(result)
-        return
-    facts(f"train-{kind.algorithm}" + (" (dry run)" if rest["dry_run"] else ""), _rows(result))
-
-
-def _rows(result: dict[str, Any]) -> list[tuple[str, object]]:
-    """What a training ends with."""
-    proof = result["trained_tokens"]
-    rows: list[tuple[str, object]] = [
-        (name.replace("_", " "), n) for name, n in result["counts"].items() if name != "trained_tokens"
-    ]
-    rows += [("tokens per epoch", proof["file"]["count"]), ("token checksum", _equal(proof))]
-    if heldout := result.get("heldout"):
-        low, high = heldout["ci95"]
-        rows.append(("held-out preference accuracy", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
-    if ratio := result.get("ratio"):
-        rows.append(("ratio before training, mean", ratio["mean"]))
-        rows.append(("  effective sample size", f"{ratio['effective_sample_size']:.1%}"))
-    return [*rows, ("steps", result.get("steps")), ("output", result["config"]["output"])]
-
-
-def _equal(proof: dict[str, Any]) -> object:
-    """A training that stopped inside its first epoch could not feed the whole file; what it fed was held against it."""
-    fed = (proof.get("epochs") or [{}])[-1]
-    if proof["equal"] or not fed.get("equal"):
-        return {True: "match", False: "MISMATCH"}.get(proof["equal"])
-    return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+    return finish(result, f"train-{kind.algorithm}" + (" (dry run)" if rest["dry_run"] else ""), json=json)
 
 
 train_sft = _command(TRAINERS["sft"])

@@ -11,7 +11,7 @@ import typer
 from gymdata.errors import printable
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.violations import Report, Violation
+    from gymdata.rollouts.violations import ValidationReport, Violation
 
 #: Errors shown of each code before the rest is only counted.
 SHOWN = 50
@@ -53,47 +53,39 @@ def validate(
         return _fix(path, fix, output, overwrite, as_json)
     from gymdata.validate.run import validate as run
 
-    report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
-    if as_json:
-        from .console import write_json
+    from .console import finish
 
-        write_json(report.to_json())
-    else:
-        _show(report, everything=verbose, quiet=quiet)
-    return 0 if report.ok else 1
+    report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
+    return finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=as_json)
 
 
 def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: bool) -> int:
     from gymdata.errors import UsageError
     from gymdata.validate.run import fix
 
-    from .console import command_words, emit_json, grid, say
+    from .console import command_words, facts, finish, grid
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
     account = fix(path, choice, output, overwrite=overwrite, command=command_words())  # type: ignore[arg-type]  # fix() refuses other choices
-    if as_json:
-        emit_json(account.to_dict())
-        return 0 if not account.errors_after else 1
-    columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
-    clean = account.rollouts_in - account.rollouts_with_errors
-    rows = []
-    for name, cost in account.costs.items():
-        removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-        mark = f"→ {name}" if name == choice else name
-        after = clean + cost.rollouts_after
-        rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
-    grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")
-    if account.rows_unreadable:
-        print(f"{account.rows_unreadable:,} rows could not be read and were left out")
-    say(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
-    return 0 if not account.errors_after else 1
+
+    def show() -> None:
+        columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
+        clean = account.rollouts_in - account.rollouts_with_errors
+        rows = []
+        for name, cost in account.costs.items():
+            removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
+            mark = f"→ {name}" if name == choice else name
+            after = clean + cost.rollouts_after
+            rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
+        grid(columns, rows, title="what each choice would cost")
+        facts("fix", account.rows())
+
+    return finish(account, show, json=as_json)
 
 
-def _show(report: Report, everything: bool, quiet: bool) -> None:
-    from gymdata.rollouts.violations import CODES
-
+def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     from .console import say
 
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
@@ -114,8 +106,8 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
         print()
-    for code, count in report.by_code.items():
-        print(f"{count:>9,}  {code}  {CODES[code].meaning}")
+    for meaning, count in report.rows():
+        print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()
     for text in report.notes:

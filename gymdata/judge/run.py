@@ -36,7 +36,7 @@ from gymdata.judge.port import Judge, JudgeAnswer
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import Progress
-from gymdata.public import path_of, short_repr
+from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
@@ -44,8 +44,8 @@ from gymdata.store.lineage import parent_of
 from gymdata.store.paths import RUN_JSON, local_output
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class JudgeSummary(Report):
     """What was judged and how far the judge can be trusted. ``asked`` counts calls of the judge in this run."""
 
     path: str
@@ -67,12 +67,7 @@ class JudgeSummary:
         missing = sum(self.comparisons.values()) - self.comparisons["judged"]
         return EXIT_FAULTS if missing or self.unscored else EXIT_OK
 
-    __repr__ = short_repr
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> list[tuple[str, object]]:
+    def rows(self) -> list[Row]:
         counts = self.comparisons
         return [
             ("judge", self.judge),

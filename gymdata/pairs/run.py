@@ -24,7 +24,7 @@ from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select as pairs
 from gymdata.pairs.select import at_fork
 from gymdata.pairs.settings import PairsConfig
-from gymdata.public import paths_of, short_repr
+from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts import chains
 from gymdata.rollouts.duplicates import content_codes, content_keys, joined_keys
 from gymdata.rollouts.messages import split_tasks
@@ -55,8 +55,8 @@ _BATCH_ROWS = 4_096
 _LISTS = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
 
 
-@dataclass(frozen=True, slots=True)
-class PairsReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class PairsReport(Report):
     """What ``build_pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``left_out`` counts rollouts that were
@@ -74,8 +74,6 @@ class PairsReport:
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         """The report without the tables; ``pairs`` counts both sides."""
         sides = {"train": self.table.num_rows} | (
@@ -85,6 +83,26 @@ class PairsReport:
         more = {"comparisons": self.comparisons} if self.comparisons else {}
         whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files, "notes": self.notes}
         return asdict(self.counts) | whole | more
+
+    def rows(self) -> list[Row]:
+        counts, sides = self.counts, {"train": self.table, "heldout": self.heldout}
+        written: list[Row] = [("written to", str(path)) for path in self.files.values()]
+        if self.heldout is not None:
+            titles = {"train": "train pairs", "heldout": "held-out pairs"}
+            written = [(titles[side], f"{sides[side].num_rows:,} in {path}") for side, path in self.files.items()]
+        return [
+            ("rollouts", counts.rollouts),
+            *((f"  left out: {why}", n) for why, n in self.left_out.items() if n),
+            *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
+            *((name.replace("_", " "), n) for name, n in self.comparisons.items() if n),
+            ("groups", counts.groups),
+            *([("  fewer than two scored", counts.groups_too_small)] if counts.groups_too_small else []),
+            ("  without variance", counts.groups_without_variance),
+            ("candidates", counts.candidates),
+            *((f"  dropped: {reason.replace('_', ' ')}", n) for reason, n in counts.dropped.items() if n),
+            ("pairs", counts.pairs),
+            *written,
+        ]
 
 
 def build_pairs(

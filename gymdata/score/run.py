@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
 from gymdata.progress import Progress
-from gymdata.public import path_of, short_repr
+from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import (
@@ -57,8 +57,8 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class ScoreSummary(Report):
     """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
 
     ``parts``: what became of each reward function, with the first error of those that failed. ``rules``: rollouts that
@@ -80,12 +80,7 @@ class ScoreSummary:
     def exit_code(self) -> int:
         return EXIT_FAULTS if self.failed else EXIT_OK
 
-    __repr__ = short_repr
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> list[tuple[str, object]]:
+    def rows(self) -> list[Row]:
         flips = self.flips
         interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
         compared = (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import path_of
+from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.schema import TABLES
 from gymdata.store import has_rows, resolve
 from gymdata.train.settings import (
@@ -27,6 +28,59 @@ if TYPE_CHECKING:
 from gymdata.engines.model_facts import model_facts
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainReport(Report):
+    """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
+    the file against those of the batches; ``heldout``: how a reward model ranks pairs of other tasks; ``ratio``: how far
+    the model was from the sampler before the first step; ``run_json``: all of it, as run.json holds it."""
+
+    algorithm: str
+    status: str
+    output: Path
+    counts: dict[str, int]
+    trained_tokens: dict[str, Any]
+    run_json: dict[str, Any]
+    steps: int | None = None
+    heldout: dict[str, Any] | None = None
+    ratio: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> TrainReport:
+        """The report of a training's run.json."""
+        return cls(
+            algorithm=facts["stage"].removeprefix("train-"),
+            status=facts["status"],
+            output=Path(facts["config"]["output"]),
+            run_json=dict(facts),
+            **{
+                name: facts[name] for name in ("counts", "trained_tokens", "steps", "heldout", "ratio") if name in facts
+            },
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.run_json
+
+    def rows(self) -> list[Row]:
+        rows: list[Row] = [(name.replace("_", " "), n) for name, n in self.counts.items() if name != "trained_tokens"]
+        rows += [("tokens per epoch", self.trained_tokens["file"]["count"]), ("token checksum", self._equal())]
+        if self.heldout:
+            low, high = self.heldout["ci95"]
+            accuracy = f"{self.heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"
+            rows.append(("held-out preference accuracy", accuracy))
+        if self.ratio:
+            rows.append(("ratio before training, mean", self.ratio["mean"]))
+            rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
+        return [*rows, ("steps", self.steps), ("output", self.output)]
+
+    def _equal(self) -> object:
+        """A training that stopped inside its first epoch could not feed the whole file; what it fed was compared with it."""
+        proof = self.trained_tokens
+        fed = (proof.get("epochs") or [{}])[-1]
+        if proof["equal"] or not fed.get("equal"):
+            return {True: "match", False: "MISMATCH"}.get(proof["equal"])
+        return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+
+
 def train_dpo(
     pairs: str | Path,
     model: str | Path | None = None,
@@ -37,7 +91,7 @@ def train_dpo(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
@@ -55,7 +109,7 @@ def train_kto(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
     ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest."""
     return _trained("kto", rollouts, model, output, config, settings, overwrite, dry_run, progress)
@@ -71,7 +125,7 @@ def train_reward(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
@@ -90,7 +144,7 @@ def train_rl(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
     Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
@@ -109,7 +163,7 @@ def train_sft(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest."""
     return _trained("sft", rollouts, model, output, config, settings, overwrite, dry_run, progress)
@@ -125,7 +179,7 @@ def _trained(
     overwrite: bool,
     dry_run: bool,
     progress: Progress | None,
-) -> dict[str, Any]:
+) -> TrainReport:
     path_of(source, f"train_{algorithm}")
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
@@ -155,7 +209,7 @@ def train(
     dry_run: bool = False,
     progress: Progress | None = None,
     command: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train with any of ``gymdata.train.settings.TRAINERS``.
 
     ``settings``: keys of the trainer's config class (``gymdata.train.settings``), of the library's arguments and of TRL's
@@ -163,7 +217,7 @@ def train(
     ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
     ``dry_run`` checks and proves the batches only.
 
-    Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
+    Returns what ``output``/run.json holds: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
     from gymdata.train import launch_checks as stage
@@ -174,7 +228,7 @@ def train(
     given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
     resolved = kind.load(config, given, list(sets))
     check_settings(algorithm, resolved.trainer, own=kind.model_fields)
-    return stage.train(
+    facts = stage.train(
         source,
         resolved,
         model_facts(resolved.model),
@@ -184,6 +238,7 @@ def train(
         overwrite=overwrite,
         dry_run=dry_run,
     )
+    return TrainReport.of(facts)
 
 
 def _refuse_no_rows(source: str | Path, table: Table) -> None:
