@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gymdata.check.template import TemplateCheck, check_template
-from gymdata.errors import EXIT_FAULTS, EXIT_OK
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, redacted
 from gymdata.public import Report, Row
-from gymdata.redaction import redacted
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat
