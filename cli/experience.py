@@ -18,11 +18,9 @@ def experience(
     json: Json = False,
 ) -> int:
     """Each token that was generated gets one advantage."""
-    from gymdata.experience.run import build_experiences
+    from gymdata.experience.run import experience as run
 
     with Watch("experiences") as watch:
-        report = build_experiences(
-            path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch
-        )
+        report = run(path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
     warn_once(report.notes)
     return finish(report, f"experiences ({report.estimator}, {report.score})", json=json)

@@ -18,8 +18,8 @@ def pairs(
     json: Json = False,
 ) -> int:
     """Pairs hold the saved token IDs and masks."""
-    from gymdata.pairs.run import build_pairs
+    from gymdata.pairs.run import pairs as run
 
-    report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=command_words())
+    report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words())
     warn_once(report.notes)
     return finish(report, "pairs", json=json)
