@@ -19,7 +19,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 import pydantic
 
 from gymdata.errors import (
@@ -39,7 +38,7 @@ from gymdata.public import Report, Row
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.settings import Config
 from gymdata.stats import paired_difference_ci, wilson
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_run_json, read_table, scan_lazy
 from gymdata.store.paths import local_output
 
 #: The rise that the demo must show: held-out rate, after minus before.
@@ -224,14 +223,18 @@ def planned(
 
 def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> dict[str, Any]:
     """The demo's figures, recomputed from sealed runs: held-out rates with Wilson intervals, and their paired difference."""
-    counts = [read_table(run, columns=["n_generated_tokens", "n_breaks"]) for run in [before, *runs, after]]
+    import polars as pl
+
+    columns = pl.col("n_generated_tokens", "n_breaks").cast(pl.Int64)
+    every = pl.concat([scan_lazy(run).select(columns) for run in (before, *runs, after)])
+    sampled, breaks = every.sum().collect(engine="streaming").row(0)
     trained = [read_run_json(job)["trained_tokens"]["batches"]["count"] for job in jobs]
     return {
         **_rise(before, after),
-        "tokens_sampled": sum(int(pc.sum(t["n_generated_tokens"]).as_py() or 0) for t in counts),
+        "tokens_sampled": sampled,
         "tokens_trained": sum(trained),
         "pairs": sum(read_run_json(job)["counts"]["pairs"] for job in jobs),
-        "breaks": sum(int(pc.sum(t["n_breaks"]).as_py() or 0) for t in counts),
+        "breaks": breaks,
     }
 
 
@@ -336,8 +339,10 @@ def _running(say: Callable[[str], None]) -> _Run:
 
 
 def _correct_by_task(run: Path) -> dict[str, float]:
-    table = read_table(run, columns=["task_id", "reward"])
-    return {t: float(r == 1.0) for t, r in zip(*(table[c].to_pylist() for c in ("task_id", "reward")), strict=True)}
+    import polars as pl
+
+    correct = (pl.col("reward") == 1.0).fill_null(False).cast(pl.Float64)
+    return dict(scan_lazy(run).select("task_id", correct).collect().iter_rows())
 
 
 def _rate(correct: Mapping[str, float]) -> dict[str, Any]:

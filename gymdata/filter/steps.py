@@ -7,7 +7,6 @@ reward is never counted as 0.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,19 +82,22 @@ class Funnel:
 
     def balance(self, by: str, categories: Sequence[str | None], seed: int) -> None:
         """Keep as many rows of every category as the rarest living one has, drawn by a seeded hash of their ids."""
+        import polars as pl
+
         none = np.array([category is None for category in categories], bool)
-        alive = np.flatnonzero(self.alive & ~none)
-        counts = Counter(categories[row] for row in alive)
+        drawn = [xxhash.xxh3_64_intdigest(name.encode(), seed) for name in self._ids]
+        rows = pl.DataFrame(
+            {"category": categories, "drawn": drawn, "id": self._ids, "alive": self.alive},
+            schema={"category": pl.String, "drawn": pl.UInt64, "id": pl.String, "alive": pl.Boolean},
+        ).with_row_index("row")
+        rows = rows.filter(pl.col("category").is_not_null())
+        living = rows.filter("alive").sort("drawn", "id")
+        counts = dict(living.group_by("category").len().sort("category").iter_rows())
         least = min(counts.values(), default=0)
-        members: dict[str | None, list[int]] = {}
-        for row in alive:
-            members.setdefault(categories[row], []).append(int(row))
         over = np.zeros(len(self.alive), bool)
-        for rows in members.values():
-            rows.sort(key=lambda row: (xxhash.xxh3_64_intdigest(self._ids[row].encode(), seed), self._ids[row]))
-            over[rows[least:]] = True
-        gone = sorted({c for c in categories if c is not None} - {c for c in counts if c is not None})
-        notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items(), key=lambda item: str(item[0]))]
+        over[living.filter(pl.int_range(pl.len()).over("category") >= least)["row"].to_numpy()] = True
+        gone = sorted(set(rows["category"].unique()) - counts.keys())
+        notes = [f"{category}: {n:,} before" for category, n in counts.items()]
         notes += [f"{category}: none was left" for category in gone]
         reasons = {f"no {by}": none, f"over the {least:,} of the rarest": over}
         self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)

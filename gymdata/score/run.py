@@ -154,9 +154,9 @@ def _write_scores(
     if not values:
         raise DataError.empty(config.path, "rollouts to score")
     there = read_table(target, SCORES) if target.exists() and not config.overwrite else None
-    added = pa.Table.from_pylist(_changed(rows, there), schema=SCORES.schema)
+    added = pa.Table.from_pylist(rows, schema=SCORES.arrow)
     if there is not None:
-        added = pa.concat_tables([there, added.replace_schema_metadata(SCORES.metadata)])
+        added = pa.concat_tables([there, _changed(added, there)])
     out.table(target.name, added, SCORES)
     mean, low, high = mean_ci(values, tasks)
     summary = ScoreSummary(
@@ -175,18 +175,15 @@ def _write_scores(
     return summary
 
 
-def _changed(rows: list[dict[str, Any]], there: pa.Table | None) -> list[dict[str, Any]]:
+def _changed(rows: pa.Table, there: pa.Table) -> pa.Table:
     """``rows`` without those that say what the last row of their rollout and name says already, so that a scoring that
     is repeated, or was killed when it had written, adds nothing."""
-    if there is None:
-        return rows
-    last = {(row["rollout_id"], row["name"]): row for row in there.to_pylist()}
-    # As Arrow gives them back: NaN, which equals nothing, is compared as text.
-    return [row for row in rows if repr(last.get((row["rollout_id"], row["name"]))) != repr(_in_order(row))]
+    import polars as pl
 
-
-def _in_order(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row.get(name) for name in SCORES.schema.names}
+    last = pl.DataFrame(pl.from_arrow(there)).unique(["rollout_id", "name"], keep="last")
+    new = pl.DataFrame(pl.from_arrow(rows))
+    changed = new.join(last, on=new.columns, how="anti", nulls_equal=True, maintain_order="left")
+    return changed.to_arrow().cast(rows.schema)
 
 
 async def _score_all(
