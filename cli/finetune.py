@@ -12,6 +12,7 @@ import typer
 
 from gymdata.errors import printable
 from gymdata.finetune.settings import FinetuneFlags
+from gymdata.public import rate_text
 
 from .console import command_words, finish, note, prints_apart, show
 from .flags import Json, Overwrite, with_flags
@@ -222,8 +223,6 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a log's line tells of an epoch."""
-    from gymdata.finetune.report import rate_text
-
     bounds, held_out = row["reward_ci95"], row.get("validation")
     return [
         ("epoch", str(row["epoch"])),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from gymdata.errors import EXIT_OK, UsageError
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
 
 Paths = str | Path | Iterable[str | Path]
 #: A name and a value of a summary, as people read them.
@@ -60,13 +60,25 @@ def described(value: Any) -> str:
     return f"{article} {kind.__name__} of {root}"
 
 
+def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
+    """A ``rate`` (``of`` so many) with its 95 % interval (``ci95``), for people; a dash where there is none."""
+    interval = " (95 %: {:.1f} to {:.1f})".format(*(100 * end for end in found["ci95"])) if found["ci95"] else ""
+    count = f" of {of:,}" if of is not None else ""
+    return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{count}{interval}"
+
+
 class Report(Protocol):
     """What a command's function returns, a dataclass: the summary table, ``--json`` and the exit code are made of it."""
 
     @property
+    def ok(self) -> bool:
+        """No faults were found in the data, and no rows failed."""
+        return True
+
+    @property
     def exit_code(self) -> int:
-        """What the command ends with: 0, 1 for faults in the data or rows that failed, 130 after an interruption."""
-        return EXIT_OK
+        """What the command ends with: 0, or 1 where it is not ``ok``; 130 after an interruption."""
+        return EXIT_OK if self.ok else EXIT_FAULTS
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""

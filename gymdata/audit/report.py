@@ -19,7 +19,7 @@ from gymdata.audit.causes import Explanation, SuspectTokens
 from gymdata.audit.compare import LogprobComparison
 from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, RefusedError
+from gymdata.errors import DataError, RefusedError
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
 from gymdata.rollouts.chains import FlatTurns
@@ -60,10 +60,6 @@ class AuditReport(Report):
     def ok(self) -> bool:
         """The saved log-probabilities are the model's."""
         return not self.violations
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_OK if self.ok else EXIT_FAULTS
 
     def to_dict(self) -> dict[str, Any]:
         return {

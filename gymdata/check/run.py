@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gymdata.check.template import TemplateCheck, check_template
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, redacted
+from gymdata.errors import redacted
 from gymdata.public import Report, Row
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ class ModelReport(Report):
         if self.check.generation_mask:
             return "template"
         return self.cure.name if self.cure is not None and self.cure.check.generation_mask else None
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_OK if self.ok else EXIT_FAULTS
 
     def to_dict(self) -> dict[str, Any]:
         cure = self.cure
@@ -101,10 +97,6 @@ class EndpointReport(Report):
     @property
     def ok(self) -> bool:
         return all(f.ok or not f.needed for f in self.findings)
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_OK if self.ok else EXIT_FAULTS
 
     def to_dict(self) -> dict[str, Any]:
         findings = [{"name": f.name, "ok": f.ok, "needed": f.needed, "detail": f.detail} for f in self.findings]

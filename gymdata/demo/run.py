@@ -34,7 +34,7 @@ from gymdata.errors import (
 )
 from gymdata.genrm.bias import against_rewards
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in
-from gymdata.public import Report, Row
+from gymdata.public import Report, Row, rate_text
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.settings import Config
 from gymdata.stats import paired_difference_ci, wilson
@@ -89,7 +89,7 @@ class DemoReport(Report):
 
     def rows(self) -> list[Row]:
         return [
-            ("held-out before", f"{_shown(self.before)}, {self.before['successes']} of {self.before['n']}"),
+            ("held-out before", f"{rate_text(self.before)}, {self.before['successes']} of {self.before['n']}"),
             *_shown_rise(self.after, self.difference, ""),
             ("tokens sampled", self.tokens_sampled),
             ("tokens trained", self.tokens_trained),
@@ -117,21 +117,16 @@ def _shown_judged(judged: Mapping[str, Any]) -> list[Row]:
     return [
         *_shown_rise(judged["after"], judged["difference"], "judged: "),
         ("judged: comparisons", f"{sum(counts.values()):,}, {counts['judged']:,} judged"),
-        *((f"judged: {name}", _shown(part)) for name, part in rates.items() if part["n"]),
+        *((f"judged: {name}", rate_text(part)) for name, part in rates.items() if part["n"]),
         ("judged: pairs", judged["pairs"]),
     ]
 
 
 def _shown_rise(after: Mapping[str, Any], difference: Mapping[str, Any], which: str) -> list[Row]:
     return [
-        (f"{which}held-out after", f"{_shown(after)}, {after['successes']} of {after['n']}"),
-        (f"{which}improvement", _shown(difference).replace(" %  (", " points  (")),
+        (f"{which}held-out after", f"{rate_text(after)}, {after['successes']} of {after['n']}"),
+        (f"{which}improvement", rate_text(difference).replace(" %", " points", 1)),
     ]
-
-
-def _shown(part: Mapping[str, Any]) -> str:
-    low, high = part["ci95"]
-    return f"{100 * part['rate']:.1f} %  (95 % {100 * low:.1f} to {100 * high:.1f})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

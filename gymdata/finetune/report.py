@@ -169,12 +169,6 @@ def write_page(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
         temporary.write_text(page, encoding="utf-8")
 
 
-def rate_text(found: Mapping[str, Any]) -> str:
-    """A rate with its 95 % interval, for people."""
-    interval = "" if not found["ci95"] else f" (95 %: {100 * found['ci95'][0]:.1f} to {100 * found['ci95'][1]:.1f})"
-    return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{interval}"
-
-
 def at(row: Mapping[str, Any], key: str) -> Any:
     """A value by its dotted key; None when a part of the way is missing."""
     value: Any = row

@@ -21,7 +21,6 @@ from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.finetune.config_file import Overrides, find, for_validation, load, part_of, shipped, target_of
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.finetune.port import Commands, Trainer, TrainerAdapter, TrajectoryBuilder
-from gymdata.finetune.report import rate_text
 from gymdata.finetune.settings import (
     KINDS,
     CommandAdapter,
@@ -33,7 +32,7 @@ from gymdata.finetune.settings import (
     output_dir,
 )
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import local_output

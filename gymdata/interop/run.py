@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, StoreError, UsageError
+from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
@@ -67,8 +67,8 @@ class ImportSummary(Report):
     files: list[str] = field(default_factory=list)
 
     @property
-    def exit_code(self) -> int:
-        return EXIT_FAULTS if self.rejected else EXIT_OK
+    def ok(self) -> bool:
+        return not self.rejected
 
     def to_dict(self) -> dict[str, Any]:
         return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}
@@ -112,9 +112,9 @@ class ExportSummary(Report):
     lost: dict[str, int] = field(default_factory=dict)
 
     @property
-    def exit_code(self) -> int:
-        """1 when the format could hold nothing: a script must not go on with an empty file."""
-        return EXIT_OK if self.rows_out else EXIT_FAULTS
+    def ok(self) -> bool:
+        """Not when the format could hold nothing: a script must not go on with an empty file."""
+        return self.rows_out > 0
 
     def to_dict(self) -> dict[str, Any]:
         return {"rows" if name == "rows_out" else name: value for name, value in asdict(self).items()}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
+from gymdata.errors import UsageError
 from gymdata.public import Report, Row
 
 Severity = Literal["error", "warning", "info"]
@@ -444,10 +444,6 @@ class ValidationReport(Report):
     def has(self, *codes: str) -> bool:
         """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
         return any(v.code in codes for v in self.violations)
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_OK if self.ok else EXIT_FAULTS
 
     def rows(self) -> list[Row]:
         """What each code that was found means, and how often it was."""

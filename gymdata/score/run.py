@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.progress import Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards
@@ -77,8 +77,8 @@ class ScoreSummary(Report):
     rules: dict[str, int]
 
     @property
-    def exit_code(self) -> int:
-        return EXIT_FAULTS if self.failed else EXIT_OK
+    def ok(self) -> bool:
+        return not self.failed
 
     def rows(self) -> list[Row]:
         flips = self.flips

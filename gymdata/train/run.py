@@ -21,7 +21,7 @@ import numpy as np
 from gymdata.engines.model_identity import ModelFacts, check_tokenizer
 from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, read_table, resolve, write_run_json
@@ -91,9 +91,8 @@ class TrainReport(Report):
         rows: list[Row] = [(name.replace("_", " "), n) for name, n in self.counts.items() if name != "trained_tokens"]
         rows += [("tokens per epoch", self.trained_tokens["file"]["count"]), ("token checksum", self._equal())]
         if self.heldout:
-            low, high = self.heldout["ci95"]
-            accuracy = f"{self.heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"
-            rows.append(("held-out preference accuracy", accuracy))
+            accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
+            rows.append(("held-out preference accuracy", rate_text(accuracy)))
         if self.ratio:
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
@@ -207,7 +206,7 @@ def _trained(
     dry_run: bool,
     progress: Progress | None,
 ) -> TrainReport:
-    path_of(source, f"train_{algorithm}")
+    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)  # a missing path is told first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gymdata.errors import EXIT_FAULTS, EXIT_OK
 from gymdata.public import Report, Row
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.continuity import breaks
@@ -65,8 +64,8 @@ class FixReport(Report):
     costs: dict[str, Cost] = field(default_factory=lambda: {c: Cost() for c in CHOICES})
 
     @property
-    def exit_code(self) -> int:
-        return EXIT_FAULTS if self.errors_after else EXIT_OK
+    def ok(self) -> bool:
+        return not self.errors_after
 
     def rows(self) -> list[Row]:
         left_out: list[Row] = [("rows that could not be read, left out", self.rows_unreadable)]
