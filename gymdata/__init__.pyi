@@ -45,6 +45,7 @@ from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.settings import Dtype
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
+from gymdata.train.run import TrainReport
 from gymdata.train.settings import TrainDpoConfig as TrainDpoConfig
 from gymdata.train.settings import TrainKtoConfig as TrainKtoConfig
 from gymdata.train.settings import TrainRewardConfig as TrainRewardConfig
@@ -452,7 +453,7 @@ def train_dpo(
     pair_weights: bool = True,
     margin_scale: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
@@ -476,7 +477,7 @@ def train_kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
     ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest.
     """
@@ -496,7 +497,7 @@ def train_reward(
     pair_weights: bool = True,
     margin_scale: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
@@ -523,7 +524,7 @@ def train_rl(
     tis_cap: float = 2.0,
     allow_biased_logprobs: bool = False,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
     Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
@@ -549,7 +550,7 @@ def train_sft(
     packing: bool = False,
     pack_length: int | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest.
     """
