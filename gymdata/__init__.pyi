@@ -327,7 +327,7 @@ def pairs(
     overwrite: bool = False,
     command: Sequence[str] = (),
     reward: str | None = None,
-    source: Literal["comparisons"] | None = None,
+    source: Literal["rewards", "comparisons"] | None = None,
     judge: str | None = None,
     order: Literal["consistent", "any"] | None = None,
     fork: bool | None = None,
