@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gymdata.demo import DemoConfig, planned
-from gymdata.demo import demo as run
+from gymdata.demo.run import DemoConfig, planned
+from gymdata.demo.run import demo as run
 
 from .console import emit_json, facts, note
 from .flags import DryRun, Json, Overwrite, with_flags

@@ -23,8 +23,8 @@ from gymdata.errors import (
     GymdataError,
     UsageError,
     printable,
+    redacted,
 )
-from gymdata.redaction import redacted
 from gymdata.store.reading import reading
 
 from .console import answered, emit_json, note, remember_command

@@ -16,10 +16,7 @@ from gymdata.collect.report import CollectSummary
 from gymdata.collect.settings import CollectConfig as CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.collect.tasks import Tasks
-from gymdata.data import expand_turns as expand_turns
-from gymdata.data import load_rollouts as load_rollouts
-from gymdata.data import reading as reading
-from gymdata.demo import demo as demo
+from gymdata.demo.run import demo as demo
 from gymdata.experience.build import ExperiencesReport
 from gymdata.experience.loading import Experience as Experience
 from gymdata.experience.loading import Samples as Samples
@@ -29,7 +26,7 @@ from gymdata.filter.run import FilterReport
 from gymdata.filter.settings import FilterConfig as FilterConfig
 from gymdata.finetune.run import finetune as finetune
 from gymdata.finetune.settings import FinetuneConfig as FinetuneConfig
-from gymdata.interop.run import export_rollouts as export
+from gymdata.interop.run import export as export
 from gymdata.interop.run import import_rollouts as import_rollouts
 from gymdata.judge.port import Judge
 from gymdata.judge.run import JudgeSummary
@@ -38,6 +35,8 @@ from gymdata.judge.settings import ServeConfig as ServeConfig
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
+from gymdata.query.opened import expand_turns as expand_turns
+from gymdata.query.opened import load_rollouts as load_rollouts
 from gymdata.query.opened import open_run as open
 from gymdata.query.run import query as query
 from gymdata.rewards import Rewards
@@ -45,6 +44,7 @@ from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.settings import Dtype
 from gymdata.store.lineage import Paths
+from gymdata.store.reading import reading as reading
 from gymdata.train.settings import TrainDpoConfig as TrainDpoConfig
 from gymdata.train.settings import TrainKtoConfig as TrainKtoConfig
 from gymdata.train.settings import TrainRewardConfig as TrainRewardConfig

@@ -1,8 +1,10 @@
-"""Every error that gymdata raises on purpose, and the wording of each.
+"""Every error that gymdata raises on purpose, the wording of each, and what is shown of a URL.
 
 Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
 code that the command line ends with; a fault from outside names the outside system that it came from. Callers build
-errors through the named constructors, so that one fault has one wording.
+errors through the named constructors, so that one fault has one wording. Of a URL nobody is shown a user
+name, a password, a value of its query string or a fragment: errors, run.json, settings of child processes and messages all
+use ``redacted``, so that a key in a URL is nowhere but in the request.
 """
 
 from __future__ import annotations
@@ -19,7 +21,51 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from gymdata.installed import NAME, install_command, update_advice
-from gymdata.redaction import redacted
+
+HIDDEN = "***"
+_URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
+#: What follows a URL in a sentence.
+_PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
+#: Stands for a value that a child process finds in its environment.
+PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
+
+
+def redacted(text: str) -> str:
+    """``text`` with the secrets of its URLs replaced by ``***``."""
+    return _URL.sub(_shown, text) if "://" in text else text
+
+
+def redacted_all(value: Any) -> Any:
+    """Settings or facts with every text in them ``redacted``; mappings and lists are copied."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted_all(key): redacted_all(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted_all(item) for item in value]
+    return value
+
+
+def _shown(found: re.Match[str]) -> str:
+    scheme, rest = found[1], found[2]
+    end = _PUNCTUATION.search(rest)
+    tail = end[0] if end is not None else ""
+    rest = rest[: len(rest) - len(tail)]
+    rest, hash_, fragment = rest.partition("#")
+    rest, mark, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if "@" in authority:
+        authority = f"{HIDDEN}@{authority.rpartition('@')[2]}"
+    query = "&".join(map(_pair, query.split("&"))) if query else ""
+    return f"{scheme}{authority}{slash}{path}{mark}{query}{hash_}{HIDDEN if fragment else ''}{tail}"
+
+
+def _pair(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals:
+        return HIDDEN if name else name
+    return text if not value or PLACEHOLDER.fullmatch(value) else f"{name}={HIDDEN}"
+
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -361,6 +407,13 @@ class StoreError(GymdataError):
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
+            hint="--overwrite replaces them; another output folder or file keeps both",
+        )
+
+    @classmethod
+    def other_source(cls, place: Path, what: str, was: Sequence[str], now: Sequence[str]) -> StoreError:
+        return cls(
+            f"{place}: holds {what} from {', '.join(was)}; this is {', '.join(now)}",
             hint="--overwrite replaces them; another output folder or file keeps both",
         )
 

@@ -1,7 +1,7 @@
 """URLs of outside systems in settings: how they are checked, put together, and handed to child processes.
 
 Invariants: a user name or password in a URL is refused; a query string goes along with every request and is shown to
-nobody (``gymdata.redaction``); the settings file of a child process holds placeholders, and their values are in its
+nobody (``gymdata.errors``); the settings file of a child process holds placeholders, and their values are in its
 environment only.
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gymdata.errors import UsageError
-from gymdata.redaction import HIDDEN, PLACEHOLDER, redacted
+from gymdata.errors import HIDDEN, PLACEHOLDER, UsageError, redacted
 
 #: Environment variables that may hold the API key of a system, the first one set wins.
 ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
