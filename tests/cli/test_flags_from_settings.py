@@ -18,7 +18,7 @@ from gymdata.check.settings import CheckConfig
 from gymdata.cli.flags import described
 from gymdata.cli.main import COMMANDS, GROUPS, build, main
 from gymdata.collect.settings import CollectConfig
-from gymdata.demo import DemoConfig
+from gymdata.demo.run import DemoConfig
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.filter.settings import FilterConfig
 from gymdata.finetune.settings import FinetuneFlags
