@@ -81,6 +81,8 @@ def with_flags(
         made: list[inspect.Parameter] = []
         for parameter in parameters.values():
             made += [parameter] if parameter.name != "settings" else [_parameter(n, a, None) for n, a in added.items()]
+        if file:
+            run.settings = (kind, flags)  # type: ignore[attr-defined]  # for the page of all settings
         return _signed(run, made, body.__doc__)
 
     return decorate
