@@ -109,8 +109,8 @@ class GymdataError(Exception):
     code: str | None = None
     #: The parts of the message, where it has them: the file, row, field or flag; what was there; what should be.
     where: str | None = None
-    got: str | None = None
-    expected: str | None = None
+    got: Any = None
+    expected: Any = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # No message has the secrets of a URL.

@@ -231,13 +231,7 @@ async def _play(
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
-            limits = Limits(
-                max_tokens=config.max_tokens,
-                max_turns=config.max_turns,
-                max_context=tightest[0],
-                time_limit_s=config.time_limit,
-                limited_by=tightest[1],
-            )
+            limits = config.limits() | {"max_context": tightest[0]}
             if progress is not None:
                 for text in facts.get("notes", ()):
                     progress.message(text)
@@ -246,13 +240,13 @@ async def _play(
                 parts.chat,
                 parts.environment,
                 key,
-                limits,
+                Limits(**limits, limited_by=tightest[1]),
                 seed,
                 float(config.temperature),
                 on_break=config.on_break,
                 next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
-                sampling=config.sampling() | limits.as_dict(),
+                sampling=config.sampling() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
