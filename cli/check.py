@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import JsonFlag, emit_json, facts, grid
+from gymdata.check.settings import CheckConfig
+
+from .console import emit_json, facts, grid
+from .flags import Json, with_flags
 
 if TYPE_CHECKING:
     from gymdata.check.run import ModelReport
@@ -15,26 +18,26 @@ if TYPE_CHECKING:
 SHOWN = 3
 
 
+@with_flags(CheckConfig)
 def check(
-    model: Annotated[
-        str | None, typer.Argument(help="Model or tokenizer folder; with --endpoint, the served model name.")
-    ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Base URL of a vLLM server to probe.")] = None,
-    chat_template: Annotated[str | None, typer.Option(help="Chat template file that replaces the model's.")] = None,
-    as_json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
+    settings: CheckConfig,
+    named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
+    json: Json = False,
 ) -> int:
-    """Probe a chat template, or a server, for problems that break multi-turn training. Exit code 1 if any is found."""
+    """Problems that break multi-turn training are reported. Exit code 1 if any is found."""
     from gymdata.check import run as checking
     from gymdata.errors import UsageError
 
+    if named is not None and settings.model is not None:
+        raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
+    model = settings.model if named is None else named
     if model is not None and model.startswith(("http://", "https://")):
         raise UsageError(
             f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"
-        )
-    if endpoint is not None:
-        served = checking.check_endpoint(endpoint, model)
-        if as_json:
+        ).at("model", model, "the folder of a model")
+    if settings.endpoint is not None:
+        served = checking.check_endpoint(settings.endpoint, model)
+        if json:
             emit_json(served.to_dict())
         else:
             rows = [(f.name, "yes" if f.ok else ("NO" if f.needed else "no"), f.detail) for f in served.findings]
@@ -42,8 +45,8 @@ def check(
         return 0 if served.ok else 1
     if model is None:
         raise UsageError("no model given", hint="gymdata check MODEL, or gymdata check --endpoint URL")
-    report = checking.check(model, chat_template=chat_template)
-    if as_json:
+    report = checking.check(model, chat_template=settings.chat_template)
+    if json:
         emit_json(report.to_dict())
     else:
         _show(report)

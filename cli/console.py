@@ -1,4 +1,4 @@
-"""What commands share: flags that mean the same everywhere, tables, progress, and the ending of a command.
+"""What commands print: tables, progress, JSON, and the ending of a command.
 
 Invariants: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
 few seconds.
@@ -11,10 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
-
-import typer
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gymdata.errors import ACTS, printable
 
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _typed: list[str] = []
+_answers: list[int] = []
 
 
 def command_words() -> list[str]:
@@ -35,16 +33,13 @@ def command_words() -> list[str]:
 def remember_command(words: Sequence[str]) -> None:
     """Called by ``main`` with what it was given."""
     _typed[:] = words
+    _answers.clear()
 
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags take precedence.")]
-SetFlag = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
-OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start over, replacing existing output.")]
-AllowChangedFlag = Annotated[
-    bool, typer.Option("--allow-changed", help="Read sealed files that differ from the record in run.json.")
-]
-SeedFlag = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
+def answered() -> bool:
+    """Whether the command that ``main`` runs has printed its JSON."""
+    return bool(_answers)
+
 
 _UNWRAPPED = 1_000
 #: What was counted in less time than this is no rate: much of it came at once.
@@ -64,6 +59,7 @@ def write_json(text: str) -> None:
     """A JSON text on stdout, with JSON's own escapes for what a terminal would act on: only strings hold such."""
     import json
 
+    _answers.append(len(text))
     sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
 
 

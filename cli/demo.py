@@ -7,31 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import JsonFlag, OverwriteFlag, emit_json, facts, note
+from gymdata.demo.run import DemoConfig, planned
+from gymdata.demo.run import demo as run
+
+from .console import emit_json, facts, note
+from .flags import DryRun, Json, Overwrite, with_flags
 
 
+@with_flags(DemoConfig)
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Output folder.")] = Path("runs/demo"),
-    rounds: Annotated[int, typer.Option(help="Rounds of collect, pairs and train-dpo.", min=1)] = 2,
-    num_rollouts: Annotated[int, typer.Option("-r", "--num-rollouts", help="Rollouts per training task.", min=2)] = 8,
-    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Use only the first N tasks.", min=1)] = None,
-    judged_groups: Annotated[
-        int, typer.Option(help="Groups compared by the judge; 0 disables the judge.", min=0)
-    ] = 300,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    threshold: Annotated[bool, typer.Option(help="Fail unless held-out accuracy improves by 10 points.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and print the steps; run nothing.")] = False,
-    overwrite: OverwriteFlag = False,
-    json: JsonFlag = False,
+    settings: DemoConfig,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output folder (default: runs/demo).")] = Path(
+        "runs/demo"
+    ),
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
 ) -> None:
-    """Run the whole path on the shipped policy and tasks, and measure the improvement in held-out accuracy."""
-    from gymdata.demo import demo as run
-    from gymdata.demo import planned
-
+    """Held-out accuracy is measured before and after."""
     if dry_run:
-        plan = planned(
-            output, rounds=rounds, num_rollouts=num_rollouts, limit=limit, judged_groups=judged_groups, seed=seed
-        )
+        plan = planned(output, **settings.model_dump(exclude={"threshold"}))
         if json:
             emit_json(plan)
         else:
@@ -40,10 +35,7 @@ def demo(
             if plan["install"]:
                 note(f"the steps need more than is installed here: {plan['install']}")
         return
-    summary = run(
-        output, rounds=rounds, num_rollouts=num_rollouts, limit=limit, judged_groups=judged_groups, seed=seed,
-        threshold=threshold, overwrite=overwrite, say=note,
-    )  # fmt: skip
+    summary = run(output, **dict(settings), overwrite=overwrite, say=note)
     if json:
         emit_json(summary)
     else:

@@ -7,35 +7,26 @@ from typing import Annotated
 
 import typer
 
-from .console import JsonFlag, OverwriteFlag, command_words, emit_json, facts, note
+from gymdata.interop.settings import ExportConfig
+
+from .console import command_words, emit_json, facts, note
+from .flags import Json, Overwrite, with_flags
 
 _Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for pair formats.")]
-_Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        help="nemo-gym, nat-trajectories, nat-dpo, nat-dpo-items, atif, trl-messages, trl-prompt-completion, "
-        "trl-preference, openai or verl.",
-    ),
-]
 _Output = Annotated[
     Path,
     typer.Option("-o", "--output", help="File to write: .jsonl; verl: .parquet; trajectories: also .json."),
 ]
-_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 
 
+@with_flags(ExportConfig)
 def export(
-    path: _Path,
-    format: _Format,
-    output: _Output,
-    overwrite: OverwriteFlag = False,
-    json: JsonFlag = False,
-    verbose: _Verbose = False,
+    path: _Path, settings: ExportConfig, output: _Output, overwrite: Overwrite = False, json: Json = False
 ) -> int:
-    """Write rollouts (or pairs) in another project's format, and report what that format loses."""
+    """What the format cannot hold is reported."""
     from gymdata.interop.run import export_rollouts
 
+    format = settings.format
     done = export_rollouts(path, output, format, overwrite=overwrite, command=command_words())
     if json:
         # The table tells people what is lost; a script that reads stdout may log this.

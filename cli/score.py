@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .collect import REWARD_HELP
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, grid
+from gymdata.score.settings import ScoreConfig
+
+from .console import Watch, command_words, emit_json, facts, grid
+from .flags import Json, Overwrite, with_flags
 
 #: Flips shown as text; --json has them all.
 _SHOWN = 20
 
 
+@with_flags(ScoreConfig)
 def score(
-    path: Annotated[str | None, typer.Argument(help="Run folder, file or glob of rollouts.")] = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help=REWARD_HELP),
-    ] = None,
-    reward_model: Annotated[
-        str | None, typer.Option(help="Reward model folder, as written by `gymdata train-reward`.")
-    ] = None,
-    reward_url: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="Reward server (POST queries, prompts); the mean of several is used."),
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML file that selects and weights rewards by task fields.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer that decodes text for --reward-url (default: the policy's).")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of these scores (default: the rewards' names).")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Output folder (default: RUN/scores-NAME).")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="A score that crosses it counts as a flip (default: 0.5).")
-    ] = None,
-    reward_timeout: Annotated[float | None, typer.Option(help="Seconds per batch (default: 300).")] = None,
-    config: ConfigFile = None,
-    set_: SetFlag = [],  # noqa: B006 - typer copies it
-    overwrite: OverwriteFlag = False,
-    as_json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
+    settings: ScoreConfig,
+    path: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder, file or glob of rollouts.")] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
 ) -> int:
-    """Score saved rollouts again without sampling; earlier scores are kept, and flips are reported."""
-    flags = {k: v for k, v in locals().items() if k not in ("config", "set_", "as_json", "verbose")}
-    overrides = {k: v for k, v in flags.items() if v is not None and not (k == "overwrite" and not v)}
-
+    """Earlier scores are kept, and flips are reported."""
     from gymdata.score import run as scoring
-    from gymdata.score.settings import ScoreConfig
 
-    resolved = ScoreConfig.load(config, overrides, set_)
     with Watch("score") as watch:
-        summary = scoring.score(config=resolved, progress=watch, command=command_words())
-    if as_json:
+        summary = scoring.score(config=settings, progress=watch, command=command_words())
+    if json:
         emit_json(summary.to_dict())
         return summary.exit_code
     flipped = summary.flips["flipped"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gymdata.errors import printable
+from gymdata.validate.settings import ValidateConfig
+
+from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
     from gymdata.rollouts.violations import Report, Violation
@@ -19,27 +22,23 @@ SHOWN = 50
 SHOWN_WARNINGS = 3
 
 
+@with_flags(ValidateConfig)
 def validate(
-    path: Annotated[str | None, typer.Argument(help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")] = None,
-    select: Annotated[
-        list[str] | None, typer.Option("--select", help="Check only these codes or prefixes (T2).")
+    settings: ValidateConfig,
+    path: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Skip these codes or prefixes.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="Explain a code.")] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option("--tokenizer", help="Tokenizer folder: checks ID bounds and explains breaks by text."),
+    fix: Annotated[
+        Literal["split", "truncate", "drop"] | None, typer.Option("--fix", help="Repair rollouts with errors.")
     ] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
-    fix: Annotated[str | None, typer.Option("--fix", metavar="CHOICE", help="Repair: split, truncate or drop.")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", help="Output of --fix.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of --fix.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one complete JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the last line.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, including infos.")] = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
-    """Check rollouts or pairs, token by token, and report every fault. Exit code 1 when errors were found."""
+    """Exit code 1 when errors were found. -v lists every finding, infos included."""
     if explain is not None:
         from gymdata.rollouts.violations import explain as text
 
@@ -50,11 +49,11 @@ def validate(
 
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
-        return _fix(path, fix, output, overwrite, as_json)
+        return _fix(path, fix, output, overwrite, json)
     from gymdata.validate.run import validate as run
 
-    report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
-    if as_json:
+    report = run(path, **dict(settings))
+    if json:
         from .console import write_json
 
         write_json(report.to_json())
@@ -63,7 +62,9 @@ def validate(
     return 0 if report.ok else 1
 
 
-def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: bool) -> int:
+def _fix(
+    path: str, choice: Literal["split", "truncate", "drop"], output: str | None, overwrite: bool, as_json: bool
+) -> int:
     from gymdata.errors import UsageError
     from gymdata.validate.run import fix
 
@@ -72,7 +73,7 @@ def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: b
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
-    account = fix(path, choice, output, overwrite=overwrite, command=command_words())  # type: ignore[arg-type]  # fix() refuses other choices
+    account = fix(path, choice, output, overwrite=overwrite, command=command_words())
     if as_json:
         emit_json(account.to_dict())
         return 0 if not account.errors_after else 1

@@ -16,10 +16,7 @@ from gymdata.collect.report import CollectSummary
 from gymdata.collect.settings import CollectConfig as CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.collect.tasks import Tasks
-from gymdata.data import expand_turns as expand_turns
-from gymdata.data import load_rollouts as load_rollouts
-from gymdata.data import reading as reading
-from gymdata.demo import demo as demo
+from gymdata.demo.run import demo as demo
 from gymdata.experience.build import ExperiencesReport
 from gymdata.experience.loading import Experience as Experience
 from gymdata.experience.loading import Samples as Samples
@@ -38,6 +35,8 @@ from gymdata.judge.settings import ServeConfig as ServeConfig
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
+from gymdata.query.opened import expand_turns as expand_turns
+from gymdata.query.opened import load_rollouts as load_rollouts
 from gymdata.query.opened import open_run as open
 from gymdata.query.run import query as query
 from gymdata.rewards import Rewards
@@ -45,6 +44,7 @@ from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.settings import Dtype
 from gymdata.store.lineage import Paths
+from gymdata.store.reading import reading as reading
 from gymdata.train.settings import TrainDpoConfig as TrainDpoConfig
 from gymdata.train.settings import TrainKtoConfig as TrainKtoConfig
 from gymdata.train.settings import TrainRewardConfig as TrainRewardConfig
@@ -327,7 +327,7 @@ def pairs(
     overwrite: bool = False,
     command: Sequence[str] = (),
     reward: str | None = None,
-    source: Literal["comparisons"] | None = None,
+    source: Literal["rewards", "comparisons"] | None = None,
     judge: str | None = None,
     order: Literal["consistent", "any"] | None = None,
     fork: bool | None = None,

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gymdata.errors import OutsideError, needs
-from gymdata.redaction import HIDDEN
+from gymdata.errors import HIDDEN, OutsideError, needs
 from gymdata.urls import Address
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 that our own servers listen on.
 
 Invariants: a user name or password in a URL is refused; a query string goes along with every request and is shown to
-nobody (``gymdata.redaction``); the settings file of a child process holds placeholders, and their values are in its
+nobody (``gymdata.errors``); the settings file of a child process holds placeholders, and their values are in its
 environment only. A server of ours answers only requests that name the machine it runs on.
 """
 
@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gymdata.errors import OutsideError, UsageError
-from gymdata.redaction import HIDDEN, PLACEHOLDER, redacted
+from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, redacted
 
 #: Environment variables that may hold the API key of a system, the first one set wins.
 ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
-    "rollouts", "store", "errors", "installed", "redaction", "settings", "urls", "progress", "stats", "http", "signals",
-    "user_code", "gc_tuning", "data", "prefetch", "public",
+    "rollouts", "store", "errors", "installed", "settings", "urls", "progress", "stats", "http", "signals", "user_code",
+    "tuning", "public",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
 MATHS = {"credit", "genrm", "curriculum", "tokens"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.demo import demo, summarise, summarise_judged
+from gymdata.demo.run import demo, summarise, summarise_judged
 from gymdata.errors import StoreError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage

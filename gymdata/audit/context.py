@@ -194,6 +194,6 @@ def _text_of(folder: str | None) -> Any:
     if folder is None:
         return None
     try:
-        return token_text.load(folder).decode
+        return token_text.load_reader(folder).decode
     except UsageError:
         return None  # the figures stand without their texts

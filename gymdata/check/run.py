@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gymdata.check.template import TemplateCheck, check_template
+from gymdata.errors import redacted
 from gymdata.public import short_repr
-from gymdata.redaction import redacted
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat

@@ -28,16 +28,16 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, identity_of, load_parts
 from gymdata.collect.start_checks import check_start
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
-from gymdata.gc_tuning import rare_collections
+from gymdata.errors import redacted, redacted_all
 from gymdata.progress import Progress
 from gymdata.public import wrong_argument
-from gymdata.redaction import redacted, redacted_all
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.paths import refuse_unwritable
+from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
 
 __all__ = ["CollectSummary", "Parts", "collect", "plan", "plan_table"]

@@ -90,7 +90,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     model: dict[str, Any]
     if server is None:
         require("engine", "vllm")
-        model = weights.model_facts(config.model)
+        model = weights.policy_facts(config.model)
         tokenizer = config.tokenizer or weights.tokenizer_folder(config.model)
     else:
         model = weights.served_facts(config.model)

@@ -39,7 +39,7 @@ def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], 
     from gymdata.engines import weights
     from gymdata.engines._torch import Place, checkpoint_dtype
 
-    policy = weights.model_facts(model)
+    policy = weights.policy_facts(model)
     place = Place(policy["base"] or model, policy["adapter"], dtype, device)
     return {"path": model, "policy_hash": policy["policy_hash"], "checkpoint_dtype": checkpoint_dtype(place)}, place
 

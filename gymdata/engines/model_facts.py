@@ -53,7 +53,7 @@ def model_facts(model: str) -> Any:
     from gymdata.engines._transformers import load_tokenizer, local_folder
 
     require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
-    policy = weights.model_facts(model)
+    policy = weights.policy_facts(model)
     folder = weights.tokenizer_folder(model)
     tokenizer = load_tokenizer(folder, extra="train")
     tokens = weights.tokenizer_facts(tokenizer, tokenizer.chat_template)

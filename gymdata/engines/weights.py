@@ -54,7 +54,7 @@ def tokenizer_folder(model: str) -> str:
     return model
 
 
-def model_facts(path: str) -> dict[str, Any]:
+def policy_facts(path: str) -> dict[str, Any]:
     """``{"policy", "policy_hash", "base", "adapter", "revision", "weights_bytes"}`` of a local model folder or hub name.
 
     Raises DataError when there is no such folder and it is not in the local Hugging Face cache.
@@ -74,7 +74,7 @@ def model_facts(path: str) -> dict[str, Any]:
 
 
 def served_facts(name: str) -> dict[str, Any]:
-    """``model_facts`` of a model that only a server knows."""
+    """``policy_facts`` of a model that only a server knows."""
     return {
         "policy": name,
         "policy_hash": f"served:{name}",

@@ -21,22 +21,14 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.prefetch import ahead
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
-from gymdata.store.lineage import (
-    Paths,
-    changed_rollouts,
-    concat,
-    parent_of,
-    refuse_duplicates,
-    run_folder,
-    scores_of,
-)
+from gymdata.store.lineage import Paths, changed_rollouts, concat, parent_of, refuse_duplicates, run_folder, scores_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.tuning import ahead
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "policy_hash", "policy_version", "status", "reward", "rewards",
@@ -197,7 +189,7 @@ def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
 
     named = {"reference": config.reference, "critic": config.critic}
     return {
-        name: {"path": model, "policy_hash": weights.model_facts(model)["policy_hash"]}
+        name: {"path": model, "policy_hash": weights.policy_facts(model)["policy_hash"]}
         for name, model in named.items()
         if model is not None
     }

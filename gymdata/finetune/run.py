@@ -222,7 +222,7 @@ def plan_of(
 
     ``overrides``: those that are in ``config`` already; what they say of validation also beats its own file.
     """
-    from gymdata.engines.weights import model_facts
+    from gymdata.engines.weights import policy_facts
     from gymdata.finetune.jobs import CommandRunner
 
     where, beside, loop, commands = str(file), file.parent, config.finetuning, CommandRunner()
@@ -244,7 +244,7 @@ def plan_of(
     identity = {
         "sections": _identity(config),
         "tasks": _hashes(tasks),
-        "start": model_facts(str(start))["policy_hash"],
+        "start": policy_facts(str(start))["policy_hash"],
         "validation_tasks": _hashes(validation.tasks) if validation is not None else None,
         "validation": _identity(own) if own is not None else None,
         "config_version": 1,

@@ -275,6 +275,22 @@ class FinetuneConfig(Config):
     finetuning: FinetuningSection
 
 
+class FinetuneFlags(Config):
+    """Keys of the file that ``gymdata finetune`` and ``gymdata.finetune`` also take by themselves."""
+
+    dataset: str | None = pydantic.Field(None, description="Training tasks (file or glob).")
+    validation_dataset: str | None = pydantic.Field(None, description="Held-out tasks (file or glob).")
+    validation_interval: int | None = pydantic.Field(None, description="Epochs between validations (default: 5).")
+    validation_config: str | None = pydantic.Field(
+        None, description="YAML merged over the configuration for validation only."
+    )
+    endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server to sample from.")
+    endpoint_timeout: float | None = pydantic.Field(None, description="Seconds per request (default: 300).")
+    result_json_path: Path | None = pydantic.Field(None, description="Also write the final result here.")
+    output: Path | None = pydantic.Field(None, description="Output folder (default: finetuning.output_dir).")
+    run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
+
+
 #: Shipped kinds of each section.
 KINDS: dict[str, dict[str, type[Any]]] = {
     "trajectory_builders": {"collect": CollectBuilder},

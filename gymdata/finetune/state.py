@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from gymdata.errors import DataError, StoreError
-from gymdata.redaction import redacted_all
+from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import Lock
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import differences, plain, replacing

@@ -59,7 +59,7 @@ def detect(sources: Sequence[Source]) -> str:
 
 
 def _format(source: Source) -> str:
-    from gymdata.store.foreign import foreign_format
+    from gymdata.store.lines import foreign_format
 
     known = foreign_format(source)
     if known is not None and known.name in SOURCES:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.gc_tuning import rare_collections
 from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
@@ -29,6 +28,7 @@ from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, local_output
 from gymdata.store.run_json import differences, replacing
+from gymdata.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat

@@ -63,7 +63,7 @@ class EngineJudge:
         self.sampler = (_GuidedVerdictSampler if held else VllmSampler)(
             model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
         )
-        facts = weights.model_facts(model)
+        facts = weights.policy_facts(model)
         self.identity: Mapping[str, Any] = {
             "model": facts["policy"],
             "weights": facts["policy_hash"],

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from gymdata import genrm
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
-from gymdata.gc_tuning import rare_collections
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import (
     COLUMNS,
@@ -42,6 +41,7 @@ from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
 from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.tuning import rare_collections
 
 
 @dataclass(frozen=True, slots=True)

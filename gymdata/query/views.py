@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError
 from gymdata.query.guard import Limits, lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
-from gymdata.store.foreign import foreign_format
 from gymdata.store.journal import FAILURES
+from gymdata.store.lines import foreign_format
 from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.store.reading import check_source, same_content, warn
 
@@ -241,7 +241,7 @@ class Views:
         if name in self._made:
             return
         self._made.add(name)
-        from gymdata.store.verified import verified_datasets
+        from gymdata.store.partial_reads import verified_datasets
 
         sources, table = self.files.by_table[name], TABLES[name]
         # DuckDB's own reader takes no notice of checksums, and takes a file's statistics for true.
@@ -259,7 +259,7 @@ class Views:
 
     def broken(self) -> DataError | None:
         """The file that cannot be read, when that is why a query failed."""
-        from gymdata.store.verified import first_broken
+        from gymdata.store.partial_reads import first_broken
 
         return first_broken(self.files.parquet())
 

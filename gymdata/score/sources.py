@@ -159,7 +159,7 @@ class _Loader:
         from gymdata.store.lineage import lineage
 
         if self._config.tokenizer is not None:
-            return token_text.load(self._config.tokenizer).decode
+            return token_text.load_reader(self._config.tokenizer).decode
         for facts in lineage(self._config.path):
             identity, config = facts.get("identity") or {}, facts.get("config") or {}
             for folder in (config.get("tokenizer"), config.get("model"), identity.get("model")):
@@ -182,4 +182,4 @@ def _checked(folder: str, sampled_with: str | None) -> Decode:
                 f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
                 hint="give the folder of that tokenizer with --tokenizer",
             )
-    return token_text.load(folder).decode
+    return token_text.load_reader(folder).decode

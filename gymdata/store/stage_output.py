@@ -23,16 +23,7 @@ from gymdata import __version__
 from gymdata.errors import DataError, StoreError
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, claim, made_folder
-from gymdata.store.paths import (
-    JOURNAL,
-    PART,
-    ROLLOUTS_FOLDER,
-    RUN_JSON,
-    beside,
-    intent_of,
-    local_output,
-    read_facts,
-)
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
 from gymdata.store.run_json import (
     complete,
     describe_file,

@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, Table, check_version
 from gymdata.store.columns import build, reshape, spread
-from gymdata.store.foreign import foreign_format
 from gymdata.store.journal import read_rows
-from gymdata.store.lines import decode, encode, iter_lines
+from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing

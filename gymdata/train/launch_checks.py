@@ -34,7 +34,7 @@ Runner = Callable[[Path, Progress], Mapping[str, Any]]
 _OPERATION = ("num_processes", "dry_run", "output", "own_keys")
 
 
-def train(
+def train_resolved(
     source: str | Path,
     config: TrainConfig,
     model: ModelFacts,

@@ -129,28 +129,15 @@ def _trained(
     path_of(source, f"train_{algorithm}")
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
-    return train(
-        algorithm,
-        source,
-        model,
-        output,
-        config=None if config is None else Path(config),
-        settings=settings,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        progress=progress,
-    )
+    given = {**settings, "model": model and str(model), "output": output and str(output)}
+    resolved = TRAINERS[algorithm].load(None if config is None else Path(config), given)
+    return train(source, resolved, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
 def train(
-    algorithm: str,
     source: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
+    settings: TrainConfig,
     *,
-    config: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    sets: Sequence[str] = (),
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -158,29 +145,25 @@ def train(
 ) -> dict[str, Any]:
     """Train with any of ``gymdata.train.settings.TRAINERS``.
 
-    ``settings``: keys of the trainer's config class (``gymdata.train.settings``), of the library's arguments and of TRL's
-    ModelConfig (``{"learning_rate": 1e-5, "use_peft": True}``); they beat the YAML file ``config`` and are beaten by
-    ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
+    ``settings.trainer`` has keys of the library's arguments and of TRL's ModelConfig (``{"learning_rate": 1e-5,
+    "use_peft": True}``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
     ``dry_run`` checks and proves the batches only.
 
     Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
-    from gymdata.train import launch_checks as stage
+    from gymdata.train.launch_checks import train_resolved
     from gymdata.train.trainers.launch import run_job
 
-    kind = TRAINERS[algorithm]
-    _refuse_no_rows(source, kind.table)  # and a missing file, before torch is loaded
-    given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
-    resolved = kind.load(config, given, list(sets))
-    check_settings(algorithm, resolved.trainer, own=kind.model_fields)
-    return stage.train(
+    _refuse_no_rows(source, settings.table)  # and a missing file, before torch is loaded
+    check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
+    return train_resolved(
         source,
-        resolved,
-        model_facts(resolved.model),
+        settings,
+        model_facts(settings.model),
         run_job,
         progress or NullProgress(),
-        command=list(command) or [f"gymdata.train_{algorithm}"],
+        command=list(command) or [f"gymdata.train_{settings.algorithm}"],
         overwrite=overwrite,
         dry_run=dry_run,
     )

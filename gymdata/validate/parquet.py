@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError
-from gymdata.prefetch import ahead, in_order
 from gymdata.rollouts import schema
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
+from gymdata.tuning import ahead, in_order
 
 _SCALARS = (
     "rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens",

@@ -293,7 +293,7 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
     def read() -> Any:
         from gymdata.engines.chat import token_text
 
-        return token_text.reader(folder)()
+        return token_text.text_reader(folder)()
 
     import functools
 

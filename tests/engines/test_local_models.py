@@ -36,7 +36,7 @@ def nobody_is_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [
-    local_folder, load_tokenizer, TransformersChat.load, token_text.load, model_facts,
+    local_folder, load_tokenizer, TransformersChat.load, token_text.load_reader, model_facts,
     lambda name: checkpoint_dtype(Place(name)),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["policy", "runs/polcy", "./policy", "/no/such/policy", "a/b/c", "~/policy"])

@@ -14,7 +14,7 @@ from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError,
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, write_run_json, write_table
 from gymdata.store.lineage import lineage
-from gymdata.train.launch_checks import train
+from gymdata.train.launch_checks import train_resolved
 from gymdata.train.settings import TrainDpoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
@@ -83,7 +83,7 @@ def go(
     pairs: Path, out: Path, trainer: Trainer | None = None, notes: Notes | None = None, **options: Any
 ) -> dict[str, Any]:
     config = {"model": "model", "output": out} | options.pop("config", {})
-    return train(
+    return train_resolved(
         pairs, TrainDpoConfig.load(None, config), options.pop("model", MODEL), trainer or Trainer(), notes or Notes(),
         command=["gymdata", "train-dpo"], **options,
     )  # fmt: skip

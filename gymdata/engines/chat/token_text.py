@@ -17,12 +17,12 @@ from gymdata.errors import UsageError, needs
 from gymdata.rollouts.continuity.breaks import Reader, Reading
 
 
-def reader(folder: str | Path) -> Reader:
+def text_reader(folder: str | Path) -> Reader:
     """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
-    return functools.cache(lambda: load(folder))
+    return functools.cache(lambda: load_reader(folder))
 
 
-def load(folder: str | Path) -> Reading:
+def load_reader(folder: str | Path) -> Reading:
     """What the tokenizer in ``folder`` (or the tokenizer.json itself, or a model's name) tells."""
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():

@@ -315,5 +315,5 @@ def scan(
     """All rows of one file. ``processes`` > 1 cuts a plain file by bytes, where forking is safe."""
     from gymdata.interop.nemo_gym import scan_parts as nemo_parts
 
-    whole: Part = nemo_parts.scan(path, compression, lambda: Scanner(vocab_size, reader), processes)
+    whole: Part = nemo_parts.scan_file(path, compression, lambda: Scanner(vocab_size, reader), processes)
     return whole

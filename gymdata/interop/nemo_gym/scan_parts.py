@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError
-from gymdata.gc_tuning import rare_collections
 from gymdata.store.paths import BOM, Source
+from gymdata.tuning import rare_collections
 
 _BLOCK = 1 << 20
 #: Below this many bytes a second process costs more than it gives.
@@ -25,7 +25,7 @@ WORTH_SPLITTING = 24 << 20
 _THREADED = ("pyarrow", "polars", "torch", "duckdb", "ray")
 
 
-def scan(path: Path, compression: Any, scanner: Callable[[], Any], processes: int) -> Any:
+def scan_file(path: Path, compression: Any, scanner: Callable[[], Any], processes: int) -> Any:
     """The Part of all rows of ``path``. Raises DataError when the file cannot be read to its end."""
     if compression is not None:
         from gymdata.store.lines import iter_lines

@@ -134,13 +134,13 @@ def _step(number: int, message: Mapping[str, Any], lost: Counter[str]) -> dict[s
         if message.get("reasoning") is not None:
             step["reasoning_content"] = message["reasoning"]
         calls = loads(message.get("tool_calls"))
-        made = [_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
+        made = [_written_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
         if made:
             step["tool_calls"] = made
     return step
 
 
-def _call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
+def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
     call = call if isinstance(call, dict) else {}
     inner = call.get("function")
     function: dict[str, Any] = inner if isinstance(inner, dict) else {}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import pydantic
 
 from gymdata.errors import (
     EXIT_FAULTS,
@@ -34,6 +35,7 @@ from gymdata.errors import (
 from gymdata.genrm.bias import against_rewards
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in
 from gymdata.rollouts.schema import COMPARISONS
+from gymdata.settings import Config
 from gymdata.stats import paired_difference_ci, wilson
 from gymdata.store import read_run_json, read_table
 from gymdata.store.paths import local_output
@@ -45,6 +47,20 @@ DEFAULT_SEED = 0
 #: Enough for the judged rise to be clear, and few enough for the demo to stay short: 56 comparisons each.
 JUDGED_GROUPS = 300
 JUDGE = "genrm"
+
+
+class DemoConfig(Config):
+    """The keywords of ``gymdata.demo`` that a command line gives."""
+
+    rounds: int = pydantic.Field(2, ge=1, description="Rounds of collect, pairs and train-dpo.")
+    num_rollouts: int = pydantic.Field(8, ge=2, description="Rollouts per training task.")
+    limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
+    judged_groups: int = pydantic.Field(
+        JUDGED_GROUPS, ge=0, description="Groups compared by the judge; 0 disables the judge."
+    )
+    seed: int = pydantic.Field(DEFAULT_SEED, description="Random seed.")
+    threshold: bool = pydantic.Field(True, description="Fail unless held-out accuracy improves by 10 points.")
+
 
 _Run = Callable[[Sequence[str], Collection[int]], None]
 _HELD_OUT = ["--temperature", "0", "-r", "1"]
