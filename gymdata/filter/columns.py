@@ -77,8 +77,9 @@ def load_columns(
 ) -> RolloutColumns:
     """The columns that are ``named`` (name → where, for errors) of the rollouts under ``sources``.
 
-    ``rollouts``: their rows, where they are in memory; ``sources`` then say where their scores are. Raises UsageError for an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701)
-    when a rollout is there twice.
+    ``rollouts``: their rows, where they are in memory; ``sources`` then say where their scores are. Raises UsageError for
+    an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701) when a rollout is there
+    twice.
     """
     plain = [name for name in named if name in _SCALARS]
     under = [name.partition("_")[2] for name in named if name.partition("_")[0] in STATISTICS]

@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.journal import row_parser, scan
+from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
-from gymdata.store.random_access import RowGroup, row_groups
 from gymdata.store.tables import read_table, row_batches, scan_batches
 from gymdata.view.stages import sources_of
 
@@ -34,9 +34,7 @@ SCALARS = [n for n in ROLLOUTS.schema.names if n not in ("messages", "tools", "t
 #: Few values among many rows.
 _REPEATED = ("run_id", "policy", "policy_hash", "status", "stop_reason", "finish_reason")
 _SCHEMA = pa.schema([ROLLOUTS.schema.field(n) for n in SCALARS])
-_HELD = pa.schema(
-    [f.with_type(pa.dictionary(pa.int32(), pa.string())) if f.name in _REPEATED else f for f in _SCHEMA]
-)
+_HELD = pa.schema([f.with_type(pa.dictionary(pa.int32(), pa.string())) if f.name in _REPEATED else f for f in _SCHEMA])
 #: Rows of a file without row groups that are put aside together.
 _BATCH_ROWS = 1_024
 _CACHED_ROWS = 128
@@ -125,9 +123,11 @@ class RolloutIndex:
     def rows(self, snapshot: Snapshot, numbers: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         """Whole rows, or some of their columns, in the order of ``numbers``. Raises DataError."""
         found: dict[int, pa.Table] = {}
-        for part_number, start, part in _starts(snapshot.parts):
-            mine = [n for n in numbers if start <= n < start + part.table.num_rows]
-            found |= {start + k: row for k, row in self._read(part, part_number, [n - start for n in mine], columns)}
+        start = 0
+        for part in snapshot.parts:
+            mine = [n - start for n in numbers if start <= n < start + part.table.num_rows]
+            found |= {start + k: row for k, row in self._read(part, mine, columns)}
+            start += part.table.num_rows
         return pa.concat_tables([found[n] for n in numbers], promote_options="default")
 
     def row(self, snapshot: Snapshot, number: int) -> dict[str, Any]:
@@ -135,9 +135,7 @@ class RolloutIndex:
         found: dict[str, Any] = self.rows(snapshot, [number]).to_pylist()[0]
         return found
 
-    def _read(
-        self, part: _Part, part_number: int, rows: Sequence[int], columns: Sequence[str] | None
-    ) -> Iterator[tuple[int, pa.Table]]:
+    def _read(self, part: _Part, rows: Sequence[int], columns: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
         which = np.searchsorted(part.starts, rows, side="right") - 1
         loaded: dict[int, pa.Table] = {}
         for row, group in zip(rows, which.tolist(), strict=True):
@@ -171,9 +169,7 @@ class RolloutIndex:
                 continue  # a journal that was sealed since: the next look finds its part
             except (GymdataError, OSError) as error:
                 problems.append(str(error))
-        same = len(parts) == len(self._last.parts) and all(
-            a is b for a, b in zip(parts, self._last.parts, strict=True)
-        )
+        same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
         if same and tuple(problems) == self._last.problems:
             return
         self._held = {part.source.path.resolve(): part for part in parts}
@@ -211,9 +207,7 @@ class RolloutIndex:
                 try:
                     rows.append((line.offset, parse(line.body), len(line.body)))
                 except orjson.JSONDecodeError as error:
-                    raise DataError.bad_row(
-                        file, None, None, "text that is not JSON", "a journaled row"
-                    ) from error
+                    raise DataError.bad_row(file, None, None, "text that is not JSON", "a journaled row") from error
         for batch in row_batches(rows, ROLLOUTS, ROLLOUTS.schema.names, str(file)):
             groups.append(self._aside.add(batch))
             tables.append(_held(pa.Table.from_batches([batch.select(SCALARS)])))
@@ -223,23 +217,14 @@ class RolloutIndex:
 
 def _held(table: pa.Table) -> pa.Table:
     columns = []
-    for field in _HELD:
-        column = table[field.name].combine_chunks()
-        if field.name in _REPEATED:
-            column = column.dictionary_encode().cast(field.type)
-        columns.append(column)
+    for wanted in _HELD:
+        column = table[wanted.name].combine_chunks()
+        columns.append(column.dictionary_encode().cast(wanted.type) if wanted.name in _REPEATED else column)
     return pa.Table.from_arrays(columns, schema=_HELD)
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
-
-
-def _starts(parts: Sequence[_Part]) -> Iterator[tuple[int, int, _Part]]:
-    start = 0
-    for number, part in enumerate(parts):
-        yield number, start, part
-        start += part.table.num_rows
 
 
 class _Aside:

@@ -151,7 +151,7 @@ class Tokens:
         return {
             "rollout_id": self.rollout_id,
             "turns": turns,
-            "text": {i: printable(vocabulary.text(i)) for i in used} if vocabulary is not None else {},
+            "text": {str(i): printable(vocabulary.text(i)) for i in used} if vocabulary is not None else {},
             "special": sorted(vocabulary.special & used) if vocabulary is not None else [],
         }
 

@@ -28,7 +28,16 @@ from gymdata.view.index import RolloutIndex, Snapshot
 
 PAGE_ROWS = 50
 PAGE_GROUPS = 25
-SORTS = ("reward", "task_id", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s", "started_at")
+SORTS = (
+    "reward",
+    "task_id",
+    "n_turns",
+    "n_breaks",
+    "n_context_tokens",
+    "n_generated_tokens",
+    "duration_s",
+    "started_at",
+)
 #: At most so many different rewards are bars of their own.
 _BARS = 12
 _BINS = 20
@@ -212,7 +221,9 @@ def _bars(rewards: npt.NDArray[np.float64], without: int) -> tuple[Bar, ...]:
     values, counts = np.unique(rewards, return_counts=True)
     bars = []
     if len(values) <= _BARS:
-        bars = [Bar(_number(v), int(n), f"reward == {v!r}") for v, n in zip(values.tolist(), counts.tolist(), strict=True)]
+        bars = [
+            Bar(_number(v), int(n), f"reward == {v!r}") for v, n in zip(values.tolist(), counts.tolist(), strict=True)
+        ]
     else:
         counts, edges = np.histogram(rewards, _BINS)
         for k, n in enumerate(counts.tolist()):

@@ -22,7 +22,8 @@ class ViewConfig(Config):
         default_factory=list, description="Allowed Host header; repeatable (default: loopback and --host)."
     )
     tokenizer: Path | None = pydantic.Field(
-        None, description="Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine)."
+        None,
+        description="Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine).",
     )
     export: Path | None = pydantic.Field(
         None, description="Write one self-contained HTML file instead of serving; opens offline."

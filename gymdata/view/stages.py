@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from gymdata.errors import GymdataError
 from gymdata.query.views import find_files
 from gymdata.rollouts.schema import TABLES, Table
+from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source, find_run_json, read_facts, resolve
-from gymdata.store.random_access import RowGroup, row_groups
 from gymdata.store.tables import read_table
 
 #: The columns by which rows of a table are found and listed.
