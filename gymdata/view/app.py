@@ -115,16 +115,21 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
 
 
 def environment() -> jinja2.Environment:
-    """Templates that escape every value."""
+    """Templates that escape every value, and write what a terminal or browser would act on as an escape."""
     from gymdata.view import text
+
+    def shown(value: Any) -> Any:
+        # What is marked as HTML comes from the templates themselves.
+        return text.visible(value) if type(value) is str else value
 
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": text.number, "count": text.count, "short": text.short, "share": text.share,
-                     "visible": text.visible, "seconds": text.seconds, "moment": text.moment}  # fmt: skip
+    filters: Any = (text.number, text.count, text.short, text.share, text.seconds, text.moment)
+    made.filters |= {one.__name__: one for one in filters}
     return made

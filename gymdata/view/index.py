@@ -38,8 +38,6 @@ _HELD = pa.schema([f.with_type(pa.dictionary(pa.int32(), pa.string())) if f.name
 #: Rows of a file without row groups that are put aside together.
 _BATCH_ROWS = 1_024
 _CACHED_ROWS = 128
-#: Seconds for which nothing is looked up again.
-_FRESH_S = 0.5
 
 
 @dataclass
@@ -97,9 +95,10 @@ class Snapshot:
 
 
 class RolloutIndex:
-    """The rollouts under several paths. ``snapshot`` is what is there now."""
+    """The rollouts under several paths. ``snapshot`` is what is there now, or was ``fresh_s`` seconds ago."""
 
-    def __init__(self, paths: Sequence[str | Path]) -> None:
+    def __init__(self, paths: Sequence[str | Path], fresh_s: float = 0.5) -> None:
+        self._fresh_s = fresh_s
         self.paths = [Path(path) for path in paths]
         self._guard = threading.RLock()
         self._held: dict[Path, _Part] = {}
@@ -113,9 +112,9 @@ class RolloutIndex:
         self._aside.close()
 
     def snapshot(self) -> Snapshot:
-        """The rollouts now; at most half a second old."""
+        """The rollouts, looked up again when that was not done just now."""
         with self._guard:
-            if time.monotonic() - self._looked >= _FRESH_S:
+            if time.monotonic() - self._looked >= self._fresh_s:
                 self._refresh()
                 self._looked = time.monotonic()
             return self._last

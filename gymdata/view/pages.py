@@ -332,7 +332,7 @@ def _side(
             out.append({"gap": hidden})
             hidden = 0
         token = int(ids[at])
-        out.append({"at": at, "id": token, "text": _shown(vocabulary, token), "differs": bool(marked[at]),
+        out.append({"at": at, "id": token, "text": _shown(vocabulary, token).replace("\n", "⏎\n"), "differs": bool(marked[at]),
                     "special": token in special, "sampled": generated is not None and bool(generated[at])})  # fmt: skip
         if len(out) > 4 * _MOST_SHOWN:
             break
