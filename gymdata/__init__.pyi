@@ -35,6 +35,7 @@ from gymdata.judge.settings import ServeConfig as ServeConfig
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
+from gymdata.public import Paths
 from gymdata.query.opened import expand_turns as expand_turns
 from gymdata.query.opened import load_rollouts as load_rollouts
 from gymdata.query.opened import open_run as open
@@ -52,6 +53,7 @@ from gymdata.train.settings import TrainRlConfig as TrainRlConfig
 from gymdata.train.settings import TrainSftConfig as TrainSftConfig
 from gymdata.validate.run import fix as fix
 from gymdata.validate.run import validate as validate
+from gymdata.view.settings import ViewConfig as ViewConfig
 
 __version__: str
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "TrainRewardConfig",
     "TrainRlConfig",
     "TrainSftConfig",
+    "ViewConfig",
     "audit",
     "check",
     "check_endpoint",
@@ -102,6 +105,7 @@ __all__ = [
     "train_rl",
     "train_sft",
     "validate",
+    "view",
 ]
 
 def audit(
@@ -552,4 +556,27 @@ def train_sft(
 ) -> dict[str, Any]:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest.
+    """
+
+def view(
+    paths: Paths,
+    *,
+    config: ViewConfig | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    host: str = "127.0.0.1",
+    port: int = 8040,
+    allow_host: Sequence[str] = ...,
+    tokenizer: str | Path | None = None,
+    export: str | Path | None = None,
+    where: str | None = None,
+    limit: int = 100,
+    sql_seconds: float = 10.0,
+    sql_rows: int = 1000,
+    sql_memory: int = 268435456,
+) -> None:
+    """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
+
+    ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
+    ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
+    OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
     """

@@ -77,7 +77,8 @@ class Snapshot:
 
     def where(self, column: str, value: str) -> list[int]:
         """The rows with this text in a column, in order."""
-        return np.flatnonzero(pc.equal(self.table[column], value).to_numpy()).tolist()
+        found: list[int] = np.flatnonzero(pc.equal(self.table[column], value).to_numpy()).tolist()
+        return found
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """Scalar columns with the schema's own types."""
@@ -206,7 +207,8 @@ class RolloutIndex:
                 try:
                     rows.append((line.offset, parse(line.body), len(line.body)))
                 except orjson.JSONDecodeError as error:
-                    raise DataError.bad_row(file, None, None, "text that is not JSON", "a journaled row") from error
+                    where = f"{file}: byte {line.offset:,}"
+                    raise DataError(f"{where}: got text that is not JSON, expected a journaled row") from error
         for batch in row_batches(rows, ROLLOUTS, ROLLOUTS.schema.names, str(file)):
             groups.append(self._aside.add(batch))
             tables.append(_held(pa.Table.from_batches([batch.select(SCALARS)])))

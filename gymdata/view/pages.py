@@ -250,7 +250,7 @@ class Pages:
 
 
 def _rows_of(snapshot: Snapshot, rows: Any) -> list[dict[str, Any]]:
-    some = snapshot.table.select(_TABLE).take(pa.array(rows, pa.int64())).to_pylist()
+    some: list[dict[str, Any]] = snapshot.table.select(_TABLE).take(pa.array(rows, pa.int64())).to_pylist()
     for row in some:
         row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
     return some
@@ -332,8 +332,9 @@ def _side(
             out.append({"gap": hidden})
             hidden = 0
         token = int(ids[at])
-        out.append({"at": at, "id": token, "text": _shown(vocabulary, token).replace("\n", "⏎\n"), "differs": bool(marked[at]),
-                    "special": token in special, "sampled": generated is not None and bool(generated[at])})  # fmt: skip
+        text = _shown(vocabulary, token).replace("\n", "⏎\n")
+        out.append({"at": at, "id": token, "text": text, "differs": bool(marked[at]), "special": token in special,
+                    "sampled": generated is not None and bool(generated[at])})  # fmt: skip
         if len(out) > 4 * _MOST_SHOWN:
             break
     if hidden := hidden + (len(ids) - at - 1 if len(ids) else 0):

@@ -178,7 +178,8 @@ class Selector:
     def _in_order(self, _version: int, column: str, down: bool, held: _Held) -> Rows:
         direction = "descending" if down else "ascending"
         found = pc.sort_indices(held.snapshot.table.select([column]), sort_keys=[(column, direction, "at_end")])
-        return found.to_numpy().astype(np.int64)
+        order: Rows = found.to_numpy().astype(np.int64)
+        return order
 
 
 class _Held:

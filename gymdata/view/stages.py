@@ -57,7 +57,10 @@ class Rows:
 
     def where(self, column: str, value: str) -> list[int]:
         """The rows with this text in a key column."""
-        return np.flatnonzero(pc.equal(self.keys[column], value).to_numpy()).tolist() if len(self) else []
+        if not len(self):
+            return []
+        found: list[int] = np.flatnonzero(pc.equal(self.keys[column], value).to_numpy()).tolist()
+        return found
 
     def file(self, number: int) -> Path:
         """The file of a row."""

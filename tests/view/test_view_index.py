@@ -44,7 +44,7 @@ def test_several_rows_come_in_the_order_asked_for(run: Path):
 
 
 def test_a_growing_run_grows_in_the_index(tmp_path: Path):
-    """Rows of an open journal appear once, in order, and stay when the journal is sealed; nothing else changes the version."""
+    """Rows of an open journal appear once, in order, and stay when it is sealed; nothing else changes the version."""
     folder = tmp_path / "run"
     index = RolloutIndex([folder], fresh_s=0.0)
     with Run.open(folder, identity={"a": 1}, extent={}, operation={}) as writer:

@@ -211,8 +211,7 @@ export class TokenView {
 async function boot() {
   const place = $("#tokenview");
   if (!place) return;
-  const id = place.dataset.id;
-  const about = `id=${encodeURIComponent(id)}`;
+  const about = place.dataset.about;
   const answer = await (await fetch(`/data/tokens?${about}`)).json();
   if (answer.error) {
     place.replaceChildren(make("div", { class: "problem" }, answer.error));
@@ -232,7 +231,7 @@ async function boot() {
     explain: async ({ turn, k }) => {
       const { explain } = await import("/static/why.js");
       $("#tip").hidden = true;
-      await explain(drawer, id, turn, k);
+      await explain(drawer, about, turn, k);
     },
     chosen: ({ turn, k }) => {
       history.replaceState(null, "", `#t=${turn}.${k}`);
