@@ -35,7 +35,6 @@ from gymdata.judge.settings import ServeConfig as ServeConfig
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
-from gymdata.public import Paths
 from gymdata.query.opened import expand_turns as expand_turns
 from gymdata.query.opened import load_rollouts as load_rollouts
 from gymdata.query.opened import open_run as open

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError
-from gymdata.public import Paths, paths_of
+from gymdata.public import paths_of
 from gymdata.signals import sigterm_interrupts
+from gymdata.store.lineage import Paths
 from gymdata.store.paths import RUN_JSON, beside
 from gymdata.urls import address_of, listening_socket
 from gymdata.view.settings import ViewConfig

@@ -66,8 +66,8 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    """A page that fails the test for an error in its console and for a request to anywhere but its own server."""
+def page(chromium: Any, serve: Serve) -> Iterator[Any]:
+    """A page, closed before its server ends, that fails the test for an error in its console and for a request to anywhere but its own server."""
     context = chromium.new_context(viewport={"width": 1280, "height": 720})
     page = context.new_page()
     faults: list[str] = []
