@@ -25,6 +25,7 @@ from gymdata.view.rollout import Tokens, shown_messages
 from gymdata.view.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.settings import ViewConfig
 from gymdata.view.stages import Stages, facts_of
+from gymdata.view.why import counts_over_run, why
 
 Page = tuple[str, dict[str, Any]]
 _TABLE = ["rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards",
@@ -67,6 +68,7 @@ class Pages:
             "/data/state": self.answering(self.state),
             "/data/tokens": self.answering(self.tokens),
             "/data/token": self.answering(self.token),
+            "/data/why": self.answering(self.why),
         }
 
     def answering(self, make: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -200,6 +202,16 @@ class Pages:
         turn, k = _whole(request, "turn", len(tokens.turns)), _whole(request, "k", 1 << 30)
         listed = tokens.alternatives(turn, k)
         return {"alternatives": [{**one, "text": _shown(vocabulary, one["id"])} for one in listed]}
+
+    def why(self, request: Request) -> dict[str, Any]:
+        """Why one sampled token is trained."""
+        snapshot, number = self.row_of(request)
+        row = self.index.row(snapshot, number)
+        tokens, vocabulary = Tokens(row, self.stages), self.vocabulary(row)
+        turn = _whole(request, "turn", len(tokens.turns))
+        k = _whole(request, "k", len(tokens.turns[turn]["generation_token_ids"]))
+        found = why(tokens, row, turn, k, snapshot)
+        return found | {"text": _shown(vocabulary, found["id"]), "run": counts_over_run(tokens)}
 
     def vocabulary(self, row: Mapping[str, Any]) -> Vocabulary | None:
         """What gives this rollout's ids their text."""

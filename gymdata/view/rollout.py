@@ -18,7 +18,7 @@ from gymdata.engines.vocabulary import Vocabulary
 from gymdata.errors import printable
 from gymdata.rollouts.continuity.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
-from gymdata.view.stages import Stages
+from gymdata.view.stages import Stages, facts_of
 
 Array = npt.NDArray[Any]
 _DIGITS = 5
@@ -75,6 +75,8 @@ class Tokens:
         self.sequences: list[TokenSequence] | None = None
         self.experience: str | None = None
         self.audit: str | None = None
+        #: What the model of the audit is called.
+        self.audited: str | None = None
         if stages is not None:
             self._read_audit(stages)
             self._read_experiences(stages)
@@ -87,13 +89,16 @@ class Tokens:
 
     def _read_audit(self, stages: Stages) -> None:
         rows = stages.rows("audit")
-        for number in rows.where("rollout_id", self.rollout_id)[-1:]:
+        # Of several audits the last one that was made.
+        found = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
+        for number in found[-1:]:
             row = rows.row(number)
             sampled = sum(len(turn["generation_token_ids"]) for turn in self.turns)
             if len(row["ref_logprobs"]) != sampled:
                 self.notes.append(f"{rows.file(number)} has {len(row['ref_logprobs'])} tokens, the rollout {sampled}")
                 return
             self.audit = str(rows.file(number))
+            self.audited = str((facts_of(rows.file(number)).get("model") or {}).get("path") or "the audited model")
             self.reference = self._by_turn(np.array(row["ref_logprobs"], np.float32))
             if row["entropy"]:
                 self.entropy = self._by_turn(np.array(row["entropy"], np.float32))

@@ -50,9 +50,9 @@ def serve() -> Iterator[Serve]:
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A real headless Chromium."""
+    """A real headless Chromium. It ends with its module: playwright holds this thread's event loop, which others need."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra)")
     with playwright.sync_playwright() as running:
         own = running.chromium.executable_path
@@ -67,7 +67,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any, serve: Serve) -> Iterator[Any]:
-    """A page, closed before its server ends, that fails the test for an error in its console and for a request to anywhere but its own server."""
+    """A page, closed before its server ends. Errors in its console, and requests to elsewhere, fail the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 720})
     page = context.new_page()
     faults: list[str] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.rollout_files import rollout, two_turns, write_run
@@ -130,3 +132,41 @@ def test_twenty_thousand_tokens_stay_fluid(page: Any, serve: Serve, tmp_path: Pa
     assert page.locator(".chunk").count() >= 30
     page.click("[data-color=turn]")
     assert page.locator(".t.g.u0").count() == 20_000
+
+
+def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):
+    """A click on a token explains its mask and its group's arithmetic, as ``gymdata experience`` made it, and the sliders of
+    a loss change what it keeps."""
+    from gymdata.experience.run import build_experiences
+    from gymdata.rollouts.schema import AUDIT
+    from gymdata.store.tables import write_table
+
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k == 0), two_turns(20, 40 + k)) for k in range(4)])
+    build_experiences(run)
+    ratios = [0.5, 1.0, 1.1, 1.3, 3.0]
+    saved = [-1.0, -2.0, -3.0, -1.0, -2.0]
+    audited = [s + math.log(r) for s, r in zip(saved, ratios, strict=True)]
+    table = pa.table(
+        {"rollout_id": [f"t-{k}" for k in range(4)], "ref_logprobs": [audited] * 4, "entropy": [[0.5] * 5] * 4}
+    )
+    write_table(table.cast(AUDIT.schema), run / "audit-other" / "audit.parquet", AUDIT)
+    (run / "audit-other" / "run.json").write_text('{"stage": "audit", "model": {"path": "other"}}')
+    page.goto(serve(run) + "/rollout?id=t-0")
+    ready(page)
+    page.click("[data-color=ratio]")
+    page.locator(".t.g").nth(3).click()
+    why = page.locator("#why")
+    why.locator(".formula").wait_for()
+    text = why.inner_text()
+    # One reward of 1 and three of 0: mean 0.25, std 0.5.
+    assert "(1 − 0.25) / 0.5 = 1.5" in text
+    assert "Loss mask 1" in text
+    assert "1.3" in why.locator("tr.this").last.inner_text()
+    kept = why.locator("[data-kept=PPO-clip]")
+    # r-0 has A > 0: 1.3 and 3.0 are beyond 1.2; the other three have A < 0: 0.5 is below 0.8. So 5 of 20 are clipped.
+    assert kept.inner_text() == "75.0 %"
+    slider = why.get_by_label("PPO-clip 1 + ε")
+    slider.evaluate("(box) => { box.value = 2; box.dispatchEvent(new Event('input', { bubbles: true })); }")
+    page.wait_for_function("document.querySelector('[data-kept=PPO-clip]').textContent === '80.0 %'")
+    page.keyboard.press("Escape")
+    assert not why.is_visible()

@@ -14,6 +14,8 @@ function make(name, attributes = {}, ...children) {
   return node;
 }
 
+// A piece on one line.
+const plain = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 const level = (value, bounds) => bounds.findIndex((bound) => value < bound) < 0 ? bounds.length : bounds.findIndex((bound) => value < bound);
 
 // How each coloring turns the values of a sampled token into a class, and what its legend says.
@@ -156,7 +158,7 @@ export class TokenView {
     const { id, k, turn } = node.token;
     const list = make("dl");
     for (const [name, value] of this.facts(node.token)) list.append(make("dt", {}, name), make("dd", {}, String(value)));
-    this.tip.replaceChildren(make("div", { class: "piece" }, JSON.stringify(this.text(id)).slice(1, -1)), list);
+    this.tip.replaceChildren(make("div", { class: "piece" }, plain(this.text(id))), list);
     this.tip.hidden = false;
     const box = node.getBoundingClientRect();
     const place = () => {
@@ -173,7 +175,7 @@ export class TokenView {
     this.soon = setTimeout(async () => {
       const listed = await this.alternatives(turn, k);
       if (this.pointed !== node || this.tip.hidden || !listed?.length) return;
-      const rows = listed.map((one) => make("div", one.id === id ? { class: "mine" } : {}, make("span", {}, JSON.stringify(one.text).slice(1, -1)), make("span", {}, Math.exp(one.log_prob).toFixed(4))));
+      const rows = listed.map((one) => make("div", one.id === id ? { class: "mine" } : {}, make("span", {}, plain(one.text)), make("span", {}, Math.exp(one.log_prob).toFixed(4))));
       this.tip.append(make("div", { class: "alts" }, ...rows));
       place();
     }, 120);
