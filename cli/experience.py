@@ -23,12 +23,10 @@ def experience(
     json: Json = False,
 ) -> None:
     """Each token that was generated gets one advantage."""
-    from gymdata.experience.run import build_experiences
+    from gymdata.experience.run import experience as run
 
     with Watch("experiences") as watch:
-        report = build_experiences(
-            path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch
-        )
+        report = run(path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
     warn_once(report.notes)
     if json:
         emit_json(report.to_dict())

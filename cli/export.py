@@ -24,10 +24,10 @@ def export(
     path: _Path, settings: ExportConfig, output: _Output, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """What the format cannot hold is reported."""
-    from gymdata.interop.run import export_rollouts
+    from gymdata.interop.run import export as run
 
     format = settings.format
-    done = export_rollouts(path, output, format, overwrite=overwrite, command=command_words())
+    done = run(path, output, format, overwrite=overwrite, command=command_words())
     if json:
         # The table tells people what is lost; a script that reads stdout may log this.
         for what, n in done.lost.items():

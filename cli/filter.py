@@ -26,10 +26,10 @@ def filter_(
     """Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
     sum_ before a number's name. A comparison with a missing value is not true.
     """
-    from gymdata.filter.run import filter_rollouts
+    from gymdata.filter.run import filter as run
 
     with Watch("filter") as watch:
-        report = filter_rollouts(
+        report = run(
             path,
             output,
             config=settings,

@@ -26,9 +26,9 @@ def pairs(
     json: Json = False,
 ) -> None:
     """Pairs hold the saved token IDs and masks."""
-    from gymdata.pairs.run import build_pairs
+    from gymdata.pairs.run import pairs as run
 
-    report = build_pairs(path, output=output, config=settings, overwrite=overwrite, command=command_words())
+    report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words())
     warn_once(report.notes)
     if json:
         emit_json(report.to_dict())

@@ -26,7 +26,7 @@ from gymdata.filter.run import FilterReport
 from gymdata.filter.settings import FilterConfig as FilterConfig
 from gymdata.finetune.run import finetune as finetune
 from gymdata.finetune.settings import FinetuneConfig as FinetuneConfig
-from gymdata.interop.run import export_rollouts as export
+from gymdata.interop.run import export as export
 from gymdata.interop.run import import_rollouts as import_rollouts
 from gymdata.judge.port import Judge
 from gymdata.judge.run import JudgeSummary

@@ -411,6 +411,13 @@ class StoreError(GymdataError):
         )
 
     @classmethod
+    def other_source(cls, place: Path, what: str, was: Sequence[str], now: Sequence[str]) -> StoreError:
+        return cls(
+            f"{place}: holds {what} from {', '.join(was)}; this is {', '.join(now)}",
+            hint="--overwrite replaces them; another output folder or file keeps both",
+        )
+
+    @classmethod
     def not_described(cls, path: Path) -> StoreError:
         return cls(
             f"{path}: exists, and no run.json says what it is",

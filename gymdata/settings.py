@@ -219,6 +219,8 @@ def _loader() -> Any:
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
     )
+    # A library that vLLM imports (lm-format-enforcer) makes dates text for every loader of the process.
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.constructor.SafeConstructor.construct_yaml_timestamp)
     return Loader
 
 

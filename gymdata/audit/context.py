@@ -189,11 +189,11 @@ def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[dict[str, Any
 
 
 def _text_of(folder: str | None) -> Any:
-    from gymdata.engines.chat import token_text
+    from gymdata.engines._transformers import load_reader
 
     if folder is None:
         return None
     try:
-        return token_text.load_reader(folder).decode
+        return load_reader(folder).decode
     except UsageError:
         return None  # the figures stand without their texts

@@ -77,7 +77,7 @@ def audit(
         if target is not None:
             made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
             out = stack.enter_context(made)
-            out.refuse_other("identity", identity, "an audit that was made")
+            out.refuse_other("identity", identity, "an audit that was made", parents=[parent_of(p) for p in sources])
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if out is not None:
             _write(out, sources, work, report, config, identity, command)
@@ -161,7 +161,7 @@ def _write(
     identity: dict[str, Any],
     command: Sequence[str],
 ) -> None:
-    from gymdata.audit._matplotlib import draw
+    from gymdata.audit._logprob_plot import draw
 
     # Columns of an earlier audit go with it, for this run.json does not describe them.
     tables = [(VIOLATIONS, Report(violations=report.violations).table())]

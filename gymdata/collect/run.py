@@ -17,16 +17,15 @@ from typing import Any
 
 import xxhash
 
-from gymdata.collect.collector import Collector
 from gymdata.collect.episode import EpisodeConfig
+from gymdata.collect.loop import Collector
 from gymdata.collect.outcome import Limits
 from gymdata.collect.report import COLUMNS as SUMMARY_COLUMNS
 from gymdata.collect.report import CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Given, Parts, identity_of, load_parts
-from gymdata.collect.start_checks import check_start
+from gymdata.collect.setup import Given, Parts, check_start, identity_of, load_parts
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.errors import redacted, redacted_all
 from gymdata.progress import Progress

@@ -39,7 +39,7 @@ _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_grou
 
 @dataclass(slots=True)
 class ExperiencesReport:
-    """What ``build_experiences`` wrote. ``left_out``: rollouts by reason; ``dropped_groups``: reason → group ids;
+    """What ``gymdata.experience`` wrote. ``left_out``: rollouts by reason; ``dropped_groups``: reason → group ids;
     ``advantage``: mean and spread before normalisation; ``notes``: what a reader of the numbers must know."""
 
     path: Path

@@ -36,7 +36,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def build_experiences(
+def experience(
     path: Paths,
     output: str | Path | None = None,
     *,
@@ -59,7 +59,8 @@ def build_experiences(
     target = _target(sources, output, config)
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
-        out.refuse_other("config", config.model_dump(mode="json"), "experiences that were made")
+        made = "experiences that were made"
+        out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
         return _build(sources, out, target, config, notes, command, progress)
 
 
@@ -185,11 +186,11 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
     """What --reference and --critic are, for run.json. Raises DataError when there is no such model."""
-    from gymdata.engines import weights
+    from gymdata.engines import model_identity
 
     named = {"reference": config.reference, "critic": config.critic}
     return {
-        name: {"path": model, "policy_hash": weights.policy_facts(model)["policy_hash"]}
+        name: {"path": model, "policy_hash": model_identity.policy_facts(model)["policy_hash"]}
         for name, model in named.items()
         if model is not None
     }
@@ -205,7 +206,7 @@ def _score(
 ) -> None:
     """Run the models over the sampled tokens; ``models`` learns what they were computed in."""
     from gymdata.engines.forward import load_critic, load_policy
-    from gymdata.engines.model_facts import check_tokenizer, model_facts
+    from gymdata.engines.model_identity import check_tokenizer, model_facts
     from gymdata.store.lineage import lineage
 
     for model in models.values():

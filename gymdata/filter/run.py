@@ -39,7 +39,7 @@ _BATCH_ROWS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class FilterReport:
-    """What ``filter_rollouts`` kept, and why the rest is not there.
+    """What ``gymdata.filter`` kept, and why the rest is not there.
 
     ``sides``: side ("kept", or "train" and "test") → rollouts and tasks; ``files``: side → file, empty after a dry run.
     """
@@ -58,7 +58,7 @@ class FilterReport:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
 
 
-def filter_rollouts(
+def filter(
     path: Paths,
     output: str | Path | None = None,
     *,
@@ -233,7 +233,7 @@ def _refuse_to_replace(
 ) -> None:
     """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
     settings, what = config.model_dump(mode="json"), "rollouts that were filtered"
-    out.refuse_other("config", settings, what, keep=_read_by(sources))
+    out.refuse_other("config", settings, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
     for target in targets.values():
         # The test side of a file may have been the -o of another filter.
         refuse_other_settings(target, config, what, out.overwrite)

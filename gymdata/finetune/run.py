@@ -222,7 +222,7 @@ def plan_of(
 
     ``overrides``: those that are in ``config`` already; what they say of validation also beats its own file.
     """
-    from gymdata.engines.weights import policy_facts
+    from gymdata.engines.model_identity import policy_facts
     from gymdata.finetune.jobs import CommandRunner
 
     where, beside, loop, commands = str(file), file.parent, config.finetuning, CommandRunner()
@@ -457,7 +457,7 @@ def _deploy(words: Sequence[str]) -> Any:
 
 def _draw(tensorboard: bool) -> Any:
     def draw(folder: Path, rows: list[dict[str, Any]], facts: Mapping[str, Any]) -> None:
-        from gymdata.finetune._matplotlib import draw_curve, write_tensorboard
+        from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
         from gymdata.finetune.report import write_page
 
         draw_curve(folder / "curve.png", rows, facts)

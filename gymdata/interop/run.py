@@ -18,7 +18,7 @@ from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
-from gymdata.interop.nemo_gym.read import ODD, reason_of
+from gymdata.interop.importing import ODD, reason_of
 from gymdata.public import path_of, paths_of, short_repr
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
@@ -32,7 +32,7 @@ from gymdata.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat
-    from gymdata.interop.nemo_gym.read import Rejected
+    from gymdata.interop.importing import Rejected
     from gymdata.interop.nemo_gym.rebuild import NotRebuilt, PromptRebuilder
     from gymdata.store.paths import Source
 
@@ -326,7 +326,7 @@ def _not_rebuilt(one: NotRebuilt) -> dict[str, Any]:
     return {"file": str(one.file), "line": one.line, "rollout_id": one.rollout_id, **asdict(one.refused)}
 
 
-def export_rollouts(
+def export(
     path: str | Path,
     output: str | Path,
     format: str,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.engines import weights
+from gymdata.engines import model_identity
 from gymdata.engines._vllm import VllmSampler
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.port import SampleRequest
@@ -56,14 +56,16 @@ class EngineJudge:
         require("engine", "vllm")
         self.model, self.form = model, form or Roles()
         self.max_tokens = max_tokens or DEFAULT_MAX_TOKENS
-        self.chat = TransformersChat.load(weights.tokenizer_folder(model), tool_parser="none", keep_reasoning=False)
+        self.chat = TransformersChat.load(
+            model_identity.tokenizer_folder(model), tool_parser="none", keep_reasoning=False
+        )
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
         held = constrain == "on"
         self.sampler = (_GuidedVerdictSampler if held else VllmSampler)(
             model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
         )
-        facts = weights.policy_facts(model)
+        facts = model_identity.policy_facts(model)
         self.identity: Mapping[str, Any] = {
             "model": facts["policy"],
             "weights": facts["policy_hash"],

@@ -127,7 +127,7 @@ def judge(
         if the_judge is None:
             return _aggregate_again(out, config, field, how, command)
         identity = _identity(config, the_judge)
-        out.refuse_other("identity", identity, "comparisons that were made")
+        out.refuse_other("identity", identity, "comparisons that were made", parents=[parent_of(config.path)])
         stack.enter_context(rare_collections())
         kept = VerdictCache(folder / "verdicts.journal")
         stack.callback(kept.close)

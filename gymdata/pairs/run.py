@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from gymdata import genrm
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
-from gymdata.pairs import select as pairs
+from gymdata.pairs import select
 from gymdata.pairs.select import at_fork
 from gymdata.pairs.settings import PairsConfig
 from gymdata.public import paths_of, short_repr
@@ -57,7 +57,7 @@ _LISTS = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprob
 
 @dataclass(frozen=True, slots=True)
 class PairsReport:
-    """What ``build_pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
+    """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``left_out`` counts rollouts that were
     never candidates (breaks, branches); ``counts`` accounts for everything else.
@@ -65,7 +65,7 @@ class PairsReport:
 
     table: pa.Table
     heldout: pa.Table | None
-    counts: pairs.PairCounts
+    counts: select.PairCounts
     left_out: dict[str, int]
     score: str
     files: dict[str, Path] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class PairsReport:
         return asdict(self.counts) | whole | more
 
 
-def build_pairs(
+def pairs(
     path: Paths,
     *,
     output: str | Path | None = None,
@@ -118,7 +118,8 @@ def build_pairs(
             names = [target.name] if config.split is None else [target.name, heldout.name]
             out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
             stack.enter_context(out)
-            out.refuse_other("config", config.model_dump(mode="json"), "pairs that were made")
+            made = "pairs that were made"
+            out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
         report, scored_by = _build(sources, config, notes)
         if out is not None:
             report.files.update(_write(out, report, sources, scored_by, config, command))
@@ -141,11 +142,11 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
             code="R501",
             hint="score them with `gymdata score RUN --reward …`",
         )
-    eligible = pairs.eligible(rollouts, config.strategy, config.min_margin)
+    eligible = select.eligible(rollouts, config.strategy, config.min_margin)
     rollouts = _with_tokens(sources, rollouts, eligible, config.target_agents)
     left_out["branches"] = _count_branches(rollouts, config.breaks)
     direct = _direct(judged_in, rollouts) if judged_in else None
-    selection = pairs.select_pairs(
+    selection = select.select_pairs(
         rollouts,
         config.strategy,
         min_margin=config.min_margin,
@@ -157,7 +158,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         reject=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
-    table = pairs.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
+    table = select.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
     table = at_fork(table) if config.fork else table
     train, heldout = _sides(table, config)
     report = PairsReport(train, heldout, selection.counts, left_out, score_name, notes=notes)

@@ -19,11 +19,15 @@ import pydantic
 
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names
-from gymdata.train.data import PAIR_COLUMNS, TrainingData, training_pairs
-from gymdata.train.data_experiences import EXPERIENCE_COLUMNS, training_experiences
-from gymdata.train.data_kto import KTO_COLUMNS, training_labels
-from gymdata.train.data_reward import REWARD_COLUMNS, reward_pairs
-from gymdata.train.data_sft import SFT_COLUMNS, training_rollouts
+from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
+from gymdata.train.sequence_data import (
+    EXPERIENCE_COLUMNS,
+    KTO_COLUMNS,
+    SFT_COLUMNS,
+    training_experiences,
+    training_labels,
+    training_rollouts,
+)
 
 
 class TrainConfig(Config):

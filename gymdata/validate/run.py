@@ -291,9 +291,9 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
         folder = model
 
     def read() -> Any:
-        from gymdata.engines.chat import token_text
+        from gymdata.engines._transformers import text_reader
 
-        return token_text.text_reader(folder)()
+        return text_reader(folder)()
 
     import functools
 

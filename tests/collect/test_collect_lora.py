@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gymdata.collect.run import collect
-from gymdata.engines.weights import policy_facts
+from gymdata.engines.model_identity import policy_facts
 from gymdata.errors import StoreError
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.interop.trajectories.atif_read import table_rows
-from gymdata.interop.trajectories.atif_write import trajectory_of
+import gymdata
+from gymdata.interop.run import import_rollouts
+from gymdata.interop.trajectories.atif import table_rows, trajectory_of
 from gymdata.store import read_table
 from gymdata.store.columns import spread
 from gymdata.store.paths import Source
@@ -109,7 +109,7 @@ def test_theirs_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
     assert done.rollouts + done.rejected == len(theirs)
     if done.rejected:
         return
-    export_rollouts(tmp_path / "run", tmp_path / "b.jsonl", "atif", overwrite=True)
+    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "atif", overwrite=True)
     back = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text(encoding="utf-8").split("\n") if x]
     assert same(in_order(back), in_order(theirs))
 
@@ -145,7 +145,7 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
         ("assistant", None),
     ]  # fmt: skip
     assert (row["policy"], row["duration_s"], row["reward"]) == ("m", 7.0, None)
-    export_rollouts(tmp_path / "run", tmp_path / "back.json", "atif")
+    gymdata.export(tmp_path / "run", tmp_path / "back.json", "atif")
     assert json.loads((tmp_path / "back.json").read_text()) == whole
 
 
@@ -162,7 +162,7 @@ def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:
         (None, [2]), ("helper", [51]), (None, [4]),
     ]  # fmt: skip
     assert [m["turn"] for m in row["messages"]] == [0, None, 2]
-    export_rollouts(tmp_path / "run", tmp_path / "b.jsonl", "atif")
+    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "atif")
     assert json.loads((tmp_path / "b.jsonl").read_text()) == whole
 
 

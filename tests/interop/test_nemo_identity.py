@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.interop.run import export_rollouts, import_rollouts
+import gymdata
+from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.responses import meant_role
 from gymdata.store import read_table
 from gymdata.store.columns import spread
@@ -102,7 +103,7 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, A
         rejected = [json.loads(x)["line"] for x in (run / "rejected.jsonl").read_text().splitlines()]
     if not summary.rollouts:
         return [], [], rejected
-    export_rollouts(run, out, "nemo-gym", overwrite=True)
+    gymdata.export(run, out, "nemo-gym", overwrite=True)
     return spread(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError, UsageError
-from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import spread
@@ -173,7 +174,7 @@ def test_an_export_writes_rebuilt_prompts_and_says_so(tmp_path: Path) -> None:
     """Exported rows hold the ids and a mark beside them, and importing them without a tokenizer keeps both."""
     run, _, _ = brought(tmp_path, rows(without_prompts), tokenizer=POLICY)
     out = tmp_path / "out.jsonl"
-    export_rollouts(run, out, "nemo-gym")
+    gymdata.export(run, out, "nemo-gym")
     exported = [json.loads(x) for x in out.read_text().splitlines()]
     for made, source in zip(exported, SOURCE, strict=True):
         for item, was in zip(calls(made), calls(source), strict=True):
@@ -183,7 +184,7 @@ def test_an_export_writes_rebuilt_prompts_and_says_so(tmp_path: Path) -> None:
     assert (tokens(again), done.prompts_rebuilt) == (tokens(run), 0)
     named = [[json.loads(r["extra"])["prompts_rebuilt"] for r in spread(read_table(x))] for x in (run, again)]
     assert named[0] == named[1]
-    export_rollouts(again, tmp_path / "twice.jsonl", "nemo-gym")
+    gymdata.export(again, tmp_path / "twice.jsonl", "nemo-gym")
     assert [json.loads(x) for x in (tmp_path / "twice.jsonl").read_text().splitlines()] == exported
 
 
@@ -218,7 +219,7 @@ def test_repaired_parts_still_name_their_rebuilt_turns(tmp_path: Path) -> None:
     fix(run, "split", tmp_path / "fixed.parquet")
     parts = spread(read_table(tmp_path / "fixed.parquet"))
     assert [(p["n_turns"], json.loads(p["extra"])["prompts_rebuilt"]) for p in parts] == [(1, []), (2, [1])]
-    export_rollouts(tmp_path / "fixed.parquet", tmp_path / "fixed.jsonl", "nemo-gym")
+    gymdata.export(tmp_path / "fixed.parquet", tmp_path / "fixed.jsonl", "nemo-gym")
     exported = [json.loads(x) for x in (tmp_path / "fixed.jsonl").read_text().splitlines()]
     marks = [["prompt_token_ids_rebuilt" in item for item in calls(row)] for row in exported]
     assert [[m for m in row if m] for row in marks] == [[], [True]]

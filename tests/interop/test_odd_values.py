@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.interop.formats import OF_PAIRS, SOURCES
-from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.pairs.run import build_pairs
+from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from tests.interop.trajectories import write_lines
@@ -55,10 +55,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     short = [rollout(f"t{n // 2}", n % 2, float(n % 2), [([1, 5], [20 + n, 2])], messages=said) for n in range(6)]
     for row in short:
         row["messages"] = [said[0], said[1] | {"content": row["rollout_id"]}]
-    build_pairs(write_run(folder / "short", short), output=folder / "pairs.parquet")
+    gymdata.pairs(write_run(folder / "short", short), output=folder / "pairs.parquet")
     found = {}
     for name in SOURCES:
-        export_rollouts(folder / "pairs.parquet" if name in OF_PAIRS else run, folder / f"{name}.jsonl", name)
+        gymdata.export(folder / "pairs.parquet" if name in OF_PAIRS else run, folder / f"{name}.jsonl", name)
         found[name] = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         found[f"foreign {name}"] = [_without_ours(row) for row in found[name]]
     return found

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+import gymdata
 from gymdata.cli.main import main
 from gymdata.collect.run import collect
 from gymdata.errors import RewardError, StoreError, UsageError
-from gymdata.pairs.run import build_pairs
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, score_batch, total
@@ -242,5 +242,5 @@ def test_a_score_that_is_not_there_lists_each_choice_once(run: Path) -> None:
     """A part that was scored again too is one choice."""
     score(path=str(run), reward=["exact_match"])
     with pytest.raises(UsageError, match="'nope', which is no score") as caught:
-        build_pairs(run, reward="nope", write=False)
+        gymdata.pairs(run, reward="nope", write=False)
     assert str(caught.value.hint) == "there are: exact_match"

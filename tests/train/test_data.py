@@ -9,7 +9,7 @@ import pytest
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import PAIRS
-from gymdata.train.data import PAIR_COLUMNS, training_pairs
+from gymdata.train.pair_data import PAIR_COLUMNS, training_pairs
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

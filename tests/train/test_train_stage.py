@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.engines.model_facts import ModelFacts
+from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError, UsageError, reported
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, write_run_json, write_table
 from gymdata.store.lineage import lineage
-from gymdata.train.launch_checks import train_resolved
+from gymdata.train.run import train_resolved
 from gymdata.train.settings import TrainDpoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)

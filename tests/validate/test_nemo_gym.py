@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym import scan as nemo_gym
-from gymdata.interop.nemo_gym import scan_parts as nemo_parts
+from gymdata.interop.nemo_gym import scan as nemo_parts
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows

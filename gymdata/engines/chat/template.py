@@ -6,26 +6,22 @@ provably leaves earlier messages alone; nothing that a model writes can make ``p
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from gymdata.rollouts.messages import Message
-
-if TYPE_CHECKING:
-    pass
-import copy
-import json
+from typing import Any
 
 from gymdata.engines._transformers import generation_eos_ids, load_tokenizer, writes_conversations_itself
 from gymdata.engines.chat._parsers import ResponseReader, choose_parser
 from gymdata.engines.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
-from gymdata.engines.weights import tokenizer_facts, tokenizer_folder
+from gymdata.engines.model_identity import tokenizer_facts, tokenizer_folder
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.messages import Message
 
 _TWIN = "_training"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata.engines.generation_checks import AnswerFaultError
 from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.sampling import Sampling
+from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import generations, of_completion
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient

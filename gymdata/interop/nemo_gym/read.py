@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError
+from gymdata.interop.importing import Numbering
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, Outcome, PromptRebuilder
-from gymdata.interop.numbering import Numbering
 from gymdata.rollouts.responses import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.lines import iter_lines

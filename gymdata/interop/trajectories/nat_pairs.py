@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gymdata.errors import DataError
+from gymdata.interop.importing import ODD, BadItem, Check, Reject, Rejected, documents
 from gymdata.interop.text_export import TOOLS, has_tools
-from gymdata.interop.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
-from gymdata.interop.trajectories.nat_read import Shapes, is_nat, places, shape_of, take_out
+from gymdata.interop.trajectories.nat import Shapes, is_nat, places, shape_of, take_out
 from gymdata.interop.trajectories.own import (
     OWN,
     equal,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.interop.trajectories.documents import BadItem
+from gymdata.interop.importing import BadItem
 from gymdata.rollouts.responses import STRICT, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
 from gymdata.rollouts.turns import TurnEncoder

@@ -19,8 +19,7 @@ from fastapi.responses import PlainTextResponse, Response
 from gymdata import genrm
 from gymdata.judge.groups import response_transcript
 from gymdata.judge.pairwise import Candidate, Comparison, digest
-from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered
-from gymdata.judge.serve.request_queue import RequestQueue
+from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
 from gymdata.judge.serve.requests import Bodies, Refused, refused_fields
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache

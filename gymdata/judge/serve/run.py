@@ -46,7 +46,7 @@ def serve_genrm(
         import uvicorn
 
         from gymdata.judge.serve.app import Service, create_app
-        from gymdata.judge.serve.request_queue import RequestQueue
+        from gymdata.judge.serve.cohorts import RequestQueue
     judge = judge or load_judge(config)
     with contextlib.ExitStack() as stack:
         folder = config.output

@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from gymdata.train.data import Sequences
+from gymdata.train.pair_data import Sequences
 
 #: The model is given the tensors of a batch; these belong to the trainer.
 ROWS = "rows"

@@ -21,7 +21,7 @@ from gymdata.engines._transformers import local_folder
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing
-from gymdata.train.data_sft import SFT_COLUMNS, training_rollouts
+from gymdata.train.sequence_data import SFT_COLUMNS, training_rollouts
 from gymdata.train.trainers.batches import padded
 
 _BATCH = 32

@@ -17,7 +17,7 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
 from gymdata.errors import UsageError
-from gymdata.train.data_kto import TrainingLabels
+from gymdata.train.sequence_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import ROWS, padded, padded_lists, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id

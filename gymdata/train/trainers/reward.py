@@ -21,8 +21,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
-from gymdata.train.data import TrainingPairs
-from gymdata.train.data_reward import RewardPairs
+from gymdata.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.train.settings import TrainRewardConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact

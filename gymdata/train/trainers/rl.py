@@ -20,7 +20,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.logprobs import NEAR, ratio_facts, ratio_text, sampled_at
-from gymdata.train.data_experiences import TrainingExperiences
+from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
 from gymdata.train.trainers.exact import Exact, pad_id

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from gymdata.train.data_experiences import TrainingExperiences
-from gymdata.train.data_sft import pack
+from gymdata.train.sequence_data import TrainingExperiences, pack
 from gymdata.train.settings import TrainSftConfig
 from gymdata.train.trainers.batches import PackedCollator
 from gymdata.train.trainers.exact import pad_id

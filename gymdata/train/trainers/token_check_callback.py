@@ -17,7 +17,7 @@ import torch
 from transformers import TrainerCallback
 
 from gymdata.errors import OutsideError
-from gymdata.train.data import Sequences
+from gymdata.train.pair_data import Sequences
 from gymdata.train.token_checksum import TrainedTokens, trained_tokens
 from gymdata.train.trainers.batches import ROWS, SEGMENTS
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines.model_facts import ModelFacts
+from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.launch_checks import train_resolved
+from gymdata.train.run import train_resolved
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
 from tests.train.trainers.command import gymdata

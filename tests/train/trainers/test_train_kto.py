@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gymdata.errors import RefusedError, UsageError
-from gymdata.train.data_kto import labels, training_labels
+from gymdata.train.sequence_data import labels, training_labels
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 from tests.rollout_shapes import BREAK
 from tests.train.trainers.command import gymdata

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.engines.model_facts import model_facts
+from gymdata.engines.model_identity import model_facts
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.data_sft import chosen_rollouts, training_rollouts
+from gymdata.train.sequence_data import chosen_rollouts, training_rollouts
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK
 from tests.train.trainers.command import gymdata

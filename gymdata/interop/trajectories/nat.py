@@ -1,43 +1,55 @@
-"""Trajectories of the NeMo Agent Toolkit as rows: a ``TrajectoryCollection``, nested lists, or one ``Trajectory`` a line.
+"""Trajectories of the NeMo Agent Toolkit: ``.json`` holds a ``TrajectoryCollection``, ``.jsonl`` a ``Trajectory`` a line.
+
+An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are spelt ``token_id:N``, as
+vLLM does when it is asked for ids, so they can be read back; the prompt's ids are in its ``metadata``.
 
 Invariants: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
 and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their ``metadata`` names
 one example, else when they have one prompt: an inner list is not enough, for with one generation an example the toolkit
-puts all of them into one.
+puts all of them into one. Reading what is written gives the messages, turns and columns back; a rollout without reward is
+left out, because a trajectory has one and 0 would be invented. Trajectories of one example are written to one inner list, in
+the order in which examples first appear; a whole import goes back into the documents and lists that it came from. Memory
+does not grow with the rollouts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from gymdata.interop.numbering import Numbering
-from gymdata.interop.trajectories.documents import ODD, BadItem, Check, Reject, Rejected, documents
-from gymdata.interop.trajectories.nat_write import NAME, PROMPT_IDS, log_probs, made_trajectory
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
     equal,
+    facts_beyond,
     foreign_columns,
     from_own,
     ids_of,
     keep,
+    kept_of,
+    list_of,
     message_of,
     number_or_none,
+    own_columns,
     prompt_group,
     refuse_other_name,
     refuse_surrogates,
+    shortest,
+    turn_facts,
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
+from gymdata.rollouts.responses import json_text, loads
+from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
 
@@ -315,3 +327,219 @@ def _without_lists(
             letters += spelling
         taken.append([index, letters])
     return {**source, "episode": episode}, taken
+
+
+NAME = "nat"
+PROMPT_IDS = "prompt_token_ids"
+NO_REWARD = "rollouts without a reward (left out: a trajectory must have one)"
+NO_MESSAGE = "turns that no message names"
+NO_LOG_PROBS = "that an answer has no log-probabilities (it must have some: an empty list)"
+STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in metadata)"
+
+
+def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    """The ``Trajectory`` of a rollouts row (as the store spreads it); None when it has no place in the format.
+
+    Raises DataError when the turns were changed after collection.
+    """
+    if row["reward"] is None:
+        lost[NO_REWARD] += 1
+        return None
+    prompts = prompts_of(row)
+    kept = kept_of(row, NAME)
+    if kept is not None:
+        return _restored(row, prompts, kept)
+    return made_trajectory(row, prompts, lost)
+
+
+def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+    """The trajectory that the columns give."""
+
+    episode: list[dict[str, Any]] = []
+    placed: set[int] = set()
+    without = False
+    for message in row["messages"]:
+        item = _item(message)
+        turn = message.get("turn")
+        answers = message["role"] == "assistant"
+        mine: dict[str, Any] = {}
+        if answers and turn is not None and 0 <= turn < len(prompts) and turn not in placed:
+            placed.add(turn)
+            item["logprobs"] = log_probs(row["turns"][turn])
+            item["metadata"][PROMPT_IDS] = prompts[turn].tolist()
+            mine["evidence"] = turn_facts(row["turns"][turn])
+            mine["evidence"].pop("top_log_probs", None)
+        elif answers:
+            without = True
+            item["logprobs"] = {"content": [], "refusal": None}
+        mine |= facts_beyond(message, read_item(item))
+        if mine:
+            item["metadata"][OWN] = mine
+        item["metadata"] = item["metadata"] or None
+        episode.append(item)
+    lost[NO_MESSAGE] += len(placed) < len(prompts)
+    lost[NO_LOG_PROBS] += without
+    metadata = {"id": row["task_id"], "run_id": row["run_id"], "generation": row["rollout_index"]}
+    return {
+        "episode": episode,
+        "reward": float(row["reward"]),
+        "shaped_rewards": _shaped(row, episode, lost),
+        "metadata": metadata | {OWN: own_columns(row)},
+    }
+
+
+def log_probs(turn: Mapping[str, Any], spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
+    ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
+    tops = turn.get("top_log_probs")
+    content = []
+    for k, (token, value) in enumerate(zip(ids, values, strict=True)):
+        top = [_spelt(one["id"], spell(one["log_prob"])) for one in tops[k]] if tops is not None else []
+        content.append(_spelt(token, spell(value)) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _spelt(token: Any, value: float) -> dict[str, Any]:
+    return {"token": f"token_id:{int(token)}", "bytes": None, "logprob": value}
+
+
+def _item(message: Mapping[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    calls = loads(message.get("tool_calls"))
+    if isinstance(calls, list) and calls:
+        metadata["tool_calls"] = calls
+    metadata |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
+    if message.get("reasoning") is not None:
+        metadata["reasoning_content"] = message["reasoning"]
+    return {"role": message["role"], "content": message["content"] or "", "logprobs": None, "metadata": metadata}
+
+
+def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
+    """One number an item: an answer's step reward, 0 for what others said. None unless every answer has one."""
+    given: list[Any] = [
+        item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
+    ]
+    answers = [reward for item, reward in zip(episode, given, strict=True) if item["role"] == "assistant"]
+    if not any(turn.get("reward") is not None for turn in row["turns"]):
+        return None
+    if None in answers or not answers:
+        lost[STEP_REWARDS] += 1
+        return None
+    return [0.0 if reward is None else float(reward) for reward in given]
+
+
+def _has_evidence(item: Mapping[str, Any]) -> bool:
+    metadata = item["metadata"]
+    return bool(metadata) and "evidence" in metadata.get(OWN, {})
+
+
+def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    source: dict[str, Any] = kept["source"]
+    for turn, prompt, (index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+        item = source["episode"][index]
+        if "p" in taken:
+            item["metadata"][PROMPT_IDS] = prompt.tolist()
+        for letter in SPELLINGS.keys() & set(taken):
+            item["logprobs"]["content"] = log_probs(turn, SPELLINGS[letter])["content"]
+    given: Any = source.get("reward")
+    if type(given) not in (int, float) or float(given) != row["reward"]:
+        # Rewards that are text are numbers to the toolkit too.
+        source["reward"] = given if isinstance(given, str) and float(given) == row["reward"] else float(row["reward"])
+    return source
+
+
+#: What a trajectory is written from: its group, its run, itself.
+Made = tuple[str, str, Mapping[str, Any]]
+
+
+def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Any] | None = None) -> int:
+    """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
+    groups: list[str] = []
+    runs: set[str] = set()
+    with tempfile.TemporaryFile() as spill, path.open("wb") as out:
+        ends = [0]
+        for group, run, trajectory in made:
+            spill.write(json.dumps(trajectory, ensure_ascii=False).encode())
+            ends.append(spill.tell())
+            groups.append(group)
+            runs.add(run)
+        one = _Reader(spill, ends)
+        known = [shape for shape in shapes or () if shape["kind"] != "bad"]
+        if sum(map(_count, known)) != len(groups):
+            known = []
+        if known and (lines or len(known) == 1):
+            _restore(known, one, out)
+        elif lines:
+            out.writelines(one(k) + b"\n" for k in range(len(groups)))
+        else:
+            numbers: dict[str, list[int]] = {}
+            for number, group in enumerate(groups):
+                numbers.setdefault(group, []).append(number)
+            _collection({"trajectories": None, "run_id": ", ".join(sorted(runs))}, numbers.values(), one, out)
+    return len(groups)
+
+
+class _Reader:
+    """Trajectories that were written aside, by number."""
+
+    def __init__(self, spill: IO[bytes], ends: Sequence[int]) -> None:
+        self._spill, self._ends = spill, ends
+
+    def __call__(self, number: int) -> bytes:
+        self._spill.seek(self._ends[number])
+        return self._spill.read(self._ends[number + 1] - self._ends[number])
+
+
+def _count(shape: Mapping[str, Any]) -> int:
+    if shape["kind"] == "trajectory":
+        return 1
+    return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
+
+
+def _restore(shapes: Sequence[Mapping[str, Any]], one: _Reader, out: IO[bytes]) -> None:
+    numbers = iter(range(sum(map(_count, shapes))))
+    for shape in shapes:
+        if shape["kind"] == "trajectory":
+            out.write(one(next(numbers)))
+        else:
+            groups = _lists(shape["sizes"], numbers)
+            if shape["kind"] == "collection":
+                rest = shape["rest"]
+                _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, one, out)
+            else:
+                _nested(groups, one, out)
+        out.write(b"\n")
+
+
+def _lists(sizes: Sequence[Any], numbers: Iterator[int]) -> Iterator[list[int] | int]:
+    for size in sizes:
+        if size is None:
+            yield next(numbers)
+        elif size != GONE:
+            yield list(islice(numbers, size))
+
+
+def _collection(rest: Mapping[str, Any], groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+    """An object whose ``trajectories`` are ``groups``; its other fields, in their order, are ``rest``'s."""
+    for k, (key, value) in enumerate(rest.items()):
+        out.write(b"{" if k == 0 else b", ")
+        out.write(json.dumps(key, ensure_ascii=False).encode() + b": ")
+        if key == "trajectories":
+            _nested(groups, one, out)
+        else:
+            out.write(json.dumps(value, ensure_ascii=False).encode())
+    out.write(b"}")
+
+
+def _nested(groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+    out.write(b"[")
+    for k, group in enumerate(groups):
+        out.write(b", " if k else b"")
+        if isinstance(group, int):
+            out.write(one(group))
+            continue
+        out.write(b"[")
+        for n, number in enumerate(group):
+            out.write((b", " if n else b"") + one(number))
+        out.write(b"]")
+    out.write(b"]")

@@ -1,7 +1,9 @@
-"""Token sequences as a trainer gets them: flat arrays of ids and masks, cut only where it was asked for and counted.
+"""What every trainer's data shares, and pairs as trainers get them: flat arrays of ids and masks.
 
 Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of
-its sequence (nothing predicts it); whatever a length limit costs is in the returned ``Cost``.
+its sequence (nothing predicts it); sequences are cut only where it was asked for, and whatever a length limit costs is in
+the returned ``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is
+on depends on its id, the share and the seed alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import pyarrow as pa
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.duplicates import content_codes, joined_keys, ragged_keys, repeats
+from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.soundness import Lists, refuse_unsound
 from gymdata.train import token_checksum as proof
 
@@ -385,3 +388,38 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+#: Columns of a pairs file that a reward model's training reads.
+REWARD_COLUMNS = (*PAIR_COLUMNS, "task_id")
+
+
+@dataclass(frozen=True)
+class RewardPairs(TrainingPairs):
+    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry a pair) to measure on."""
+
+    heldout: TrainingPairs | None = None
+    heldout_tasks: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        measured = 0 if self.heldout is None else len(self.heldout)
+        return {"pairs": len(self), "heldout_pairs": measured, "heldout_tasks": len(set(self.heldout_tasks))}
+
+
+def reward_pairs(
+    table: pa.Table, split: float, seed: int, max_length: int | None = None, where: str = "pairs"
+) -> RewardPairs:
+    """The pairs of a table (``REWARD_COLUMNS``), those of a share ``split`` of the tasks held out; 0 holds none out.
+
+    Raises as ``gymdata.train.pair_data.training_pairs``, and UsageError when there are too few tasks to split.
+    """
+    tasks = table["task_id"].to_pylist()
+    held = split_tasks(tasks, split, seed) if split else set()
+    out = np.array([task in held for task in tasks], np.bool_)
+    train = training_pairs(table.filter(pa.array(~out)), max_length, where)
+    if not out.any():
+        return RewardPairs(**vars(train))
+    heldout = training_pairs(table.filter(pa.array(out)), max_length, where)
+    task_of = dict(zip(table["pair_id"].to_pylist(), tasks, strict=True))
+    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=tuple(task_of[p] for p in heldout.pair_ids))
