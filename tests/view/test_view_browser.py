@@ -9,6 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import gymdata
+from gymdata.rollouts.schema import AUDIT
+from gymdata.store import write_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
@@ -137,12 +140,8 @@ def test_twenty_thousand_tokens_stay_fluid(page: Any, serve: Serve, tmp_path: Pa
 def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):
     """A click on a token explains its mask and its group's arithmetic, as ``gymdata experience`` made it, and the sliders of
     a loss change what it keeps."""
-    from gymdata.experience.run import build_experiences
-    from gymdata.rollouts.schema import AUDIT
-    from gymdata.store.tables import write_table
-
     run = write_run(tmp_path / "run", [rollout("t", k, float(k == 0), two_turns(20, 40 + k)) for k in range(4)])
-    build_experiences(run)
+    gymdata.experience(run)
     ratios = [0.5, 1.0, 1.1, 1.3, 3.0]
     saved = [-1.0, -2.0, -3.0, -1.0, -2.0]
     audited = [s + math.log(r) for s, r in zip(saved, ratios, strict=True)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import gymdata
 from gymdata.store import Run
 from gymdata.view.index import RolloutIndex
 from gymdata.view.selection import Query, Selector, command_of
@@ -74,15 +75,13 @@ def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):
 
 def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
     """Boxes and the condition together keep the rollouts that ``gymdata filter`` keeps, and the figures are theirs."""
-    from gymdata.filter.run import filter_rollouts
-
     index = RolloutIndex([run])
     snapshot = index.snapshot()
     query = Query.of(
         {"where": "0 < mean_reward", "task": "t", "status": "completed", "min": "0", "sort": "reward", "down": "1"}
     )
     found = Selector(index).select(snapshot, query)
-    report = filter_rollouts(run, write=False, where=query.conditions())
+    report = gymdata.filter(run, write=False, where=query.conditions())
     assert len(found.rows) == report.rollouts_out == 6
     assert found.mean == 0.5
     assert found.mixed == 3
