@@ -53,6 +53,7 @@ from gymdata.train.settings import TrainRlConfig as TrainRlConfig
 from gymdata.train.settings import TrainSftConfig as TrainSftConfig
 from gymdata.validate.run import fix as fix
 from gymdata.validate.run import validate as validate
+from gymdata.view.settings import ViewConfig as ViewConfig
 
 __version__: str
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "TrainRewardConfig",
     "TrainRlConfig",
     "TrainSftConfig",
+    "ViewConfig",
     "audit",
     "check",
     "check_endpoint",
@@ -103,6 +105,7 @@ __all__ = [
     "train_rl",
     "train_sft",
     "validate",
+    "view",
 ]
 
 def audit(
@@ -828,4 +831,27 @@ def train_sft(
     min_reward: Train only rollouts with at least this reward.
     packing: Pack several sequences into one row, with separate attention.
     pack_length: Tokens per packed row (default: --max-length, else 1024, or the longest sequence).
+    """
+
+def view(
+    paths: Paths,
+    *,
+    config: ViewConfig | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    host: str = "127.0.0.1",
+    port: int = 8040,
+    allow_host: Sequence[str] = ...,
+    tokenizer: str | Path | None = None,
+    export: str | Path | None = None,
+    where: str | None = None,
+    limit: int = 100,
+    sql_seconds: float = 10.0,
+    sql_rows: int = 1000,
+    sql_memory: int = 268435456,
+) -> None:
+    """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
+
+    ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
+    ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
+    OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
     """

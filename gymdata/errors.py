@@ -75,9 +75,9 @@ EXIT_INTERRUPTED = 130
 
 #: The extra of pyproject.toml that brings a module which the base install lacks, where no command knows it better.
 BROUGHT_BY = {
-    **dict.fromkeys(("aiohttp", "huggingface_hub", "jinja2", "tokenizers", "transformers"), "collect"),
+    **dict.fromkeys(("aiohttp", "huggingface_hub", "tokenizers", "transformers"), "collect"),
     **dict.fromkeys(("accelerate", "datasets", "matplotlib", "numba", "peft", "safetensors", "torch", "trl"), "train"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
+    "fastapi": "serve",
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
     "vllm": "engine",
