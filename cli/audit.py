@@ -8,66 +8,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import ConfigFile, JsonFlag, OverwriteFlag, SetFlag, Watch, command_words, emit_json, facts, grid, say
+from gymdata.audit.settings import AuditConfig
+
+from .console import Watch, command_words, facts, finish, grid, say
+from .flags import Json, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
     from gymdata.audit.report import AuditReport
 
-_Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
-_Model = Annotated[
-    str | None, typer.Option("-m", "--model", help="Model or LoRA adapter folder (default: the run's policy).")
-]
 _Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder for the report (default: RUN/audit-MODEL).")
 ]
-_Limit = Annotated[int | None, typer.Option("-n", "--limit", help="Audit N rollouts, evenly spaced.")]
-_Tolerance = Annotated[
-    float | None,
-    typer.Option("--tolerance", help="Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16)."),
-]
-_WriteAs = Annotated[
-    str | None, typer.Option("--write-as", help="ref_logprobs: also write recomputed logprobs and entropies.")
-]
-_Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: cuda if available).")]
-_Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16 (default: auto).")]
-_Batch = Annotated[int | None, typer.Option("--batch-tokens", help="Tokens per forward pass (default: 16384).")]
 #: Width of a bar in characters.
 _BAR = 24
 
 
+@with_flags(AuditConfig)
 def audit(
-    path: _Path,
-    model: _Model = None,
+    path: RunFiles,
     output: _Output = None,
-    limit: _Limit = None,
-    tolerance: _Tolerance = None,
-    worst: Annotated[int | None, typer.Option("--worst", help="Tokens to show (default: 10).")] = None,
-    write_as: _WriteAs = None,
-    device: _Device = None,
-    dtype: _Dtype = None,
-    batch_tokens: _Batch = None,
-    config: ConfigFile = None,
-    sets: SetFlag = [],  # noqa: B006 - typer copies it
-    overwrite: OverwriteFlag = False,
-    json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")] = False,
+    *,
+    settings: AuditConfig,
+    overwrite: Overwrite = False,
+    json: Json = False,
 ) -> int:
-    """Recompute logprobs with a forward pass and compare them with the saved ones.
-
-    Exit code 1 when they are not the model's (L305); then the likely cause is named.
+    """Logprobs are recomputed with a forward pass. Exit code 1 when they are not the model's (L305); then the likely cause
+    is named.
     """
-    given = locals()
     from gymdata.audit.run import audit as run
-    from gymdata.audit.settings import AuditConfig
 
-    settings = AuditConfig.load(config, {k: given[k] for k in AuditConfig.model_fields}, sets)
     with Watch("audit") as watch:
         report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
-    return 0 if report.ok else 1
+    return finish(report, lambda: _show(report), json=json)
 
 
 def _show(report: AuditReport) -> None:
@@ -78,23 +50,10 @@ def _show(report: AuditReport) -> None:
         _bars("place in the generation", "positions", report.positions)
         _bars("turn", "turns", report.turns)
         _worst(report.worst)
-    quantiles = summary["ratio"]["quantiles"]
     facts(
         f"audit against {report.model['path']} ({report.model['dtype']}, {report.model['device']})",
-        [
-            ("rollouts, tokens", f"{summary['rollouts']:,}, {summary['tokens']:,}"),
-            *((f"  left out: {code}", n) for code, n in report.left_out.items()),
-            ("max |Δ log p|", summary["max_abs_difference"]),
-            ("mean |Δ log p|", summary["mean_abs_difference"]),
-            (f"tokens beyond {report.tolerance:g}", summary["tokens_beyond_tolerance"]),
-            ("ratio: mean, min, max", ", ".join(f"{summary['ratio'][k]:.6g}" for k in ("mean", "min", "max"))),
-            ("ratio: 1 %, 50 %, 99 %", ", ".join(f"{quantiles[q]:.6g}" for q in ("0.01", "0.5", "0.99"))),
-            ("outside [0.9, 1.1]", f"{summary['share_outside']:.2%}"),
-            ("KL sampler to model: k1, k3", f"{summary['kl_k1']:.3g}, {summary['kl_k3']:.3g}"),
-            ("effective sample size", f"{summary['effective_sample_size']:.1%}"),
-            *((("written to", report.path),) if report.path else ()),
-        ],
-    )  # fmt: skip
+        report.rows(),
+    )
     for line in report.notes:
         say(line)
     if report.ok:

@@ -1,4 +1,4 @@
-"""What commands share: flags that mean the same everywhere, tables, progress, and the ending of a command.
+"""What commands print: tables, progress, JSON, and the ending of a command.
 
 Invariants: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
 few seconds.
@@ -10,11 +10,8 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
-
-import typer
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gymdata.errors import ACTS, printable
 
@@ -24,7 +21,10 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.table import Table
 
+    from gymdata.public import Report
+
 _typed: list[str] = []
+_answers: list[int] = []
 
 
 def command_words() -> list[str]:
@@ -35,16 +35,13 @@ def command_words() -> list[str]:
 def remember_command(words: Sequence[str]) -> None:
     """Called by ``main`` with what it was given."""
     _typed[:] = words
+    _answers.clear()
 
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags take precedence.")]
-SetFlag = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
-OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Start over, replacing existing output.")]
-AllowChangedFlag = Annotated[
-    bool, typer.Option("--allow-changed", help="Read sealed files that differ from the record in run.json.")
-]
-SeedFlag = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
+def answered() -> bool:
+    """Whether the command that ``main`` runs has printed its JSON."""
+    return bool(_answers)
+
 
 _UNWRAPPED = 1_000
 #: What was counted in less time than this is no rate: much of it came at once.
@@ -57,13 +54,12 @@ def emit_json(value: Any) -> None:
     """One JSON value on stdout; non-finite numbers as the strings "NaN", "Infinity" and "-Infinity"."""
     import json
 
-    write_json(json.dumps(_finite(value), ensure_ascii=False, default=str))
-
-
-def write_json(text: str) -> None:
-    """A JSON text on stdout, with JSON's own escapes for what a terminal would act on: only strings hold such."""
-    import json
-
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+    _answers.append(len(text))
+    # JSON's own escapes for what a terminal would act on: only strings hold such.
     sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
 
 
@@ -80,6 +76,18 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int:
+    """What every command ends with: the report as one JSON object, or as the summary table titled ``text``; where a
+    summary is more than that table, ``text`` prints it. Returns the exit code."""
+    if json:
+        emit_json(report.to_dict())
+    elif callable(text):
+        text()
+    else:
+        facts(text, report.rows())
+    return report.exit_code
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
@@ -158,7 +166,7 @@ def _print(table: Table) -> None:
     if sys.stdout.isatty():
         console.print(table)
         return
-    # The padding of cells is of use to nobody who reads a file or a pipe.
+    # In a file or a pipe the padding of cells is noise.
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
@@ -234,7 +242,7 @@ class Watch:
         self._every_s = every_s
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line_at = time.monotonic()
         self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
@@ -270,7 +278,7 @@ class Watch:
         if self.bar is not None and self._task is not None:
             done, total = self._counts.get("done", 0), self._counts.get("total")
             self.bar.update(self._task, completed=done, total=total, of=self._of(), facts=self._facts())
-        elif time.monotonic() - self._said >= self._every_s:
+        elif time.monotonic() - self._last_line_at >= self._every_s:
             self._say()
 
     def message(self, text: str) -> None:
@@ -280,7 +288,7 @@ class Watch:
             note(text)
 
     def _say(self) -> None:
-        self._said = time.monotonic()
+        self._last_line_at = time.monotonic()
         note(f"{self._what} {self._of()}  {self._facts()}".rstrip())
 
     def _since(self, name: str) -> float:

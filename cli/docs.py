@@ -9,7 +9,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from .console import JsonFlag, emit_json, facts
+from .console import emit_json, facts
+from .flags import Json
 
 #: Topics in the order of the path from tasks to a checkpoint; each is a file of ``gymdata/docs``.
 TOPICS = (
@@ -27,6 +28,7 @@ TOPICS = (
     "finetune",
     "querying",
     "python-api",
+    "settings",
     "file-format",
     "nemo-gym",
     "nemo-agent-toolkit",
@@ -46,8 +48,8 @@ class Page(NamedTuple):
     text: str
 
 
-def docs(topic: _Topic = [], json: JsonFlag = False) -> None:  # noqa: B006  # typer makes a list of its own
-    """Print a topic of the documentation, or list all topics."""
+def docs(topic: _Topic = [], json: Json = False) -> None:  # noqa: B006  # typer makes a list of its own
+    """Without a topic, all topics are listed."""
     if topic:
         page = read_page("-".join(topic))
         if json:

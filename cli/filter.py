@@ -2,91 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from gymdata.filter.settings import FilterConfig
 
-from .console import (
-    ConfigFile,
-    JsonFlag,
-    OverwriteFlag,
-    SeedFlag,
-    SetFlag,
-    Watch,
-    command_words,
-    emit_json,
-    facts,
-    grid,
-)
+from .console import Watch, command_words, facts, finish, grid
+from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
     from gymdata.filter.run import FilterReport
 
-_Path = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
-_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
-_Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where", metavar="CONDITION", help='Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.'
-    ),
-]
-_Group = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--group-where",
-        metavar="CONDITION",
-        help='Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.',
-    ),
-]
-_BestBy = Annotated[
-    str | None,
-    typer.Option("--best-by", metavar="NUMBER", help="Number that ranks rollouts for --best-n (default: reward)."),
-]
-_Balance = Annotated[
-    str | None,
-    typer.Option("--balance", metavar="COLUMN", help="Keep the same number of rollouts per value of this column."),
-]
 
-
+@with_flags(FilterConfig)
 def filter_(
-    path: _Path,
-    output: _Output = None,
-    where: _Where = None,
-    group_where: _Group = None,
-    dedupe: Annotated[
-        bool, typer.Option("--dedupe", help="Keep one of the rollouts of a group with identical tokens.")
-    ] = False,
-    best_n: Annotated[int | None, typer.Option("--best-n", help="Keep the best N rollouts per group.")] = None,
-    best_by: _BestBy = None,
-    balance: _Balance = None,
-    split_by: Annotated[
-        str | None, typer.Option("--split-by", help="Write a train and a test file, split by task: task.")
-    ] = None,
-    test_share: Annotated[
-        float | None, typer.Option("--test-share", help="Share of tasks in the test file (default: 0.1).")
-    ] = None,
-    seed: SeedFlag = None,
-    config: ConfigFile = None,
-    sets: SetFlag = [],  # noqa: B006 - typer copies it
-    overwrite: OverwriteFlag = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report counts only; write nothing.")] = False,
-    json: JsonFlag = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Keep the rollouts that pass every step, and report how many were dropped, by reason.
-
-    Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
+    path: RunFiles,
+    output: Output = None,
+    *,
+    settings: FilterConfig,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
     sum_ before a number's name. A comparison with a missing value is not true.
     """
-    from gymdata.filter.run import filter_rollouts
-    from gymdata.filter.settings import FilterConfig
+    from gymdata.filter.run import filter as run
 
-    flags = {"where": where, "group_where": group_where, "best_n": best_n, "best_by": best_by, "balance": balance,
-             "split_by": split_by, "test_share": test_share, "seed": seed, "dedupe": dedupe or None}  # fmt: skip
-    settings = FilterConfig.load(config, flags, sets)
     with Watch("filter") as watch:
-        report = filter_rollouts(
+        report = run(
             path,
             output,
             config=settings,
@@ -95,10 +38,7 @@ def filter_(
             command=command_words(),
             progress=watch,
         )
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
+    return finish(report, lambda: _show(report), json=json)
 
 
 def _show(report: FilterReport) -> None:
@@ -108,14 +48,4 @@ def _show(report: FilterReport) -> None:
         rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
     if rows:
         grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
-    split = len(report.sides) > 1
-    sides = [(side, f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks") for side, n in report.sides.items() if split]
-    facts(
-        "filter",
-        [
-            ("rollouts", f"{report.rollouts_out:,} of {report.rollouts_in:,}"),
-            ("groups", f"{report.groups_out:,} of {report.groups_in:,}"),
-            *sides,
-            *(("written to" if not split else f"{side} file", str(path)) for side, path in report.files.items()),
-        ],
-    )
+    facts("filter", report.rows())

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymdata.errors import printable
+from gymdata.finetune.settings import FinetuneFlags
+from gymdata.public import rate_text
 
-from .console import JsonFlag, OverwriteFlag, command_words, emit_json, facts, note, prints_apart, show
+from .console import command_words, finish, note, prints_apart, show
+from .flags import Json, Overwrite, with_flags
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,53 +31,30 @@ _Override = Annotated[
     typer.Option("-o", "--override", metavar="KEY VALUE", help="Set a dotted key; repeatable. A key without a "
                  "section belongs to finetuning."),
 ]  # fmt: skip
-_Dataset = Annotated[str | None, typer.Option("--dataset", help="Training tasks (file or glob).")]
-_HeldOut = Annotated[
-    str | None, typer.Option("--validation-dataset", "--validation_dataset", help="Held-out tasks (file or glob).")
-]
-_Interval = Annotated[
-    int | None,
-    typer.Option("--validation-interval", "--validation_interval", help="Epochs between validations (default: 5)."),
-]
-_HeldOutConfig = Annotated[
-    str | None,
-    typer.Option("--validation-config", "--validation-config-file", "--validation_config_file",
-                 help="YAML merged over the configuration for validation only."),
-]  # fmt: skip
-_Endpoint = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="Base URL of a vLLM server to sample from.")
-]
-_Timeout = Annotated[
-    float | None, typer.Option("--endpoint-timeout", "--endpoint_timeout", help="Seconds per request (default: 300).")
-]
-_Result = Annotated[
-    Path | None, typer.Option("--result-json-path", "--result_json_path", help="Also write the final result here.")
-]
-_Output = Annotated[Path | None, typer.Option("--output", help="Output folder (default: finetuning.output_dir).")]
-_RunId = Annotated[str | None, typer.Option("--run-id", help="Run ID (default: random).")]
-_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")]
+#: Published with underscores.
+_NAMES = {
+    "validation_dataset": ["--validation-dataset", "--validation_dataset"],
+    "validation_interval": ["--validation-interval", "--validation_interval"],
+    "validation_config": ["--validation-config", "--validation-config-file", "--validation_config_file"],
+    "endpoint_timeout": ["--endpoint-timeout", "--endpoint_timeout"],
+    "result_json_path": ["--result-json-path", "--result_json_path"],
+    "output": ["--output"],
+}
 #: Columns of the live table that a narrow terminal does without, the first to go first.
 _SPARED = ("share", "groups", "KL", "tokens", "95 %", "used", "loss")
 
 
+@with_flags(FinetuneFlags, _NAMES, file=False)
 def finetune(
     config: _Config = None,
     config_file: _ConfigFile = None,
     override: _Override = None,
-    dataset: _Dataset = None,
-    validation_dataset: _HeldOut = None,
-    validation_interval: _Interval = None,
-    validation_config: _HeldOutConfig = None,
-    endpoint: _Endpoint = None,
-    endpoint_timeout: _Timeout = None,
-    result_json_path: _Result = None,
-    output: _Output = None,
-    run_id: _RunId = None,
-    overwrite: OverwriteFlag = False,
-    json: JsonFlag = False,
-    verbose: _Verbose = False,
-) -> None:
-    """Run epochs of collect, curriculum, train and validate from one file; rerun the same command to resume."""
+    *,
+    settings: FinetuneFlags,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> int:
+    """The same command again resumes."""
     from gymdata.errors import UsageError
     from gymdata.finetune.run import finetune as run
 
@@ -88,18 +68,11 @@ def finetune(
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
     with LiveTable() as board, prints_apart():
-        result = run(
-            config or config_file or "", overrides, dataset=dataset,
-            validation_dataset=validation_dataset, validation_interval=validation_interval,
-            validation_config=validation_config, endpoint=endpoint, endpoint_timeout=endpoint_timeout,
-            result_json_path=result_json_path, output=output, run_id=run_id, overwrite=overwrite, watch=board,
+        report = run(
+            config or config_file or "", overrides, **dict(settings), overwrite=overwrite, watch=board,
             command=command_words(),
         )  # fmt: skip
-    if json:
-        emit_json(result)
-    else:
-        # A loop of the user's may end with anything.
-        facts("finetune", _rows(result) if "epochs" in result else [(str(k), v) for k, v in result.items()])
+    return finish(report, "finetune", json=json)
 
 
 def rewrite(words: list[str]) -> list[str]:
@@ -130,31 +103,6 @@ def pair(text: str) -> tuple[str, str]:
             "-o", key, "a key and a value, as in -o num_epochs 8", hint="-o is KEY VALUE here; the folder is --output"
         )
     return key, value
-
-
-def _rows(result: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
-    from gymdata.user_code import from_here
-
-    yield "epochs", f"{result['epochs']} of {result['algorithm']}"
-    yield "reward, first and last", f"{show(result['reward_first'])} and {show(result['reward_last'])}"
-    held_out = result.get("validation") or {}
-    for name in ("first", "last"):
-        if name in held_out:
-            found = held_out[name]
-            yield (
-                f"held-out, {name}",
-                f"{_rate(found)} after epoch {found['epoch']}, {found['successes']} of {found['n']}",
-            )
-    if "difference" in held_out:
-        yield "  last minus first", _rate(held_out["difference"]).replace(" %", " points", 1)
-    yield "tokens trained", result["trained_tokens"]
-    yield "policy", from_here(result["policy"])
-    yield "report", from_here(result["report"])
-
-
-def _rate(found: Mapping[str, Any]) -> str:
-    interval = "" if not found["ci95"] else f" (95 %: {100 * found['ci95'][0]:.1f} to {100 * found['ci95'][1]:.1f})"
-    return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{interval}"
 
 
 class LiveTable:
@@ -287,7 +235,7 @@ def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tokens", show(row.get("trained_tokens"))),
         ("loss", show(row.get("training_loss"))),
         ("KL", show(row.get("kl_to_start"))),
-        ("held-out", _rate(held_out) if held_out else "–"),
+        ("held-out", rate_text(held_out) if held_out else "–"),
     ]
 
 

@@ -7,57 +7,27 @@ from typing import Annotated
 
 import typer
 
-from .console import JsonFlag, OverwriteFlag, command_words, emit_json, facts, note
+from gymdata.interop.settings import ImportConfig
+
+from .console import command_words, finish, note
+from .flags import Json, Overwrite, with_flags
 
 _Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON lines or JSON (.gz, .zst), or globs.")]
-_From = Annotated[
-    str | None,
-    typer.Option("--from", help="nemo-gym, nat-trajectories, nat-dpo, nat-dpo-items or atif (default: auto-detect)."),
-]
 _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")]
-_RunId = Annotated[str | None, typer.Option("--run-id", help="Run ID (default: random).")]
-_Format = Annotated[str, typer.Option("--format", help="File format: parquet or jsonl.")]
-_Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer", help="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not)."
-    ),
-]
-_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 
 
+@with_flags(ImportConfig, {"source": ["--from"]})
 def import_(
-    files: _Files,
-    output: _Output,
-    from_: _From = None,
-    run_id: _RunId = None,
-    format: _Format = "parquet",
-    tokenizer: _Tokenizer = None,
-    overwrite: OverwriteFlag = False,
-    json: JsonFlag = False,
-    verbose: _Verbose = False,
+    files: _Files, output: _Output, *, settings: ImportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
-    """Import rollouts or preference pairs of other projects. Exit code 1 when some rows were rejected.
-
-    NeMo Gym rows, trajectories and DPO rows of the NeMo Agent Toolkit, ATIF trajectories.
+    """NeMo Gym rows, trajectories and DPO rows of the NeMo Agent Toolkit, ATIF trajectories. Exit code 1 when some rows were
+    rejected.
     """
-    from gymdata.errors import UsageError
-    from gymdata.interop.run import NOT_REBUILT, REJECTED, SOURCES, import_rollouts
+    from gymdata.interop.run import NOT_REBUILT, REJECTED, import_rollouts
 
-    if format not in ("parquet", "jsonl"):
-        raise UsageError.unknown_choice("--format", format, ("parquet", "jsonl"))
-    done = import_rollouts(
-        files,
-        output,
-        source=from_,
-        run_id=run_id,
-        overwrite=overwrite,
-        format=format,
-        tokenizer=tokenizer,
-        command=command_words(),
-    )
+    done = import_rollouts(files, output, **dict(settings), overwrite=overwrite, command=command_words())
     if done.rejected:
-        note(f"{done.rejected:,} of {done.rows:,} rows rejected: {output / REJECTED} has their lines and reasons")
+        note(f"{done.rejected:,} of {done.rows_in:,} rows rejected: {output / REJECTED} has their lines and reasons")
     if done.duplicates:
         note(
             f"{done.duplicates:,} of {done.rollouts:,} rollouts are the same as an earlier one (D701): "
@@ -70,21 +40,4 @@ def import_(
             f"{done.without_token_data:,} of {done.rollouts:,} rollouts have no token data: "
             "they cannot be trained as they were sampled"
         )
-    if json:
-        emit_json(done.to_dict())
-    else:
-        about = [
-            ("rollouts", done.rollouts),
-            ("turns with token ids", done.turns),
-            ("breaks", done.breaks),
-            ("rollouts without token data", done.without_token_data),
-            ("rollouts without reward", done.without_reward),
-            ("duplicate rollouts", done.duplicates),
-        ]
-        if tokenizer is not None:
-            about += [("prompts rebuilt", done.prompts_rebuilt), ("prompts not rebuilt", done.prompts_refused)]
-        counts = [("pairs, without token data", done.pairs)] if SOURCES[done.format] == "pairs" else about
-        rejected = [(f"  rejected, {code}", n) for code, n in done.reasons.items()]
-        rows = [("format", done.format), ("rows", done.rows), *rejected, *counts, ("written to", str(output))]
-        facts("import", rows)
-    return 1 if done.rejected else 0
+    return finish(done, "import", json=json)

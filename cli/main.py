@@ -8,11 +8,11 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+import traceback
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from gymdata.errors import (
     EXIT_FAULTS,
@@ -23,12 +23,14 @@ from gymdata.errors import (
     GymdataError,
     UsageError,
     printable,
+    redacted,
 )
-from gymdata.redaction import redacted
-from gymdata.store.reading import current, reading
+from gymdata.store.reading import reading
 
-from .console import AllowChangedFlag, note, remember_command
+from .console import answered, emit_json, note, remember_command
+from .flags import with_common
 
+<<<<<<< HEAD
 #: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
 #: the order of the path from tasks to a checkpoint.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -54,17 +56,85 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
     "docs": ("docs", "docs", "Read the documentation, topic by topic."),
     "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
+=======
+#: Group → command → (module of this package, function, what it does: at most 60 characters, or the list of commands cuts
+#: it), in the order of the path from tasks to a checkpoint.
+GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
+    "Collect": {
+        "collect": ("collect", "collect", "Sample rollouts with a policy, with token IDs and logprobs."),
+        "check": ("check", "check", "Probe a chat template, or a server, before sampling."),
+    },
+    "Check": {
+        "validate": ("validate", "validate", "Check rollouts or pairs by token, and report every fault."),
+        "audit": ("audit", "audit", "Check saved logprobs against a model, and find causes."),
+        "score": ("score", "score", "Score saved rollouts again without sampling."),
+        "judge": ("judge", "judge", "Compare rollouts pairwise with a judge, for rewards."),
+        "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
+    },
+    "Build": {
+        "filter": ("filter", "filter_", "Keep rollouts that pass conditions; report drops by reason."),
+        "pairs": ("pairs", "pairs", "Build preference pairs from scored rollouts."),
+        "experience": ("experience", "experience", "Turn scored rollouts into sequences with advantages."),
+    },
+    "Train": {
+        "train-sft": ("train", "train_sft", "Train on the exact tokens of the best rollouts."),
+        "train-dpo": ("train", "train_dpo", "Train with DPO on the exact tokens of saved pairs."),
+        "train-kto": ("train", "train_kto", "Train with KTO on the tokens of good and bad rollouts."),
+        "train-reward": ("train", "train_reward", "Train a reward model on saved pairs, and measure it."),
+        "train-rl": ("train", "train_rl", "Train with batch RL on saved experiences, ratios checked."),
+        "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
+    },
+    "Look": {
+        "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
+        "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
+    },
+    "Exchange": {
+        "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
+        "export": ("export", "export", "Write rollouts in another project's format."),
+    },
+    "Set up": {
+        "docs": ("docs", "docs", "Read the documentation, topic by topic."),
+        "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
+    },
+>>>>>>> main
 }
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 READERS = frozenset(
+<<<<<<< HEAD
     ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "show", "query"]
+=======
+    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query", "view"]
+>>>>>>> main
     + [name for name in COMMANDS if name.startswith("train-")]
 )
 
 
-class OnceCommand(TyperCommand):
+class Groups(TyperGroup):
+    """The list of commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        widest = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), summary) for name, (_, _, summary) in commands.items()])
+
+
+class OneCommand(TyperCommand):
     """A command whose options of one value are given once: the parser alone would take the last and drop the others."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        return ["[OPTIONS]", *(_name(one) if one.required else f"[{_name(one)}]" for one in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        params: list[Any] = self.get_params(ctx)
+        if arguments := [(_name(p), p.help) for p in params if p.param_type_name == "argument"]:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        with formatter.section("Options"):
+            formatter.write_dl([p.get_help_record(ctx) for p in params if p.param_type_name == "option"])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises UsageError for an option that is given twice, or both on and off."""
@@ -81,6 +151,10 @@ class OnceCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def _name(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
 def _refuse_twice(option: Any, values: list[Any]) -> None:
     if option.is_flag:
         # Said twice, a flag means what it means; on and off exclude each other.
@@ -95,40 +169,24 @@ def _refuse_twice(option: Any, values: list[Any]) -> None:
 def build(command: str | None) -> typer.Typer:
     """The application with ``command`` in full; the others are only named, so that nothing they need is loaded."""
     app = typer.Typer(
+        cls=Groups,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         # Plain help: the boxes of the rich one cut long option names on narrow terminals.
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         help="Turn LLM rollouts into training data, once, on disk, and train from those files.",
+        epilog="gymdata help COMMAND shows the options of a command.",
     )
     app.callback(invoke_without_command=True)(_root)
     for name, (module, function, summary) in COMMANDS.items():
         if name == command:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
-            app.command(name, cls=OnceCommand)(with_allow_changed(body) if name in READERS else body)
+            text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
+            app.command(name, cls=OneCommand, help=text)(with_common(body, reads=name in READERS))
         else:
             app.command(name, help=summary)(_named_only)
     return app
-
-
-def with_allow_changed(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body`` with the flag ``--allow-changed``, which means the same in every command that reads sealed files."""
-
-    def run(*args: Any, allow_changed: bool, **given: Any) -> Any:
-        if allow_changed:
-            current().allow_changed = True
-        return body(*args, **given)
-
-    signature = inspect.signature(body, eval_str=True)
-    flag = inspect.Parameter(
-        "allow_changed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AllowChangedFlag
-    )
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]  # inspect reads it
-    run.__annotations__ = {p.name: p.annotation for p in (*signature.parameters.values(), flag)}
-    run.__doc__ = body.__doc__
-    return run
 
 
 def rewritten(command: str | None, argv: list[str]) -> list[str]:
@@ -143,7 +201,7 @@ def _named_only() -> None:
     """Stands for a command in the list of commands."""
 
 
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print the version.")] = False) -> None:
     if version:
         import gymdata
 
@@ -176,74 +234,82 @@ def main(argv: list[str]) -> int:
     return code or (EXIT_FAULTS if found.damage else EXIT_OK)
 
 
-def _refused_value(error: Exception) -> str | None:
-    """The wording of a flag's value that pydantic refuses, which is that of a setting; None for any other error."""
-    faults, names = getattr(error.__cause__, "errors", None), getattr(getattr(error, "param", None), "opts", None)
-    if faults is None or not names:
-        return None
-    from gymdata.settings import wanted
-
-    fault = faults()[0]
-    return str(UsageError.bad_value(" / ".join(names), fault["input"], wanted(fault)))
-
-
 def _main(argv: list[str]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     _log_tracebacks(verbose)
+    words = argv if argv[:1] != ["help"] else [*argv[1:2], "--help"]
+    command = next((word for word in words or _completed() if not word.startswith("-")), None)
     try:
-        command = next((word for word in argv if not word.startswith("-")), None)
-        result: Any = build(command)(args=rewritten(command, argv), standalone_mode=False, prog_name="gymdata")
-        if result == EXIT_INTERRUPTED:
-            # Typer makes this, without a word, of a Ctrl-C that the command did not answer itself.
-            sys.stderr.write("interrupted\n")
-    except GymdataError as error:
-        if verbose:
-            import traceback
-
-            sys.stderr.write(printable(redacted(traceback.format_exc())))
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        return error.exit_code
+        result: Any = build(command)(args=rewritten(command, words), standalone_mode=False, prog_name="gymdata")
+        if result != EXIT_INTERRUPTED:
+            return result if isinstance(result, int) else 0
+        # Typer makes this, without a word, of a Ctrl-C that the command did not answer itself.
+        error = GymdataError("interrupted")
+        error.exit_code = EXIT_INTERRUPTED
     except typer.Exit as stop:
         return stop.exit_code
-    except typer.TyperException as error:
-        text = printable(redacted(_refused_value(error) or error.format_message()))
-        if not argv:
-            # Nothing was asked: the message is the help itself.
-            sys.stderr.write(f"{text}\n")
-        elif text:
-            known = f" {command}" if command in COMMANDS else ""
-            sys.stderr.write(f"error: {text}\n  → gymdata{known} --help\n")
-        return EXIT_USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted\n")
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; that is not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (MemoryError, OSError) as error:
+    except typer.TyperException as refused:
+        if not argv:
+            # Nothing was asked: the message is the help itself.
+            sys.stderr.write(f"{refused.format_message()}\n")
+            return EXIT_USAGE
+        error = _of_parser(refused, command)
+    except (KeyboardInterrupt, typer.Abort):
+        error = GymdataError("interrupted")
+        error.exit_code = EXIT_INTERRUPTED
+    except Exception as caught:  # noqa: BLE001 - the last resort: a defect of ours becomes one line, and -v shows it whole
+        error = caught if isinstance(caught, GymdataError) else _of_python(caught)
         if verbose:
-            raise
-        if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
-            # Python's, numpy's, Arrow's, or the system's.
-            sys.stderr.write(
-                f"error: out of memory{f' ({error})' if str(error) else ''}\n  → what was written is whole: free memory, "
-                "raise this process's limit, or give the command less at a time, and run it again\n"
-            )
-            return EXIT_OUTSIDE
-        # A disk or folder that refuses, wherever it was met.
-        where = f"{error.filename}: " if error.filename is not None else ""
-        sys.stderr.write(f"error: {printable(f'{where}{error.strerror or error}')}\n")
-        return EXIT_OUTSIDE
-    except Exception as error:  # the last resort: a defect of ours becomes one line, and -v shows it whole
-        if verbose:
-            raise
-        if isinstance(error, ModuleNotFoundError) and (missing := UsageError.missing_module(error)) is not None:
-            sys.stderr.write(f"error: {printable(str(missing))}\n")
-            return missing.exit_code
-        sys.stderr.write(
-            f"error: unexpected {type(error).__name__}: {printable(redacted(str(error)))}\n"
-            "  → this is a defect; run again with -v to see where\n"
+            sys.stderr.write(printable(redacted(traceback.format_exc())))
+    if "--json" in argv and not answered():
+        emit_json({"error": error.to_dict()})
+    sys.stderr.write("interrupted\n" if error.exit_code == EXIT_INTERRUPTED else f"error: {printable(str(error))}\n")
+    return error.exit_code
+
+
+def _completed() -> list[str]:
+    """The words of a command line that a shell asks to complete."""
+    return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+
+
+def _of_parser(refused: Any, command: str | None) -> UsageError:
+    """What the parser refuses, in the words of ours."""
+    faults, param = getattr(refused.__cause__, "errors", None), getattr(refused, "param", None)
+    where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", "the command line")
+    hint = " ".join(["gymdata", *([command] if command in COMMANDS else []), "--help"])
+    if faults is None or param is None:
+        text = refused.format_message()
+        return UsageError(text, hint=hint).at(where)
+    from gymdata.settings import wanted
+
+    fault = faults()[0]
+    if param.type_descriptor.choices:
+        return UsageError.unknown_choice(where, fault["input"], map(str, param.type_descriptor.choices))
+    return UsageError.bad_value(where, fault["input"], wanted(fault), hint=hint)
+
+
+def _of_python(caught: Exception) -> GymdataError:
+    """What Python raised: a full disk, no memory, a missing module, or a defect."""
+    error: GymdataError | None = None
+    if isinstance(caught, MemoryError) or (isinstance(caught, OSError) and caught.errno == errno.ENOMEM):
+        # Python's, numpy's, Arrow's, or the system's.
+        error = GymdataError(
+            f"out of memory{f' ({caught})' if str(caught) else ''}",
+            hint="what was written is whole: free memory, raise this process's limit, or give the command less at a time, "
+            "and run it again",
         )
-        return EXIT_OUTSIDE
-    return result if isinstance(result, int) else 0
+    elif isinstance(caught, OSError):
+        # A disk or folder that refuses, wherever it was met.
+        where = f"{caught.filename}: " if caught.filename is not None else ""
+        error = GymdataError(f"{where}{caught.strerror or caught}").at(caught.filename or "the system")
+    elif isinstance(caught, ModuleNotFoundError) and (missing := UsageError.missing_module(caught)) is not None:
+        return missing
+    else:
+        hint = "this is a defect; run again with -v to see where"
+        error = GymdataError(f"unexpected {type(caught).__name__}: {caught}", hint=hint)
+    error.exit_code = EXIT_OUTSIDE
+    return error

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import JsonFlag, emit_json, fits, grid, note, records, room_beside, say, show
+from .console import emit_json, fits, grid, note, records, room_beside, say, show
+from .flags import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +20,6 @@ _Sql = Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, in DuckDB'
 _Paths = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Run folders, stage folders, files, globs.")]
 _Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
-_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
 #: Longer tables are truncated.
 _SHOWN = 1_000
 
@@ -29,10 +29,9 @@ def query(
     paths: _Paths,
     csv: _Csv = False,
     output: _Output = None,
-    json: JsonFlag = False,
-    verbose: _Verbose = False,
+    json: Json = False,
 ) -> None:
-    """Run DuckDB SQL over rollouts, turns, messages, pairs, failures and scores. Read-only."""
+    """Tables: rollouts, turns, messages, pairs, failures and scores. Read-only."""
     from gymdata.errors import UsageError
     from gymdata.query.run import check_target, run_query, write_result, write_text
     from gymdata.query.types import json_value, python_values

@@ -2,133 +2,56 @@
 
 from __future__ import annotations
 
-import inspect
-import types
-import typing
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gymdata.train.settings import TRAINERS, TrainConfig
 
-from .console import (
-    ConfigFile,
-    JsonFlag,
-    OverwriteFlag,
-    SeedFlag,
-    SetFlag,
-    Watch,
-    command_words,
-    emit_json,
-    facts,
-    note,
-)
+from .console import Watch, command_words, finish, note
+from .flags import DryRun, Json, Overwrite, with_flags
 
 _SOURCES = {
     "pairs": ("PAIRS", "Pairs: file, output folder of `gymdata pairs`, or glob."),
     "experiences": ("EXPERIENCES", "Experiences: file, output folder of `gymdata experience`, or glob."),
     "rollouts": ("RUN", "Rollouts: run folder, file or glob."),
 }
-_Model = Annotated[
-    str | None, typer.Option("-m", "--model", help="Model folder; a LoRA adapter folder is trained further.")
-]
-_Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Folder for the trained model; resumed if it exists.")
-]
 _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set lora_r=16 …).")]
-_DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check the data and the token checksum of the batches; train nothing.")
-]
-_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks.")]
-#: Flags of every trainer, those of its own settings standing between the two groups.
-_BEFORE: dict[str, tuple[Any, Any]] = {
-    "model": (_Model, None),
-    "output": (_Output, None),
-    "config": (ConfigFile, None),
-    "sets": (SetFlag, []),
-}
-_AFTER: dict[str, tuple[Any, Any]] = {
-    "lora": (_Lora, False), "seed": (SeedFlag, None), "overwrite": (OverwriteFlag, False),
-    "dry_run": (_DryRun, False), "json": (JsonFlag, False), "verbose": (_Verbose, False),
-}  # fmt: skip
+_Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 
 
-def _command(kind: type[TrainConfig]) -> Callable[..., None]:
-    """The command of a trainer; a field of its settings that has a description is a flag."""
+def _command(kind: type[TrainConfig]) -> Callable[..., int]:
+    """The command of a trainer."""
+
+    def run(
+        source: str,
+        settings: TrainConfig,
+        lora: _Lora = False,
+        seed: _Seed = None,
+        overwrite: Overwrite = False,
+        dry_run: DryRun = False,
+        json: Json = False,
+    ) -> int:
+        from gymdata.pairs.run import pairs_of_run
+        from gymdata.train.run import train
+
+        found = pairs_of_run(source) if kind.table.name == "pairs" else None
+        if found is not None:
+            note(f"pairs: {', '.join(map(str, found))}")
+        with Watch("training") as watch:
+            report = train(
+                source, settings, overwrite=overwrite, dry_run=dry_run, progress=watch, command=command_words()
+            )
+        return finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
+
     metavar, what = _SOURCES[kind.table.name]
-    own = {name: (_flag(name, kind), None) for name, field in kind.model_fields.items() if field.description}
-    flags = {**_BEFORE, **own, **_AFTER}
-
-    def run(source: str, **given: Any) -> None:
-        _train(kind, source, {name: given.pop(name) for name in own}, **given)
-
-    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    source = Annotated[str, typer.Argument(metavar=metavar, help=what)]
-    signature = [inspect.Parameter("source", positional, annotation=source)]
-    signature += [inspect.Parameter(n, positional, annotation=a, default=d) for n, (a, d) in flags.items()]
-    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # inspect reads it
-    run.__annotations__ = {p.name: p.annotation for p in signature}
-    run.__doc__ = kind.about
-    return run
-
-
-def _flag(name: str, kind: type[TrainConfig]) -> Any:
-    """An option that is None when not given, so that only what was given beats the file."""
-    field, flag = kind.model_fields[name], f"--{name.replace('_', '-')}"
-    hint: Any = field.annotation
-    if typing.get_origin(hint) is types.UnionType:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is typing.Literal:
-        hint = str  # the settings name the nearest choice
-    if typing.get_origin(hint) is tuple:
-        hint = str  # a,b
-    names = (flag,) if hint is bool else ()
-    return Annotated[hint | None, typer.Option(*names, help=field.description)]
-
-
-def _train(
-    kind: type[TrainConfig], source: str, own: dict[str, Any], *, lora: bool, seed: int | None, json: bool, **rest: Any
-) -> None:
-    from gymdata.pairs.run import pairs_of_run
-    from gymdata.train.run import train
-
-    rest.pop("verbose")
-    found = pairs_of_run(source) if kind.table.name == "pairs" else None
-    if found is not None:
-        note(f"pairs: {', '.join(map(str, found))}")
-    settings = {**own, "seed": seed, "use_peft": lora or None}
-    with Watch("training") as watch:
-        result = train(kind.algorithm, source, settings=settings, progress=watch, command=command_words(), **rest)
-    if json:
-        emit_json(result)
-        return
-    facts(f"train-{kind.algorithm}" + (" (dry run)" if rest["dry_run"] else ""), _rows(result))
-
-
-def _rows(result: dict[str, Any]) -> list[tuple[str, object]]:
-    """What a training ends with."""
-    proof = result["trained_tokens"]
-    rows: list[tuple[str, object]] = [
-        (name.replace("_", " "), n) for name, n in result["counts"].items() if name != "trained_tokens"
-    ]
-    rows += [("tokens per epoch", proof["file"]["count"]), ("token checksum", _equal(proof))]
-    if heldout := result.get("heldout"):
-        low, high = heldout["ci95"]
-        rows.append(("held-out preference accuracy", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
-    if ratio := result.get("ratio"):
-        rows.append(("ratio before training, mean", ratio["mean"]))
-        rows.append(("  effective sample size", f"{ratio['effective_sample_size']:.1%}"))
-    return [*rows, ("steps", result.get("steps")), ("output", result["config"]["output"])]
-
-
-def _equal(proof: dict[str, Any]) -> object:
-    """A training that stopped inside its first epoch could not feed the whole file; what it fed was held against it."""
-    fed = (proof.get("epochs") or [{}])[-1]
-    if proof["equal"] or not fed.get("equal"):
-        return {True: "match", False: "MISMATCH"}.get(proof["equal"])
-    return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+    run.__annotations__["source"] = Annotated[str, typer.Argument(metavar=metavar, help=what)]
+    run.__doc__ = (
+        f"Every setting of {kind.library} and TRL's ModelConfig is a key of --config and --set, as "
+        "--set learning_rate=1e-5."
+    )
+    return with_flags(kind, keys={"lora": "use_peft", "seed": "seed"})(run)
 
 
 train_sft = _command(TRAINERS["sft"])

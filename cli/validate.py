@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gymdata.errors import printable
+from gymdata.validate.settings import ValidateConfig
+
+from .console import command_words, facts, finish, grid
+from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.violations import Report, Violation
+    from gymdata.rollouts.continuity.repair import FixReport
+
+    from gymdata.rollouts.violations import ValidationReport, Violation
 
 #: Errors shown of each code before the rest is only counted.
 SHOWN = 50
@@ -19,27 +25,23 @@ SHOWN = 50
 SHOWN_WARNINGS = 3
 
 
+@with_flags(ValidateConfig)
 def validate(
-    path: Annotated[str | None, typer.Argument(help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")] = None,
-    select: Annotated[
-        list[str] | None, typer.Option("--select", help="Check only these codes or prefixes (T2).")
+    settings: ValidateConfig,
+    path: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Skip these codes or prefixes.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="Explain a code.")] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option("--tokenizer", help="Tokenizer folder: checks ID bounds and explains breaks by text."),
+    fix: Annotated[
+        Literal["split", "truncate", "drop"] | None, typer.Option("--fix", help="Repair rollouts with errors.")
     ] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Also compare generations with their messages.")] = False,
-    fix: Annotated[str | None, typer.Option("--fix", metavar="CHOICE", help="Repair: split, truncate or drop.")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", help="Output of --fix.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of --fix.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one complete JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the last line.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every finding, including infos.")] = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
-    """Check rollouts or pairs, token by token, and report every fault. Exit code 1 when errors were found."""
+    """Exit code 1 when errors were found. -v lists every finding, infos included."""
     if explain is not None:
         from gymdata.rollouts.violations import explain as text
 
@@ -50,52 +52,40 @@ def validate(
 
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
-        return _fix(path, fix, output, overwrite, as_json)
+        return _fix(path, fix, output, overwrite, json)
     from gymdata.validate.run import validate as run
 
-    report = run(path, select=select or (), ignore=ignore or (), strict=strict, tokenizer=tokenizer, decode=decode)
-    if as_json:
-        from .console import write_json
-
-        write_json(report.to_json())
-    else:
-        _show(report, everything=verbose, quiet=quiet)
-    return 0 if report.ok else 1
+    report = run(path, **dict(settings))
+    return finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
 
 
-def _fix(path: str, choice: str, output: str | None, overwrite: bool, as_json: bool) -> int:
+def _fix(
+    path: str, choice: Literal["split", "truncate", "drop"], output: str | None, overwrite: bool, as_json: bool
+) -> int:
     from gymdata.errors import UsageError
     from gymdata.validate.run import fix
-
-    from .console import command_words, emit_json, grid, say
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
-    account = fix(path, choice, output, overwrite=overwrite, command=command_words())  # type: ignore[arg-type]  # fix() refuses other choices
-    if as_json:
-        emit_json(account.to_dict())
-        return 0 if not account.errors_after else 1
+    account = fix(path, choice, output, overwrite=overwrite, command=command_words())
+    return finish(account, lambda: _show_fix(account), json=as_json)
+
+
+def _show_fix(account: FixReport) -> None:
     columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
     clean = account.rollouts_in - account.rollouts_with_errors
     rows = []
     for name, cost in account.costs.items():
         removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-        mark = f"→ {name}" if name == choice else name
+        mark = f"→ {name}" if name == account.choice else name
         after = clean + cost.rollouts_after
         rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
-    grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")
-    if account.rows_unreadable:
-        print(f"{account.rows_unreadable:,} rows could not be read and were left out")
-    say(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
-    return 0 if not account.errors_after else 1
+    grid(columns, rows, title="what each choice would cost")
+    facts("fix", account.rows())
 
 
-def _show(report: Report, everything: bool, quiet: bool) -> None:
-    from gymdata.rollouts.violations import CODES
-
-    from .console import say
-
+def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
@@ -114,12 +104,10 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
         print()
-    for code, count in report.by_code.items():
-        print(f"{count:>9,}  {code}  {CODES[code].meaning}")
+    for meaning, count in report.rows():
+        print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()
-    for text in report.notes:
-        say(f"note: {text}")
     print(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")

@@ -3,7 +3,7 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, validate, fix, audit, query, reading.
+Check them: check, check_endpoint, validate, fix, audit, query, view, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_rl, finetune, demo.
@@ -46,25 +46,26 @@ _HOME = {
     "TrainRewardConfig": "train.settings",
     "TrainRlConfig": "train.settings",
     "TrainSftConfig": "train.settings",
+    "ViewConfig": "view.settings",
     "audit": "audit.run",
     "check": "check.run",
     "check_endpoint": "check.run",
     "collect": "collect.run",
-    "demo": "demo",
-    "expand_turns": "data",
-    "experience": "experience.run:build_experiences",
-    "export": "interop.run:export_rollouts",
-    "filter": "filter.run:filter_rollouts",
+    "demo": "demo.run",
+    "expand_turns": "query.opened",
+    "experience": "experience.run",
+    "export": "interop.run",
+    "filter": "filter.run",
     "finetune": "finetune.run",
     "fix": "validate.run",
     "import_rollouts": "interop.run",
     "judge": "judge.run",
     "load_experiences": "experience.loading",
-    "load_rollouts": "data",
+    "load_rollouts": "query.opened",
     "open": "query.opened:open_run",
-    "pairs": "pairs.run:build_pairs",
+    "pairs": "pairs.run",
     "query": "query.run",
-    "reading": "data",
+    "reading": "store.reading",
     "score": "score.run",
     "serve_genrm": "judge.serve.run",
     "train_dpo": "train.run",
@@ -73,6 +74,7 @@ _HOME = {
     "train_rl": "train.run",
     "train_sft": "train.run",
     "validate": "validate.run",
+    "view": "view.run",
 }
 
 #: Folders and files that are public as they are: the maths.
@@ -95,6 +97,7 @@ __all__ = [
     "TrainRewardConfig",
     "TrainRlConfig",
     "TrainSftConfig",
+    "ViewConfig",
     "audit",
     "check",
     "check_endpoint",
@@ -126,6 +129,7 @@ __all__ = [
     "train_rl",
     "train_sft",
     "validate",
+    "view",
 ]
 
 

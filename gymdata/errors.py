@@ -1,8 +1,10 @@
-"""Every error that gymdata raises on purpose, and the wording of each.
+"""Every error that gymdata raises on purpose, the wording of each, and what is shown of a URL.
 
 Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
 code that the command line ends with; a fault from outside names the outside system that it came from. Callers build
-errors through the named constructors, so that one fault has one wording.
+errors through the named constructors, so that one fault has one wording. Of a URL nobody is shown a user
+name, a password, a value of its query string or a fragment: errors, run.json, settings of child processes and messages all
+use ``redacted``, so that a key in a URL is nowhere but in the request.
 """
 
 from __future__ import annotations
@@ -16,10 +18,54 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from gymdata.installed import NAME, install_command, update_advice
-from gymdata.redaction import redacted
+
+HIDDEN = "***"
+_URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
+#: What follows a URL in a sentence.
+_PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
+#: Stands for a value that a child process finds in its environment.
+PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
+
+
+def redacted(text: str) -> str:
+    """``text`` with the secrets of its URLs replaced by ``***``."""
+    return _URL.sub(_shown, text) if "://" in text else text
+
+
+def redacted_all(value: Any) -> Any:
+    """Settings or facts with every text in them ``redacted``; mappings and lists are copied."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted_all(key): redacted_all(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted_all(item) for item in value]
+    return value
+
+
+def _shown(found: re.Match[str]) -> str:
+    scheme, rest = found[1], found[2]
+    end = _PUNCTUATION.search(rest)
+    tail = end[0] if end is not None else ""
+    rest = rest[: len(rest) - len(tail)]
+    rest, hash_, fragment = rest.partition("#")
+    rest, mark, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if "@" in authority:
+        authority = f"{HIDDEN}@{authority.rpartition('@')[2]}"
+    query = "&".join(map(_pair, query.split("&"))) if query else ""
+    return f"{scheme}{authority}{slash}{path}{mark}{query}{hash_}{HIDDEN if fragment else ''}{tail}"
+
+
+def _pair(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals:
+        return HIDDEN if name else name
+    return text if not value or PLACEHOLDER.fullmatch(value) else f"{name}={HIDDEN}"
+
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -29,9 +75,9 @@ EXIT_INTERRUPTED = 130
 
 #: The extra of pyproject.toml that brings a module which the base install lacks, where no command knows it better.
 BROUGHT_BY = {
-    **dict.fromkeys(("aiohttp", "huggingface_hub", "jinja2", "tokenizers", "transformers"), "collect"),
+    **dict.fromkeys(("aiohttp", "huggingface_hub", "tokenizers", "transformers"), "collect"),
     **dict.fromkeys(("accelerate", "datasets", "matplotlib", "numba", "peft", "safetensors", "torch", "trl"), "train"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
+    "fastapi": "serve",
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
     "vllm": "engine",
@@ -58,10 +104,16 @@ class GymdataError(Exception):
     fault, where it has one."""
 
     exit_code = EXIT_USAGE
+    #: What kind of error this is, for programs: usage, data, refused, store, outside.
+    kind: ClassVar[str] = "error"
     code: str | None = None
+    #: The parts of the message, where it has them: the file, row, field or flag; what was there; what should be.
+    where: str | None = None
+    got: Any = None
+    expected: Any = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        # Whatever is said of a URL, its secrets are not repeated.
+        # No message has the secrets of a URL.
         message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
         self.message = message
@@ -72,18 +124,27 @@ class GymdataError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
 
+    def at(self, where: object, got: object = None, expected: str | None = None) -> Self:
+        """This error with the parts of its message, for programs."""
+        self.where = redacted(str(where))
+        self.got = None if got is None else redacted(str(got))
+        self.expected = expected
+        return self
+
     def to_dict(self) -> dict[str, object]:
         """The error as JSON, for another process: ``reported`` makes an equal one of it."""
-        return {"type": type(self).__name__, "message": self.message, "hint": self.hint} | {
-            "exit_code": self.exit_code,
-            "code": self.code,
-        }
+        names = ("kind", "code", "message", "where", "got", "expected", "hint", "exit_code")
+        return {"type": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
 
 class UsageError(GymdataError):
     """The command, its flags or its configuration cannot be honoured. ``faults``: each of them, where there are several."""
 
+    kind = "usage"
     faults: tuple[UsageError, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        return super().to_dict() | ({"faults": [fault.to_dict() for fault in self.faults]} if self.faults else {})
 
     @classmethod
     def several(cls, faults: Iterable[UsageError]) -> UsageError:
@@ -98,16 +159,18 @@ class UsageError(GymdataError):
     @classmethod
     def unknown_key(cls, key: str, known: Iterable[str], where: str) -> UsageError:
         names = sorted(known)
-        return cls(f"{where}: unknown key {key!r}", hint=_nearest(key, names) or f"known keys: {', '.join(names)}")
+        error = cls(f"{where}: unknown key {key!r}", hint=_nearest(key, names) or f"known keys: {', '.join(names)}")
+        return error.at(where, key, f"one of {', '.join(names)}")
 
     @classmethod
     def unknown_choice(cls, what: str, got: str, known: Iterable[str]) -> UsageError:
         names = list(known)
-        return cls(f"{what}: got {got!r}, expected one of {', '.join(names)}", hint=_nearest(got, names))
+        expected = f"one of {', '.join(names)}"
+        return cls(f"{what}: got {got!r}, expected {expected}", hint=_nearest(got, names)).at(what, got, expected)
 
     @classmethod
     def bad_value(cls, what: str, got: object, expected: str, hint: str | None = None) -> UsageError:
-        return cls(f"{what}: got {got!r}, expected {expected}", hint=hint)
+        return cls(f"{what}: got {got!r}, expected {expected}", hint=hint).at(what, got, expected)
 
     @classmethod
     def missing_extra(cls, module: str, extra: str) -> UsageError:
@@ -132,6 +195,8 @@ class MissingExtraError(UsageError):
 class DataError(GymdataError):
     """A file or row is not what it must be."""
 
+    kind = "data"
+
     def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.code = code
@@ -142,15 +207,17 @@ class DataError(GymdataError):
         if given.is_symlink() and not given.exists():
             return cls(f"{path}: is a link to {given.readlink()}, which does not exist (expected {expected})")
         if given.exists():
-            return cls(f"{path}: is a {'folder' if given.is_dir() else 'file'}, expected {expected}")
-        return cls(f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(given))
+            kind = "folder" if given.is_dir() else "file"
+            return cls(f"{path}: is a {kind}, expected {expected}").at(path, kind, expected)
+        error = cls(f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(given))
+        return error.at(path, "nothing", expected)
 
     @classmethod
     def empty(cls, path: Path | str, expected: str) -> DataError:
         folder = Path(path)
         inside = [p.name for p in folder.iterdir() if p.suffix in (".parquet", ".jsonl")] if folder.is_dir() else []
         hint = f"it holds {', '.join(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
-        return cls(f"{path}: is empty (expected {expected})", hint=hint)
+        return cls(f"{path}: is empty (expected {expected})", hint=hint).at(path, "nothing", expected)
 
     @classmethod
     def unknown_id(cls, path: Path | str, what: str, got: str, known: Sequence[str]) -> DataError:
@@ -201,14 +268,14 @@ class DataError(GymdataError):
         at = f"{path}, line {line}" + (f", field {field!r}" if field else "")
         error = cls(f"{at}: got {got}, expected {expected}", hint=hint)
         error.reason = (f"field {field!r}: " if field else "") + f"got {got}, expected {expected}"
-        return error
+        return error.at(at, got, expected)
 
     @classmethod
     def bad_json(cls, where: str, got: str, expected: str) -> DataError:
         """A column of JSON text that is not; a fault of the data."""
         error = cls(f"{where}: got {got[:60]!r}, expected the JSON text of {expected}")
         error.exit_code = EXIT_FAULTS
-        return error
+        return error.at(where, got[:60], f"the JSON text of {expected}")
 
     @classmethod
     def unwritable_row(cls, where: str, format: str, why: str) -> DataError:
@@ -287,7 +354,7 @@ class DataError(GymdataError):
 
     @classmethod
     def wrong_table(cls, path: Path | str, got: str, expected: str) -> DataError:
-        return cls(f"{path}: holds the table {got!r}, expected {expected!r}")
+        return cls(f"{path}: holds the table {got!r}, expected {expected!r}").at(path, got, expected)
 
     @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
@@ -299,6 +366,7 @@ class DataError(GymdataError):
 class RefusedError(GymdataError):
     """The data is readable, but using it for this would break the promise; the validation code says why."""
 
+    kind = "refused"
     exit_code = EXIT_FAULTS
 
     def __init__(self, message: str, *, code: str | None = None, hint: str | None = None) -> None:
@@ -307,7 +375,9 @@ class RefusedError(GymdataError):
 
 
 class StoreError(GymdataError):
-    """A run folder cannot be opened or written as asked."""
+    """A run folder cannot be opened or written as requested."""
+
+    kind = "store"
 
     @classmethod
     def locked(cls, run: Path, holder: str) -> StoreError:
@@ -348,6 +418,13 @@ class StoreError(GymdataError):
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
+            hint="--overwrite replaces them; another output folder or file keeps both",
+        )
+
+    @classmethod
+    def other_source(cls, place: Path, what: str, was: Sequence[str], now: Sequence[str]) -> StoreError:
+        return cls(
+            f"{place}: holds {what} from {', '.join(was)}; this is {', '.join(now)}",
             hint="--overwrite replaces them; another output folder or file keeps both",
         )
 
@@ -394,6 +471,7 @@ class OutsideError(GymdataError):
     can hold, become question marks.
     """
 
+    kind = "outside"
     exit_code = EXIT_OUTSIDE
 
     def __init__(
@@ -468,6 +546,7 @@ def reported(document: Mapping[str, Any]) -> GymdataError:
     else:
         error = kinds.get(document["type"], GymdataError)(document["message"], hint=hint)
     error.exit_code, error.code = int(document["exit_code"]), document["code"]
+    error.where, error.got, error.expected = document["where"], document["got"], document["expected"]
     return error
 
 

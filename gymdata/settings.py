@@ -28,12 +28,14 @@ class Config(pydantic.BaseModel):
 
     #: How a command line gives a setting that has no default: its flag, or the name of the argument.
     given_as: ClassVar[Mapping[str, str]] = {}
+    #: Settings without a flag of their own: ``--set`` and files give them.
+    key_only: ClassVar[Set[str]] = frozenset()
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _reject_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """pydantic takes ``true`` for 1, where it is a slip."""
-        if _has_truth(value):
+        if _contains_bool(value):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and not kinds & {bool, Any, object}:
                 raise PydanticCustomError("number_type", "Input should be a number")
@@ -45,10 +47,12 @@ class Config(pydantic.BaseModel):
         file: Path | None = None,
         overrides: Mapping[str, Any] | None = None,
         sets: Sequence[str] = (),
+        flags: Mapping[str, str] | None = None,
     ) -> Self:
         """Settings from a YAML ``file``, beaten by ``overrides`` that are not None, beaten by ``key=value`` strings.
 
-        ``a.b=1`` in ``sets`` reaches into mappings. Raises UsageError for unknown keys, bad values or an unreadable file.
+        ``a.b=1`` in ``sets`` reaches into mappings. ``flags``: what errors call the settings that ``overrides`` gives.
+        Raises UsageError for unknown keys, bad values or an unreadable file.
         """
         values: dict[str, Any] = read_yaml(file) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
@@ -61,20 +65,24 @@ class Config(pydantic.BaseModel):
                 )
             given[key.strip()] = value
             _assign(values, text)
-        return cls.of(values, str(file) if file is not None else "settings")
+        named = {key: name for key, name in (flags or {}).items() if (overrides or {}).get(key) is not None}
+        return cls.of(
+            values, str(file) if file is not None else "settings", {k: named[k] for k in named.keys() - given}
+        )
 
     @classmethod
-    def of(cls, values: Any, where: str) -> Self:
-        """The settings that ``values`` spell. ``where`` names them in errors. Raises UsageError."""
+    def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None) -> Self:
+        """The settings that ``values`` spell. ``where`` names them in errors, but for those of ``flags``, which have their
+        own names. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         try:
             return cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
-            raise UsageError.several(cls._explain(error, where)) from error
+            raise UsageError.several(cls._explain(error, where, flags or {})) from error
 
     @classmethod
-    def _explain(cls, error: pydantic.ValidationError, where: str) -> Iterator[UsageError]:
+    def _explain(cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str]) -> Iterator[UsageError]:
         """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
         found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         misspelt = found[0]["type"] == "extra_forbidden"
@@ -84,25 +92,26 @@ class Config(pydantic.BaseModel):
             if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
                 continue  # of a union pydantic tells why each member does not fit
             seen.add(fault["loc"][:1])
-            yield cls._explained(fault, path, where)
+            yield cls._explained(fault, path, where, flags.get(path, f"{where}: {path}"))
 
     @classmethod
-    def _explained(cls, fault: Any, path: str, where: str) -> UsageError:
+    def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
         if fault["type"] == "extra_forbidden":
             return UsageError.unknown_key(path, cls.model_fields, where)
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
-            return UsageError(
+            error = UsageError(
                 f"{where}: {path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
             )
+            return error.at(where, "nothing", path)
         context = fault.get("ctx") or {}
         if fault["type"] == "literal_error":
             choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
-            return UsageError.unknown_choice(f"{where}: {path}", str(fault.get("input")), choices)
+            return UsageError.unknown_choice(name, str(fault.get("input")), choices)
         expected = wanted(fault)
         if not path:
-            return UsageError(f"{where}: {expected}")
-        return UsageError.bad_value(f"{where}: {path}", fault.get("input"), expected)
+            return UsageError(f"{where}: {expected}").at(where, None, expected)
+        return UsageError.bad_value(name, fault.get("input"), expected)
 
 
 def wanted(fault: Any) -> str:
@@ -112,7 +121,7 @@ def wanted(fault: Any) -> str:
     return message.partition(", unable to")[0]
 
 
-def _has_truth(value: Any) -> bool:
+def _contains_bool(value: Any) -> bool:
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
 
@@ -140,7 +149,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # A date that is none is a ValueError of PyYAML's.
+        # An invalid date is a ValueError of PyYAML's.
         raise UsageError(f"{file}: is not YAML: {error}") from error
     if data is None:
         return {}
@@ -210,6 +219,8 @@ def _loader() -> Any:
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
     )
+    # A library that vLLM imports (lm-format-enforcer) makes dates text for every loader of the process.
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.constructor.SafeConstructor.construct_yaml_timestamp)
     return Loader
 
 
@@ -219,6 +230,17 @@ def _names(value: Any) -> Any:
 
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
+
+#: Rewards as ``gymdata.rewards`` spells them.
+Rewards = Annotated[
+    list[str],
+    pydantic.Field(
+        description="NAME[:ARG][=WEIGHT], path.py:function[=WEIGHT] or the URL of a reward server; repeatable. exact_match, "
+        "numeric, math_verify: the task column answer. regex: regex:PATTERN, or the column pattern. json_schema: "
+        "json_schema:FILE, or the column schema. A function gets prompts, completions (text for tasks with a text prompt "
+        "and no tools, else messages), completion_ids and the columns."
+    ),
+]
 
 
 Fields = Mapping[str, Set[type]]
@@ -230,7 +252,7 @@ _HOMES = {("transformers", "TrainingArguments"): "transformers.training_args"}
 
 @cache
 def source_fields(module: str, name: str) -> Fields | None:
-    """Field → the plain types that it takes (none: cannot be told) of the dataclass ``name``; inherited ones included.
+    """Field → the plain types that it takes (none: not known) of the dataclass ``name``; inherited ones included.
 
     None when the package is not installed, or its source does not show the class.
     """

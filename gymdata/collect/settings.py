@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.settings import Config, Rewards
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
 _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
@@ -26,66 +26,84 @@ _ENGINE_IDENTITY = (
 
 
 class CollectConfig(Config):
-    """``gymdata collect``. Times are seconds, lengths are tokens.
-
-    ``max_tokens`` is for one turn; ``max_context`` for prompt and generation together (default: what the engine holds);
-    ``time_limit`` for one rollout; ``tool_timeout`` for one call of a tool; ``request_timeout`` for one HTTP try;
-    ``reward_timeout`` for one batch. ``engine`` holds arguments for vLLM as they are. ``endpoint`` is spoken to in ids,
-    ``chat_endpoint`` in messages; ``on_break``: whether a rollout whose prompt was read otherwise than sent is kept.
-    ``env``: None, ``path.py:Name`` or the URL of a resource server; ``workflow_url``: where whole rollouts are made.
-    """
+    """``gymdata collect``. Times are seconds, lengths are tokens."""
 
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
+    key_only: ClassVar[Set[str]] = frozenset(
+        ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
+    ) | {"allow_raw_logprobs", "engine"}
 
-    tasks: str
-    model: str | None = None
-    endpoint: str | None = None
-    chat_endpoint: str | None = None
-    workflow_url: str | None = None
-    on_break: Literal["keep", "fail"] = "keep"
-    tokenizer: str | None = None
-    chat_template: Path | None = None
-    tool_parser: str = "auto"
-    keep_reasoning: bool = True
-    output: Path | None = None
+    tasks: str = pydantic.Field(description="Task file or glob: .jsonl or .parquet, also .gz and .zst.")
+    model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
+    endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server, with or without /v1.")
+    chat_endpoint: str | None = pydantic.Field(
+        None, description="Base URL of a server that takes chat messages only; it must return token IDs."
+    )
+    workflow_url: str | None = pydantic.Field(
+        None, description="Workflow server that runs whole rollouts: it receives tasks and returns messages."
+    )
+    on_break: Literal["keep", "fail"] = pydantic.Field(
+        "keep", description="Rollouts whose server-side prompt differs from the sampled tokens."
+    )
+    tokenizer: str | None = pydantic.Field(None, description="Tokenizer folder, required when the model is not local.")
+    chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
+    tool_parser: str = pydantic.Field("auto", description="Tool call parser.")
+    keep_reasoning: bool = pydantic.Field(True, description="Patch a known chat template that rewrites earlier turns.")
+    output: Path | None = pydantic.Field(
+        None, description="Run folder; resumed if it exists (default: runs/TASKS-TIME)."
+    )
 
-    limit: int | None = pydantic.Field(None, ge=1)
-    num_rollouts: int = pydantic.Field(1, ge=1)
-    concurrency: int | None = pydantic.Field(None, ge=1)
+    limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
+    num_rollouts: int = pydantic.Field(1, ge=1, description="Rollouts per task.")
+    concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
 
-    temperature: float = pydantic.Field(1.0, ge=0.0, allow_inf_nan=False)
-    top_p: float = pydantic.Field(1.0, gt=0.0, le=1.0)
-    top_k: int = pydantic.Field(0, ge=-1)
-    min_p: float = pydantic.Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: float = pydantic.Field(1.0, gt=0.0)
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    top_logprobs: int = pydantic.Field(0, ge=0)
-    seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
+    temperature: float = pydantic.Field(
+        1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature; 0 is greedy."
+    )
+    top_p: float = pydantic.Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; below 1, logprobs are biased.")
+    top_k: int = pydantic.Field(0, ge=-1, description="Top-k sampling; above 0, logprobs are biased.")
+    min_p: float = pydantic.Field(0.0, ge=0.0, le=1.0, description="Min-p sampling; above 0, logprobs are biased.")
+    repetition_penalty: float = pydantic.Field(
+        1.0, gt=0.0, description="Repetition penalty; other than 1, logprobs are biased."
+    )
+    presence_penalty: float = pydantic.Field(0.0, description="Presence penalty; other than 0, logprobs are biased.")
+    frequency_penalty: float = pydantic.Field(0.0, description="Frequency penalty; other than 0, logprobs are biased.")
+    top_logprobs: int = pydantic.Field(0, ge=0, description="Record the top K logprobs per token.")
+    seed: int | None = pydantic.Field(None, ge=0, lt=2**63, description="Random seed.")
 
-    max_tokens: int = pydantic.Field(1024, ge=1)
-    max_turns: int = pydantic.Field(16, ge=1)
-    max_context: int | None = pydantic.Field(None, ge=2)
-    time_limit: float | None = pydantic.Field(None, gt=0.0)
+    max_tokens: int = pydantic.Field(1024, ge=1, description="Maximum tokens per turn.")
+    max_turns: int = pydantic.Field(16, ge=1, description="Maximum model calls per rollout.")
+    max_context: int | None = pydantic.Field(
+        None, ge=2, description="Maximum tokens of prompt and completion (default: the engine's limit)."
+    )
+    time_limit: float | None = pydantic.Field(
+        None, gt=0.0, description="Seconds per rollout before it is truncated (default: no limit)."
+    )
 
-    env: str | None = None
-    tool_timeout: float = pydantic.Field(60.0, gt=0.0)
-    reward: list[str] = pydantic.Field(default_factory=list)
-    reward_timeout: float = pydantic.Field(300.0, gt=0.0)
+    env: str | None = pydantic.Field(
+        None, description="Environment: path.py:Name (Python class or functions) or a resource server's URL."
+    )
+    tool_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per tool call.")
+    reward: Rewards = pydantic.Field(default_factory=list)
+    reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
 
-    run_id: str | None = pydantic.Field(None, min_length=1, max_length=200)
-    policy_version: int = pydantic.Field(0, ge=0)
-    max_attempts: int = pydantic.Field(3, ge=1)
-    give_up: bool = False
-    skip_bad_rows: bool = False
-    rows_per_file: int | None = pydantic.Field(None, ge=1)
-    format: Literal["parquet", "jsonl"] = "parquet"
-    overwrite: bool = False
+    run_id: str | None = pydantic.Field(None, min_length=1, max_length=200, description="Run ID (default: random).")
+    policy_version: int = pydantic.Field(
+        0, ge=0, description="Policy version; increase it when the served model changes."
+    )
+    max_attempts: int = pydantic.Field(3, ge=1, description="Maximum failed attempts per rollout.")
+    give_up: bool = pydantic.Field(False, description="Exit with 0 even if rollouts are missing.")
+    skip_bad_rows: bool = pydantic.Field(False, description="Count and skip invalid task rows.")
+    rows_per_file: int | None = pydantic.Field(None, ge=1, description="Rows per output file (default: about 256 MB).")
+    format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
+    overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
 
-    request_timeout: float = pydantic.Field(300.0, gt=0.0)
-    retries: int = pydantic.Field(5, ge=0)
-    allow_raw_logprobs: bool = False
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict)
+    request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per HTTP request.")
+    retries: int = pydantic.Field(5, ge=0, description="Retries of a request that failed in passing.")
+    allow_raw_logprobs: bool = pydantic.Field(
+        False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
+    )
+    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
 
     @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward")
     @classmethod
@@ -110,9 +128,12 @@ class CollectConfig(Config):
         )
         return {name: getattr(self, name) for name in names} | {"top_k": max(0, self.top_k)}
 
+    def limits(self) -> dict[str, Any]:
+        """What a rollout may use."""
+        return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
+
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must share; the caller adds what only files and hashes tell."""
-        limits = {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
         engine = {key: self.engine[key] for key in _ENGINE_IDENTITY if key in self.engine}
         modes = {
             "dtype": engine.pop("dtype", "auto"),
@@ -122,7 +143,7 @@ class CollectConfig(Config):
         protocol = {"protocol": "chat"} if self.chat_endpoint is not None else {}
         return {
             **self.sampling(),
-            **limits,
+            **self.limits(),
             **modes,
             **protocol,
             "engine": engine,

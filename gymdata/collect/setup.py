@@ -1,31 +1,140 @@
 """What a collect run is made of: the engine, tokenizer, environment and rewards that a configuration names.
 
-Invariants: nothing is started here; settings that cannot work together are found before anything is loaded for long;
-a served model's tokenizer is never guessed.
+Invariants: nothing is started here, nothing is sampled for a rollout and nothing is written; settings that cannot work
+together, servers that do not answer and a context that holds no prompt are found before anything is loaded for long, and
+what cannot be known beforehand is not refused; a served model's tokenizer is never guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from gymdata.check import run as checking
-from gymdata.collect.collector import VERDICT
 from gymdata.collect.episode import NextPrompt
+from gymdata.collect.loop import VERDICT
 from gymdata.collect.settings import CollectConfig
 from gymdata.engines.port import Chat, Sampler
 from gymdata.environments import given_environment, load_environment, server_url
 from gymdata.environments.port import Environment, Workflow
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.errors import UsageError, require
+from gymdata.errors import OutsideError, UsageError, require
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
+from gymdata.rollouts.messages import Task
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat
+
+#: Prompts that are rendered to see whether the context holds them; rendering takes about a millisecond.
+_PROMPTS = 200
+_REACH_S = 10.0
+
+
+def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> list[str]:
+    """Notes about a start that would succeed. Raises UsageError or OutsideError for one that would fail."""
+    facts = asyncio.run(_ask_servers(config, parts))
+    if parts.chat is None:
+        return []
+    limit = facts.get("max_model_len")
+    if parts.sampler is not None and config.endpoint is None and config.chat_endpoint is None:
+        if find_spec("vllm") is None:
+            raise UsageError.missing_extra("vllm", "cpu' or 'gymdata[vllm]")
+        limit = _engine_context(config, parts.model)
+    limit = min((n for n in (limit, config.max_context) if n is not None), default=None)
+    return [] if limit is None else _check_context(limit, config, parts, tasks)
+
+
+async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
+    """What the server that samples says of itself; every server of the run is reached once."""
+    served = config.endpoint or config.chat_endpoint
+    await _reach(served, "engine", "is the server up? `curl URL/v1/models` must answer")
+    await _reach(config.workflow_url, "environment", "is the workflow's server up?")
+    await _reach(server_url(config.env), "environment", "is the resource server up?")
+    for reward in parts.rewards:
+        kind, _, url = reward.function.source.partition(":")
+        await _reach(url if kind == "url" else None, "environment", "is the reward server up?")
+    if served is None or parts.sampler is None:
+        return {}
+    try:
+        return await parts.sampler.start()
+    finally:
+        await parts.sampler.close()
+
+
+async def _reach(url: str | None, system: str, hint: str) -> None:
+    """Connect to ``url`` and hang up: whether anything listens, without a request."""
+    if url is None:
+        return
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), _REACH_S)
+    except (OSError, ValueError, TimeoutError) as error:
+        why = str(error) or f"no answer within {_REACH_S:g} s"
+        raise OutsideError(
+            system, f"{parts.hostname}:{parts.port or ''} cannot be reached: {why}", hint=hint
+        ) from error
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def _engine_context(config: CollectConfig, model: Mapping[str, Any]) -> int | None:
+    """Tokens of a context of the engine in process; None where only the engine knows. Raises UsageError when the model has
+    no such context."""
+    folder = Path(model.get("base") or config.model or "")
+    file = folder / "config.json"
+    facts = json.loads(file.read_text()) if file.is_file() else {}
+    facts = facts.get("text_config") or facts
+    own, wanted = facts.get("max_position_embeddings"), config.engine.get("max_model_len")
+    if not isinstance(own, int) or facts.get("rope_scaling") or config.engine.get("hf_overrides"):
+        own = None
+    if not isinstance(wanted, int) or wanted < 1:  # "auto" and texts such as 8k are vLLM's to read
+        return own
+    if own is not None and wanted > own and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
+        raise UsageError.bad_value(
+            "--set engine.max_model_len",
+            wanted,
+            f"at most {own:,}, the context of {folder}",
+            hint="lower it, or leave it out",
+        )
+    return wanted
+
+
+def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> list[str]:
+    """Prompts of the first tasks against the context. An environment may add to them, so these are the least they have."""
+    assert parts.chat is not None
+    lengths = [len(parts.chat.render(task.messages, task.tools)) for task in itertools.islice(tasks, _PROMPTS)
+               if task.messages]  # fmt: skip
+    if not lengths:
+        return []
+    if min(lengths) >= limit:
+        raise UsageError(
+            f"the context holds {limit:,} tokens, and the shortest of the first {len(lengths):,} prompts has "
+            f"{min(lengths):,}: no rollout can begin",
+            hint="raise --max-context or engine.max_model_len, or give a model with a longer context",
+        )
+    notes = []
+    if too_long := sum(n >= limit for n in lengths):
+        notes.append(f"{too_long:,} of the first {len(lengths):,} prompts do not fit the context of {limit:,} tokens: "
+                     "their rollouts fail")  # fmt: skip
+    if cut := sum(n < limit < n + config.max_tokens for n in lengths):
+        notes.append(
+            f"{cut:,} of the first {len(lengths):,} prompts and --max-tokens {config.max_tokens:,} are more than the "
+            f"context of {limit:,} tokens: generations end where it ends"
+        )
+    return notes
 
 
 @dataclass(slots=True)
@@ -68,11 +177,11 @@ class Given:
 def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     """The engine (not started), tokenizer, environment and rewards that the configuration names."""
     given = given or Given()
-    from gymdata.engines import weights
+    from gymdata.engines import model_identity
     from gymdata.engines.chat import template as chat
 
-    # A misspelt reward is told before the tokenizer is loaded, whose text a reward server gets.
-    rewards = _rewards(config, lambda ids: talk.decode(ids), given)
+    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
+    rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
     if config.workflow_url is not None:
         return _workflow_parts(config, rewards)
     environment: Environment
@@ -90,10 +199,10 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     model: dict[str, Any]
     if server is None:
         require("engine", "vllm")
-        model = weights.model_facts(config.model)
-        tokenizer = config.tokenizer or weights.tokenizer_folder(config.model)
+        model = model_identity.policy_facts(config.model)
+        tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
     else:
-        model = weights.served_facts(config.model)
+        model = model_identity.served_facts(config.model)
         tokenizer = config.tokenizer or config.model
         if config.tokenizer is None and not Path(tokenizer).is_dir():
             raise UsageError(
@@ -101,15 +210,17 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
                 hint="give a folder or hub name with --tokenizer",
             )
     template = str(config.chat_template) if config.chat_template is not None else None
-    talk = chat.TransformersChat.load(
+    tokenizer_chat = chat.TransformersChat.load(
         tokenizer, chat_template=template, tool_parser=config.tool_parser, keep_reasoning=False
     )
-    talk, notes = checking.patched_template(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
-    parts = Parts(_sampler(config, talk), talk, environment, rewards, model, notes)
+    tokenizer_chat, notes = (
+        checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
+    )
+    parts = Parts(_sampler(config, tokenizer_chat), tokenizer_chat, environment, rewards, model, notes)
     if config.chat_endpoint is not None:
         from gymdata.engines.servers.chat_server import OnPolicyPrompts
 
-        parts.next_prompt = OnPolicyPrompts(talk)
+        parts.next_prompt = OnPolicyPrompts(tokenizer_chat)
     return parts
 
 
@@ -145,7 +256,7 @@ def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
 
 def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     """Nothing of this side samples; a model is only a name."""
-    from gymdata.engines import weights
+    from gymdata.engines import model_identity
     from gymdata.environments.responses import conversation_of, task_body
     from gymdata.environments.workflow import HttpWorkflow
 
@@ -172,13 +283,13 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
         timeout_s=config.request_timeout,
         max_retries=config.retries,
     )
-    model = weights.served_facts(config.model or "workflow")
+    model = model_identity.served_facts(config.model or "workflow")
     return Parts(None, None, None, rewards, model, workflow=workflow)
 
 
-def _sampler(config: CollectConfig, talk: TransformersChat) -> Sampler:
+def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
-    sampling = {**config.sampling(), "stop_token_ids": talk.stop_token_ids}
+    sampling = {**config.sampling(), "stop_token_ids": tokenizer_chat.stop_token_ids}
     server = config.endpoint or config.chat_endpoint
     if server is None:
         from gymdata.engines._vllm import VllmSampler
@@ -198,7 +309,7 @@ def _sampler(config: CollectConfig, talk: TransformersChat) -> Sampler:
         request_timeout_s=config.request_timeout,
         max_retries=config.retries,
         allow_raw_logprobs=config.allow_raw_logprobs,
-        vocab_size=talk.most_ids,
+        vocab_size=tokenizer_chat.most_ids,
     )
 
 

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.engines._transformers import local_folder
-from gymdata.engines.generation_checks import check_generation
+from gymdata.engines.model_identity import base_of
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.sampling import Sampling, best_alternatives
-from gymdata.engines.weights import base_of
+from gymdata.engines.sampling import Sampling, best_alternatives, check_generation
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.settings import source_fields
 

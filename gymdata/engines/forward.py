@@ -36,22 +36,22 @@ def load_critic(
 
 def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], Any]:
     require("train", "torch", "transformers", "trl", "peft")
-    from gymdata.engines import weights
+    from gymdata.engines import model_identity
     from gymdata.engines._torch import Place, checkpoint_dtype
 
-    policy = weights.model_facts(model)
+    policy = model_identity.policy_facts(model)
     place = Place(policy["base"] or model, policy["adapter"], dtype, device)
     return {"path": model, "policy_hash": policy["policy_hash"], "checkpoint_dtype": checkpoint_dtype(place)}, place
 
 
 def _tokenizer_facts(model: str) -> dict[str, Any]:
-    from gymdata.engines import weights
+    from gymdata.engines import model_identity
     from gymdata.engines._transformers import load_tokenizer
 
-    folder = weights.tokenizer_folder(model)
+    folder = model_identity.tokenizer_folder(model)
     try:
         tokenizer = load_tokenizer(folder, extra="train")
     except DataError:
         return {"tokenizer": None, "tokenizer_hash": None, "chat_template_hash": None}
-    hashes = weights.tokenizer_facts(tokenizer, tokenizer.chat_template)
+    hashes = model_identity.tokenizer_facts(tokenizer, tokenizer.chat_template)
     return {"tokenizer": folder, **{name: hashes[name] for name in ("tokenizer_hash", "chat_template_hash")}}

@@ -1,16 +1,22 @@
-"""What both engines share: the sampling settings, and the alternatives to a sampled token.
+"""What all engines share: the sampling settings, the alternatives to a sampled token, and the checks of a generation.
 
 Invariants: every setting is sent explicitly, so that neither a server's nor a checkpoint's own defaults can bend the
-distribution that the log-probabilities are recorded under.
+distribution that the log-probabilities are recorded under. A generation that passes can be stored, trained and compared with
+the model's own log-probabilities; one that does not is a fault of the engine (it may pass, so it may be tried again), and
+its message names what was got, what was expected and where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from gymdata.errors import UsageError
+import numpy as np
+
+from gymdata.engines.port import Generation
+from gymdata.errors import OutsideError, UsageError
+from gymdata.rollouts.checks import POSITIVE_TOLERANCE
 
 #: Engines write impossible tokens as -inf or as this, depending on the transport; neither is an alternative.
 _IMPOSSIBLE = -9999.0
@@ -66,3 +72,118 @@ def best_alternatives(entries: Iterable[tuple[int, float]], k: int) -> list[tupl
     """
     possible = {token: value for token, value in entries if value > _IMPOSSIBLE}
     return sorted(possible.items(), key=lambda item: (-item[1], item[0]))[:k]
+
+
+Fault = Literal["no_ids", "no_logprobs", "prompt", "shape", "ids", "logprobs", "positive", "length", "model"]
+#: vLLM's HTTP routes write this for -inf, which JSON cannot hold; no model gives a sampled token so little.
+PLACEHOLDER = -9999.0
+_MOST_IDS = 2**31
+
+
+class AnswerFaultError(OutsideError):
+    """The engine answered, and what it says cannot be kept. ``fault`` names the rule that it breaks."""
+
+    def __init__(self, fault: Fault, message: str, *, hint: str | None = None) -> None:
+        super().__init__("engine", message, hint=hint, retryable=True)
+        self.fault = fault
+
+
+def check_generation(
+    generation: Generation,
+    *,
+    max_tokens: int,
+    vocab_size: int | None = None,
+    sent: Sequence[int] | None = None,
+    log_probs: bool = True,
+) -> None:
+    """Raises AnswerFaultError for a generation that breaks a rule.
+
+    The prompt is the one that was ``sent`` (None: the server decides on it); ids are integers from 0 to ``vocab_size`` − 1
+    (None: any int32); at most ``max_tokens`` were sampled; with ``log_probs`` there is one finite number at most 0 for each,
+    where rounding may leave it up to ``POSITIVE_TOLERANCE`` above, and no placeholder.
+    """
+    prompt, ids = generation.prompt_token_ids, generation.token_ids
+    if sent is None:
+        _check_ids(prompt, vocab_size, "prompt")
+    elif prompt is not sent and list(prompt) != list(sent):
+        raise AnswerFaultError("prompt", _other_prompt(sent, prompt))
+    _check_ids(ids, vocab_size, "generation")
+    if len(ids) > max_tokens:
+        raise AnswerFaultError("length", f"{len(ids):,} tokens were generated, expected at most {max_tokens:,}")
+    if log_probs:
+        _check_log_probs(generation.log_probs, len(ids))
+    if generation.top_log_probs is not None:
+        _check_alternatives(generation.top_log_probs, len(ids), vocab_size)
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
+    if not len(ids):
+        return
+    limit = vocab_size if vocab_size is not None else _MOST_IDS
+    # Python's own loops over lists: the numbers may be too large for any array.
+    if set(map(type, ids)) != {int}:
+        at, value = next((k, i) for k, i in enumerate(ids) if type(i) is not int)
+        raise AnswerFaultError("ids", f"{where}: the id at position {at}: got {_short(value)}, expected an integer")
+    if min(ids) < 0 or max(ids) >= limit:
+        at, value = next((k, i) for k, i in enumerate(ids) if not 0 <= i < limit)
+        raise AnswerFaultError(
+            "ids",
+            f"{where}: the id at position {at} is not in the vocabulary: got {_short(value)}, expected 0 to {limit - 1}",
+        )
+
+
+def _check_log_probs(log_probs: Sequence[float], n: int) -> None:
+    if len(log_probs) != n:
+        raise AnswerFaultError(
+            "shape", f"got {len(log_probs):,} log-probabilities for {n:,} generated ids, expected one each"
+        )
+    values = _numbers(log_probs, "log-probability")
+    if not n or (values.min() > PLACEHOLDER and values.max() <= POSITIVE_TOLERANCE):  # False where any is NaN
+        return
+    finite = np.isfinite(values)
+    bad = ~finite | (values > POSITIVE_TOLERANCE) | (values <= PLACEHOLDER)
+    at = int(np.flatnonzero(bad)[0])
+    got = f"the log-probability of token {at} is {values[at]:g}"
+    if not finite[at]:
+        raise AnswerFaultError("logprobs", f"{got}, expected a finite number")
+    if values[at] > 0:
+        raise AnswerFaultError(
+            "positive", f"{got}, expected at most 0 (more than {POSITIVE_TOLERANCE:g} is no rounding)"
+        )
+    raise AnswerFaultError(
+        "logprobs", f"{got}, a placeholder for an impossible token, expected that of the sampled token"
+    )
+
+
+def _check_alternatives(top: Sequence[Sequence[tuple[int, float]]], n: int, vocab_size: int | None) -> None:
+    if len(top) != n:
+        raise AnswerFaultError("shape", f"got alternatives for {len(top):,} of {n:,} generated ids")
+    _check_ids([i for row in top for i, _ in row], vocab_size, "alternatives")
+    values = _numbers([value for row in top for _, value in row], "log-probability of an alternative")
+    if len(values) and not (np.isfinite(values).all() and values.max() <= POSITIVE_TOLERANCE):
+        raise AnswerFaultError("logprobs", "a log-probability of an alternative is not finite, or above 0")
+
+
+def _numbers(values: Sequence[float], what: str) -> np.ndarray:
+    """float64 of plain numbers only."""
+    if not set(map(type, values)) <= {float, int}:
+        at, value = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
+        raise AnswerFaultError("shape", f"{what} {at}: got {_short(value)}, expected a number")
+    try:
+        return np.array(values, np.float64)
+    except OverflowError as error:
+        raise AnswerFaultError("logprobs", f"{what}: an integer beyond any float, expected a finite number") from error
+
+
+def _other_prompt(sent: Sequence[int], read: Sequence[int]) -> str:
+    at = next((k for k, (a, b) in enumerate(zip(sent, read, strict=False)) if a != b), min(len(sent), len(read)))
+    mine, theirs = (_short(ids[at]) if at < len(ids) else "nothing" for ids in (sent, read))
+    return (
+        f"another prompt was read than was sent: {len(sent):,} ids were sent and {len(read):,} read, and at position {at} "
+        f"got {theirs}, expected {mine}"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

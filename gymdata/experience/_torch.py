@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from gymdata.store.random_access import RowGroup
+from gymdata.store.partial_reads import RowGroup
 
 #: Field of Experience → column of the table.
 COLUMNS = {

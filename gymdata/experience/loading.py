@@ -39,7 +39,7 @@ def load_experiences(
     import numpy as np
 
     from gymdata.rollouts.schema import EXPERIENCES
-    from gymdata.store.random_access import cached_row_groups, row_groups
+    from gymdata.store.partial_reads import cached_row_groups, row_groups
 
     path_of(path, "load_experiences")
     _check(batch_size, rank, world_size, start_step)

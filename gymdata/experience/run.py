@@ -21,22 +21,14 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, tokens_of
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.prefetch import ahead
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import StageOutput, read_run_json, read_table
-from gymdata.store.lineage import (
-    Paths,
-    changed_rollouts,
-    concat,
-    parent_of,
-    refuse_duplicates,
-    run_folder,
-    scores_of,
-)
+from gymdata.store.lineage import Paths, changed_rollouts, concat, parent_of, refuse_duplicates, run_folder, scores_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.tuning import ahead
 
 _SCALARS = (
     "rollout_id", "run_id", "task_id", "group_id", "policy_hash", "policy_version", "status", "reward", "rewards",
@@ -44,7 +36,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def build_experiences(
+def experience(
     path: Paths,
     output: str | Path | None = None,
     *,
@@ -67,7 +59,8 @@ def build_experiences(
     target = _target(sources, output, config)
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
-        out.refuse_other("config", config.model_dump(mode="json"), "experiences that were made")
+        made = "experiences that were made"
+        out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
         return _build(sources, out, target, config, notes, command, progress)
 
 
@@ -131,20 +124,16 @@ def _write(
 
     def made() -> Iterator[pa.Table]:
         nonlocal seen
-        for row, parts, given, n in work.credited(shaped):
+        for row, sequences, given, n in work.credited(shaped):
             kept = shaped.kept[row : row + n]
-            tables = []
-            for part, one in zip(parts, given, strict=True):
-                seen = credit.running_moments(seen, tokens_of(one.advantages, part, kept))
-                finished = experiences.finish(one, work.settings, moments)
-                tables.append(experiences.rows(part, finished, carried.slice(row, n)))
-                counts["abandoned_turns"] += part.abandoned
-            table = experiences.in_order(tables, parts)
-            of = np.sort(np.concatenate([part.rollout for part in parts]))
+            seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept))
+            finished = experiences.finish(given, work.settings, moments)
+            table = experiences.rows(sequences, finished, carried.slice(row, n))
             if not kept.all():
-                table = table.filter(pa.array(kept[of]))
+                table = table.filter(pa.array(kept[sequences.rollout]))
+            counts["abandoned_turns"] += sequences.abandoned
             counts["sequences"] += table.num_rows
-            counts["rollouts_cut"] += int((np.bincount(of, minlength=n)[kept] > 1).sum())
+            counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[kept] > 1).sum())
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
             counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
             if progress is not None:
@@ -193,11 +182,11 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
     """What --reference and --critic are, for run.json. Raises DataError when there is no such model."""
-    from gymdata.engines import weights
+    from gymdata.engines import model_identity
 
     named = {"reference": config.reference, "critic": config.critic}
     return {
-        name: {"path": model, "policy_hash": weights.model_facts(model)["policy_hash"]}
+        name: {"path": model, "policy_hash": model_identity.policy_facts(model)["policy_hash"]}
         for name, model in named.items()
         if model is not None
     }
@@ -213,7 +202,7 @@ def _score(
 ) -> None:
     """Run the models over the sampled tokens; ``models`` learns what they were computed in."""
     from gymdata.engines.forward import load_critic, load_policy
-    from gymdata.engines.model_facts import check_tokenizer, model_facts
+    from gymdata.engines.model_identity import check_tokenizer, model_facts
     from gymdata.store.lineage import lineage
 
     for model in models.values():

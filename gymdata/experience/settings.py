@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -11,51 +12,71 @@ from gymdata.settings import Config, Dtype, Names
 
 
 class ExperienceConfig(Config):
-    """How experiences are made from scored rollouts; the formulas are those of ``gymdata.credit``.
+    """How experiences are made from scored rollouts; the formulas are those of ``gymdata.credit``."""
 
-    ``reward``: a named part of the reward, or a re-scoring beside the rollouts; the total reward when not given.
-    ``rewards``: what is placed: the outcome on the rollout's last generated token, each step's reward on its turn's last,
-    or both. ``discount_unit``: γ between tokens, or only between turns.
-    ``zero_variance``: groups without variance are dropped (default where the estimator compares rollouts) or kept.
-    ``overlong_buffer``: punish answers that come this close to ``max_new_tokens`` (default: what the run allowed).
-    ``token_columns``: a Parquet file with rollout_id and any of ref_logprobs, values, entropy: lists with one number a
-    sampled token, in turn order. ``reference``: a model whose log-probs and entropies fill those columns. ``critic``: a
-    sequence classification model with one label; its values fill theirs, and for gae stand after truncated rollouts.
-    ``device``, ``dtype`` and ``batch_tokens``: how both are computed, as in ``AuditConfig``. ``abandoned``: retries that
-    nothing continues. ``target_agents``: only the turns of these agents have loss mask 1.
-    """
+    key_only: ClassVar[Set[str]] = frozenset({"clip_filter_eps", "clip_filter_lamda"})
 
-    estimator: Literal["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"] = "grpo"
-    reward: str | None = None
-    rewards: Literal["outcome", "steps", "steps+outcome"] = "outcome"
-    discount_unit: Literal["token", "turn"] = "token"
-    gamma: float = pydantic.Field(1.0, ge=0.0, le=1.0)
-    lam: float = pydantic.Field(1.0, ge=0.0, le=1.0)
-    kl_coef: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    reward_norm: Literal["none", "std", "mean-std"] = "none"
-    reward_clip: float | tuple[float, float] | None = None
-    overlong_buffer: int | None = pydantic.Field(None, ge=1)
-    overlong_factor: float = pydantic.Field(1.0, ge=0.0)
-    max_new_tokens: int | None = pydantic.Field(None, ge=1)
-    clip_filter_weights: bool = False
-    clip_filter_eps: float = pydantic.Field(3.0, gt=0.0)
-    clip_filter_lamda: float = pydantic.Field(1.0, ge=0.0)
-    whiten: bool = False
-    normalize_cross_batch: bool = False
-    mean_only: bool = False
-    advantage_clip: float | None = pydantic.Field(None, gt=0.0)
-    entropy_ratio: float | None = pydantic.Field(None, gt=0.0, le=1.0)
-    zero_variance: Literal["drop", "keep"] | None = None
-    truncated: Literal["keep", "drop"] = "keep"
-    abandoned: Literal["keep", "drop"] = "keep"
-    token_columns: Path | None = None
-    reference: str | None = None
-    critic: str | None = None
-    device: str | None = None
-    dtype: Dtype | None = None
-    batch_tokens: int | None = pydantic.Field(None, ge=1)
-    target_agents: Names = ()
+    estimator: Literal["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"] = pydantic.Field(
+        "grpo", description="Advantage estimator."
+    )
+    reward: str | None = pydantic.Field(
+        None, description="Named reward or re-scoring to use (default: the total reward)."
+    )
+    rewards: Literal["outcome", "steps", "steps+outcome"] = pydantic.Field(
+        "outcome",
+        description="Rewards to use: the outcome on the last generated token, steps on the last of each turn, or both.",
+    )
+    discount_unit: Literal["token", "turn"] = pydantic.Field("token", description="Unit that γ discounts.")
+    gamma: float = pydantic.Field(1.0, ge=0.0, le=1.0, description="Discount factor γ.")
+    lam: float = pydantic.Field(1.0, ge=0.0, le=1.0, description="λ of GAE.")
+    kl_coef: float = pydantic.Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="Coefficient of the KL penalty in the reward."
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = pydantic.Field("k1", description="KL estimator.")
+    reward_norm: Literal["none", "std", "mean-std"] = pydantic.Field(
+        "none", description="Normalize rewards after shaping."
+    )
+    reward_clip: float | tuple[float, float] | None = pydantic.Field(
+        None, description="Clip normalized rewards to [−C, C] or [LOW, HIGH]: C or LOW,HIGH."
+    )
+    overlong_buffer: int | None = pydantic.Field(
+        None, ge=1, description="Soft overlong penalty buffer, in tokens (DAPO)."
+    )
+    overlong_factor: float = pydantic.Field(1.0, ge=0.0, description="Maximum overlong penalty.")
+    max_new_tokens: int | None = pydantic.Field(
+        None, ge=1, description="Maximum generation length, if run.json has none."
+    )
+    clip_filter_weights: bool = pydantic.Field(False, description="Upweight non-degenerate groups.")
+    clip_filter_eps: float = pydantic.Field(3.0, gt=0.0, description="Maximum weight of a group with variance.")
+    clip_filter_lamda: float = pydantic.Field(1.0, ge=0.0, description="Weight of groups without variance.")
+    whiten: bool = pydantic.Field(False, description="Normalize advantages to mean 0, std 1 over all tokens.")
+    normalize_cross_batch: bool = pydantic.Field(False, description="Whiten with a floor on the variance.")
+    mean_only: bool = pydantic.Field(False, description="Center only (no variance scaling).")
+    advantage_clip: float | None = pydantic.Field(
+        None, gt=0.0, description="Clip advantages to this absolute value, as the last step."
+    )
+    entropy_ratio: float | None = pydantic.Field(
+        None, gt=0.0, le=1.0, description="Train only this share of tokens per rollout, by entropy."
+    )
+    zero_variance: Literal["drop", "keep"] | None = pydantic.Field(
+        None, description="Groups without reward variance (default: drop where the estimator compares rollouts)."
+    )
+    truncated: Literal["keep", "drop"] = pydantic.Field("keep", description="Truncated rollouts.")
+    abandoned: Literal["keep", "drop"] = pydantic.Field(
+        "keep", description="Abandoned branches: retries that nothing continues."
+    )
+    token_columns: Path | None = pydantic.Field(
+        None,
+        description="Parquet table with rollout_id and any of ref_logprobs, values or entropy: one list per rollout.",
+    )
+    reference: str | None = pydantic.Field(None, description="Reference model for ref_logprobs, KL and entropy.")
+    critic: str | None = pydantic.Field(None, description="Value model (one label) for GAE.")
+    device: str | None = pydantic.Field(
+        None, description="Device for both models: cpu, cuda or cuda:N (default: cuda if available)."
+    )
+    dtype: Dtype | None = pydantic.Field(None, description="dtype for both models (default: auto).")
+    batch_tokens: int | None = pydantic.Field(None, ge=1, description="Tokens per forward pass (default: 16384).")
+    target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
 
     @pydantic.field_validator("estimator", mode="before")
     @classmethod

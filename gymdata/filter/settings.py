@@ -12,23 +12,24 @@ from gymdata.settings import Config
 class FilterConfig(Config):
     """Which rollouts are kept. The steps run in this order, each on what the one before left.
 
-    ``where``: conditions over rollout and group columns. ``group_where``: conditions over group columns; a group stays or
-    goes whole. Group columns always describe the group as it came in, before any step.
-    ``dedupe``: of rollouts of a group with the same generated tokens, the one with the lowest index stays.
-    ``best_n``: so many of each group, the highest ``best_by`` first (an expression that gives a number).
-    ``balance``: a column or a field of the task; as many rollouts of each of its values as the rarest has, drawn by seed.
-    ``split_by``, ``test_share``: that share of the tasks, drawn by seed, goes to a second file.
+    Conditions are over rollout and group columns. Group columns always describe the group as it came in, before any step.
     """
 
-    where: list[str] = pydantic.Field(default_factory=list)
-    group_where: list[str] = pydantic.Field(default_factory=list)
-    dedupe: bool = False
-    best_n: int | None = pydantic.Field(None, ge=1)
-    best_by: str = "reward"
-    balance: str | None = None
-    split_by: Literal["task"] | None = None
-    test_share: float | None = pydantic.Field(None, gt=0.0, lt=1.0)
-    seed: int = 0
+    where: list[str] = pydantic.Field(
+        default_factory=list, description='Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.'
+    )
+    group_where: list[str] = pydantic.Field(
+        default_factory=list, description='Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.'
+    )
+    dedupe: bool = pydantic.Field(False, description="Keep one of the rollouts of a group with identical tokens.")
+    best_n: int | None = pydantic.Field(None, ge=1, description="Keep the best N rollouts per group.")
+    best_by: str = pydantic.Field("reward", description="Number that ranks rollouts for --best-n.")
+    balance: str | None = pydantic.Field(None, description="Keep the same number of rollouts per value of this column.")
+    split_by: Literal["task"] | None = pydantic.Field(None, description="Write a train and a test file, split by task.")
+    test_share: float | None = pydantic.Field(
+        None, gt=0.0, lt=1.0, description="Share of tasks in the test file (default: 0.1)."
+    )
+    seed: int = pydantic.Field(0, description="Random seed.")
 
     @pydantic.field_validator("where", "group_where", mode="before")
     @classmethod

@@ -159,7 +159,7 @@ class CommandAdapter(Config):
 
 class EpochsTrainer(Config):
     """``_type: epochs``, the shipped loop. ``pairs``, ``experience``: keys of the --config of these commands, used when the
-    algorithm needs such data. ``measure_kl``: score rollouts of later epochs with the first policy, at most so many."""
+    algorithm needs such data. ``measure_kl``: score rollouts of later epochs with the first policy, at most this many."""
 
     pairs: dict[str, Any] = pydantic.Field(default_factory=dict)
     experience: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -221,10 +221,10 @@ class FinetuningSection(Config):
     """The loop. ``trainer``, ``trajectory_builder``, ``trainer_adapter``: names of entries of their sections; may be left
     out where there is one. ``target_model``: the entry of ``llms`` that is trained. ``output_dir`` may hold {algorithm}.
 
-    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first so many tasks. ``collect_every``: fresh
-    rollouts only every so many epochs; ``reuse_epochs``: train on the rollouts of so many earlier epochs too. Both make
+    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first N tasks. ``collect_every``: fresh
+    rollouts only every N epochs; ``reuse_epochs``: train on the rollouts of the N epochs before, too. Both make
     rollouts of older policies; those more than ``max_policy_lag`` versions behind are left out and counted.
-    ``deploy``: words of a command that makes the endpoint serve {model} as {version}; without it an endpoint goes on
+    ``deploy``: words of a command that makes the endpoint serve {model} as {version}; without it an endpoint keeps
     serving the first policy."""
 
     enabled: bool = True
@@ -275,6 +275,22 @@ class FinetuneConfig(Config):
     finetuning: FinetuningSection
 
 
+class FinetuneFlags(Config):
+    """Keys of the file that ``gymdata finetune`` and ``gymdata.finetune`` also take by themselves."""
+
+    dataset: str | None = pydantic.Field(None, description="Training tasks (file or glob).")
+    validation_dataset: str | None = pydantic.Field(None, description="Held-out tasks (file or glob).")
+    validation_interval: int | None = pydantic.Field(None, description="Epochs between validations (default: 5).")
+    validation_config: str | None = pydantic.Field(
+        None, description="YAML merged over the configuration for validation only."
+    )
+    endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server to sample from.")
+    endpoint_timeout: float | None = pydantic.Field(None, description="Seconds per request (default: 300).")
+    result_json_path: Path | None = pydantic.Field(None, description="Also write the final result here.")
+    output: Path | None = pydantic.Field(None, description="Output folder (default: finetuning.output_dir).")
+    run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
+
+
 #: Shipped kinds of each section.
 KINDS: dict[str, dict[str, type[Any]]] = {
     "trajectory_builders": {"collect": CollectBuilder},
@@ -294,7 +310,7 @@ IGNORED_KEYS = {
     "authentication": None, "middleware": None, "ttc_strategies": None, "optimizer": None, "logging": None,
     "telemetry": None,
 }  # fmt: skip
-UNHONOURED_KEYS = {
+UNSUPPORTED_KEYS = {
     "eval.general.output_dir": "everything is written under finetuning.output_dir",
     "eval.general.output": "everything is written under finetuning.output_dir",
     "eval.general.profiler": None,

@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from gymdata.errors import DataError, StoreError
-from gymdata.redaction import redacted_all
+from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import Lock
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import differences, plain, replacing
@@ -69,7 +68,7 @@ class State:
         return str(self._facts["run_id"])
 
     def done(self, epoch: int, stage: str) -> dict[str, Any] | None:
-        """What a finished stage gave; None when it is owed."""
+        """What a finished stage gave; None when it is pending."""
         entry = self._facts["epochs"].get(str(epoch), {}).get(stage, {})
         return dict(entry.get("result", {})) if entry.get("state") == "completed" else None
 

@@ -53,26 +53,27 @@ def detect(sources: Sequence[Source]) -> str:
             raise DataError.empty(source.path, _EXPECTED)
         found.setdefault(_format(source), source.path)
     if len(found) > 1:
-        told = ", ".join(f"{path.name} is {name}" for name, path in found.items())
-        raise UsageError(f"files of several formats: {told}", hint="import them one format at a time")
+        formats = ", ".join(f"{path.name} is {name}" for name, path in found.items())
+        raise UsageError(f"files of several formats: {formats}", hint="import them one format at a time")
     return next(iter(found))
 
 
 def _format(source: Source) -> str:
-    from gymdata.store.foreign import foreign_format
+    from gymdata.store.lines import foreign_format
 
     known = foreign_format(source)
     if known is not None and known.name in SOURCES:
         return known.name
-    from gymdata.interop.trajectories import atif_read, documents, nat_pairs, nat_read
+    from gymdata.interop.importing import first_value
+    from gymdata.interop.trajectories import atif, nat, nat_pairs
 
-    value = documents.first_value(source) if source.kind == "jsonl" else None
-    if atif_read.is_atif(value):
+    value = first_value(source) if source.kind == "jsonl" else None
+    if atif.is_atif(value):
         return "atif"
     if nat_pairs.is_dpo_line(value[0] if isinstance(value, list) and value else value):
         return "nat-dpo"
-    if nat_read.is_nat(value):
-        return "nat-dpo-items" if nat_read.is_dpo(value) else "nat-trajectories"
+    if nat.is_nat(value):
+        return "nat-dpo-items" if nat.is_dpo(value) else "nat-trajectories"
     raise DataError(
         f"{source.path}: got no row of a known format among its first lines, expected {_EXPECTED}",
         hint="files of gymdata need no import; --from names a format",
@@ -96,12 +97,12 @@ def read(
 
         return nemo_import.table_rows(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check)
     if name == "atif":
-        from gymdata.interop.trajectories import atif_read
+        from gymdata.interop.trajectories import atif
 
-        return atif_read.table_rows(sources, run_id=run_id, reject=reject, check=check)
-    from gymdata.interop.trajectories import nat_read
+        return atif.table_rows(sources, run_id=run_id, reject=reject, check=check)
+    from gymdata.interop.trajectories import nat
 
-    return nat_read.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes, check=check)
+    return nat.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes, check=check)
 
 
 def write(
@@ -111,10 +112,10 @@ def write(
     if name == "verl":
         return _parquet((made for row in rows if (made := _text(name)(row, lost)) is not None), path)
     if name in ("nat-trajectories", "nat-dpo-items"):
-        from gymdata.interop.trajectories import nat_files
+        from gymdata.interop.trajectories import nat
 
         lines = target.suffix == ".jsonl"
-        return nat_files.write(_trajectories(name, rows, lost), path, lines=lines, shapes=came_from)
+        return nat.write(_trajectories(name, rows, lost), path, lines=lines, shapes=came_from)
     writer = _atif() if name == "atif" else _text(name)
     as_list = target.suffix == ".json"
     count = 0
@@ -141,9 +142,9 @@ def _line(made: Row) -> bytes:
 
 
 def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
-    from gymdata.interop.trajectories import atif_write
+    from gymdata.interop.trajectories import atif
 
-    return atif_write.trajectory_of
+    return atif.trajectory_of
 
 
 def _text(name: str) -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
@@ -157,10 +158,10 @@ def _text(name: str) -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
 
 
 def _trajectories(name: str, rows: Iterable[Row], lost: Counter[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    from gymdata.interop.trajectories import nat_pairs, nat_write
+    from gymdata.interop.trajectories import nat, nat_pairs
 
     make, group = (
-        (nat_write.trajectory_of, "group_id") if name == "nat-trajectories" else (nat_pairs.dpo_trajectory, "task_id")
+        (nat.trajectory_of, "group_id") if name == "nat-trajectories" else (nat_pairs.dpo_trajectory, "task_id")
     )
     for row in rows:
         made = make(row, lost)

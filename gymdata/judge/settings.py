@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,54 +16,72 @@ DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked
 
 
 class GenrmConfig(Config):
-    """What judging is made of. Times are seconds, lengths are tokens.
+    """What judging is made of. Times are seconds, lengths are tokens."""
 
-    ``genrm``: folder of a judge whose chat template has the roles principle, response_1 and response_2, run in this
-    process. ``endpoint`` and ``model``: one that is served behind /v1/chat/completions. ``judge_prompt``: a Jinja file
-    for a model without those roles, or ``default`` for the shipped one. ``principle``: shown to the judge;
-    ``use_principle`` true shows one always, false never; left out, one is shown where ``principle`` gives it.
-    ``show``: what the judge sees of a response, its ``final`` answer or the ``transcript`` with tool calls and results;
-    reasoning never.
-    ``genrm_parse_retries``: further tries when an answer holds no verdict; ``retries``: further tries of a request that
-    failed. ``verdicts``: ``strict`` takes no impossible or missing number; ``published`` fills in the defaults.
-    ``constrain``: hold the judge to the verdict's JSON schema: ``on``, ``off``, or ``auto``: where an endpoint can (it
-    lets a judge reason first), and not in this process.
-    """
+    key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine"})
 
-    genrm: str | None = None
-    endpoint: str | None = None
-    model: str | None = None
-    judge_prompt: Path | None = None
-    principle: str | None = None
-    use_principle: bool | None = None
-    show: Literal["final", "transcript"] = "final"
-    constrain: Literal["auto", "on", "off"] = "auto"
+    genrm: str | None = pydantic.Field(None, description="Judge model to run in this process.")
+    endpoint: str | None = pydantic.Field(None, description="URL of a judge served at /v1/chat/completions.")
+    model: str | None = pydantic.Field(None, description="Judge model name on the server.")
+    judge_prompt: Path | None = pydantic.Field(
+        None, description="Jinja prompt for judges without the GenRM roles; 'default' is the shipped one."
+    )
+    principle: str | None = pydantic.Field(None, description="Judging criterion (rubric).")
+    use_principle: bool | None = pydantic.Field(
+        None, description="Include a principle in the judge prompt (default: only with --principle)."
+    )
+    show: Literal["final", "transcript"] = pydantic.Field(
+        "final", description="What the judge sees: final answer or transcript with tool calls."
+    )
+    constrain: Literal["auto", "on", "off"] = pydantic.Field(
+        "auto", description="Constrain decoding to the verdict's JSON schema; auto does so on an endpoint."
+    )
 
-    temperature: float = pydantic.Field(0.6, ge=0.0)
-    top_p: float = pydantic.Field(0.95, gt=0.0, le=1.0)
-    max_tokens: int | None = pydantic.Field(None, ge=1)
-    seed: int = pydantic.Field(0, ge=0, lt=2**63)
-    concurrency: int | None = pydantic.Field(None, ge=1)
-    request_timeout: float = pydantic.Field(300.0, gt=0.0)
-    retries: int = pydantic.Field(5, ge=0)
-    retry_pause: float = pydantic.Field(0.5, ge=0.0)
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict)
+    temperature: float = pydantic.Field(0.6, ge=0.0, description="Sampling temperature of the judge.")
+    top_p: float = pydantic.Field(0.95, gt=0.0, le=1.0, description="Nucleus sampling of the judge.")
+    max_tokens: int | None = pydantic.Field(
+        None, ge=1, description="Maximum tokens per judgement (default: what fits)."
+    )
+    seed: int = pydantic.Field(0, ge=0, lt=2**63, description="Random seed.")
+    concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum judgements in flight.")
+    request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per request.")
+    retries: int = pydantic.Field(5, ge=0, description="Retries of a request that failed in passing.")
+    retry_pause: float = pydantic.Field(0.5, ge=0.0, description="Seconds before the first of these retries.")
+    engine: dict[str, Any] = pydantic.Field(
+        default_factory=dict, description="Engine arguments of vLLM for --genrm, as they are."
+    )
 
-    comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = "circular"
-    num_judges_per_comparison: int = pydantic.Field(1, ge=1)
-    genrm_parse_retries: int = pydantic.Field(3, ge=0)
-    genrm_parse_retry_sleep_s: float = pydantic.Field(0.2, ge=0.0)
-    verdicts: Literal["strict", "published"] = "strict"
-    default_score: float = pydantic.Field(3.0, allow_inf_nan=False)
-    default_ranking: float = pydantic.Field(3.5, allow_inf_nan=False)
+    comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = pydantic.Field(
+        "circular", description="Pairs of rollouts to compare."
+    )
+    num_judges_per_comparison: int = pydantic.Field(1, ge=1, description="Judgements per comparison.")
+    genrm_parse_retries: int = pydantic.Field(3, ge=0, description="Retries of an unparsable verdict.")
+    genrm_parse_retry_sleep_s: float = pydantic.Field(0.2, ge=0.0, description="Seconds between these retries.")
+    verdicts: Literal["strict", "published"] = pydantic.Field(
+        "strict", description="Verdict parsing; published fills missing numbers with the defaults."
+    )
+    default_score: float = pydantic.Field(3.0, allow_inf_nan=False, description="Score without a verdict.")
+    default_ranking: float = pydantic.Field(3.5, allow_inf_nan=False, description="Ranking without a verdict.")
 
-    aggregator_method: Literal["simple_tiebreaker", "win_rate", "bradley_terry"] = "simple_tiebreaker"
-    reasoning_bonus: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
-    answer_bonus: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
-    top_percentile: float = pydantic.Field(0.2, ge=0.0, le=1.0)
-    group_reasoning_length_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
-    group_answer_length_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
-    group_style_penalty_coeff: float = pydantic.Field(0.0, ge=0.0, allow_inf_nan=False)
+    aggregator_method: Literal["simple_tiebreaker", "win_rate", "bradley_terry"] = pydantic.Field(
+        "simple_tiebreaker", description="How judgements become rewards."
+    )
+    reasoning_bonus: float = pydantic.Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="Bonus for the shortest reasoning in the top share."
+    )
+    answer_bonus: float = pydantic.Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="Bonus for the shortest answer in the top share."
+    )
+    top_percentile: float = pydantic.Field(0.2, ge=0.0, le=1.0, description="Top share that is eligible for a bonus.")
+    group_reasoning_length_penalty_coeff: float = pydantic.Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="Weight of the reasoning length penalty."
+    )
+    group_answer_length_penalty_coeff: float = pydantic.Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="Weight of the answer length penalty."
+    )
+    group_style_penalty_coeff: float = pydantic.Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="Weight of the style density penalty."
+    )
 
     @pydantic.field_validator("endpoint")
     @classmethod
@@ -100,40 +118,43 @@ class GenrmConfig(Config):
 
 
 class JudgeConfig(GenrmConfig):
-    """``gymdata judge``. ``limit``: only the first so many groups. ``name``: of the comparisons and of the rewards."""
+    """``gymdata judge``."""
 
     given_as: ClassVar[Mapping[str, str]] = {"path": "the run as the argument"}
+    key_only: ClassVar[Set[str]] = GenrmConfig.key_only | {"default_score", "default_ranking"}
 
-    path: str
-    output: Path | None = None
-    name: str | None = pydantic.Field(None, pattern=r"^[\w.+-]+$")
-    comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = "both_orders"
-    limit: int | None = pydantic.Field(None, ge=1)
-    aggregate_only: bool = False
-    retry_unparsed: bool = False
-    overwrite: bool = False
+    path: str = pydantic.Field(description="Run folder, file or glob of rollouts.")
+    output: Path | None = pydantic.Field(None, description="Output folder (default: RUN/judge-NAME).")
+    name: str | None = pydantic.Field(
+        None, pattern=r"^[\w.+-]+$", description="Name of the comparisons and rewards (default: the judge's)."
+    )
+    comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = pydantic.Field(
+        "both_orders", description="Pairs of rollouts to compare."
+    )
+    limit: int | None = pydantic.Field(None, ge=1, description="Judge only the first N groups.")
+    aggregate_only: bool = pydantic.Field(False, description="Re-aggregate existing verdicts; no judge calls.")
+    retry_unparsed: bool = pydantic.Field(False, description="Retry comparisons without a parsable verdict.")
+    overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
 
 
 class ServeConfig(GenrmConfig):
-    """``gymdata serve-genrm``. ``cohort_timeout``: seconds from a cohort's first member to the end of waiting for the
-    others. ``on_judge_failure``: answer 503 (``error``) or the default score, marked (``default-score``). ``output``: the
-    folder for comparisons, verdicts and answered rewards; what is there is used again after a restart. Without it nothing
-    is kept on disk.
+    """``gymdata serve-genrm``."""
 
-    ``allow_host``: names in a request's Host header that are taken beside the loopback names and the address served on.
-    Limits: ``max_body_bytes`` and ``max_depth`` (levels of nesting) of a request, ``max_responses`` of a /compare,
-    ``max_waiting`` members of cohorts that are not full.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = pydantic.Field(8000, ge=0, le=65535)
-    allow_host: list[str] = pydantic.Field(default_factory=list)
-    output: Path | None = None
-    num_rollouts_per_prompt: int = pydantic.Field(16, ge=1)
-    cohort_timeout: float = pydantic.Field(600.0, gt=0.0)
-    on_judge_failure: Literal["error", "default-score"] = "error"
-    workers: int = pydantic.Field(1, ge=1)
-    max_body_bytes: int = pydantic.Field(32 * 1024**2, ge=1)
-    max_depth: int = pydantic.Field(100, ge=1)
-    max_responses: int = pydantic.Field(256, ge=1)
-    max_waiting: int = pydantic.Field(16_384, ge=1)
+    host: str = pydantic.Field("127.0.0.1", description="Address to listen on.")
+    port: int = pydantic.Field(8000, ge=0, le=65535, description="Port; 0 selects a free one.")
+    allow_host: list[str] = pydantic.Field(
+        default_factory=list, description="Allowed Host header; repeatable (default: loopback and --host)."
+    )
+    output: Path | None = pydantic.Field(
+        None, description="Folder for the verdicts, used again after a restart (default: not saved)."
+    )
+    num_rollouts_per_prompt: int = pydantic.Field(16, ge=1, description="Rollouts per cohort.")
+    cohort_timeout: float = pydantic.Field(600.0, gt=0.0, description="Seconds to wait for a complete cohort.")
+    on_judge_failure: Literal["error", "default-score"] = pydantic.Field(
+        "error", description="On judge failure: error (503), or the default score, marked."
+    )
+    workers: int = pydantic.Field(1, ge=1, description="Only 1 is supported: a cohort is held by one process.")
+    max_body_bytes: int = pydantic.Field(32 * 1024**2, ge=1, description="Maximum bytes per request.")
+    max_depth: int = pydantic.Field(100, ge=1, description="Maximum nesting depth per request.")
+    max_responses: int = pydantic.Field(256, ge=1, description="Maximum responses per /compare request.")
+    max_waiting: int = pydantic.Field(16_384, ge=1, description="Maximum rollouts that wait for their cohort.")

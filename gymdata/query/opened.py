@@ -1,4 +1,4 @@
-"""``gymdata.open``: a run as an object, for notebooks and scripts.
+"""``gymdata.open``, ``load_rollouts`` and ``expand_turns``: rollouts for notebooks and scripts.
 
 Invariant: nothing is held open and nothing is cached, so what a method returns is what is on disk when it is called:
 sealed rows and the whole lines of an open journal.
@@ -6,9 +6,9 @@ sealed rows and the whole lines of an open journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gymdata.errors import DataError
 from gymdata.public import path_of
@@ -17,6 +17,59 @@ from gymdata.store.paths import find_run_json, read_facts, resolve
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
+
+    AnyTable = TypeVar("AnyTable", pa.Table, pl.DataFrame)
+
+
+def load_rollouts(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rollouts under ``path`` (a run folder, a Parquet or JSON lines file, a glob) as a ``pyarrow.Table``.
+
+    A run gives its sealed rows and those still journaled. Turns are as stored, prompts as deltas: see ``expand_turns``.
+    ``polars.from_arrow`` makes a polars frame of it without copying most of it. Raises DataError for a path that holds no
+    readable rollouts.
+    """
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.store import read_table
+
+    path_of(path, "load_rollouts")
+    return read_table(path, ROLLOUTS, columns)
+
+
+def expand_turns(table: AnyTable) -> AnyTable:
+    """``table`` with the field ``prompt_token_ids`` (list of int32) in each turn: the whole prompt that the model read.
+
+    Takes a ``pyarrow.Table`` or a ``polars.DataFrame`` with the column ``turns`` (and ``rollout_id``, for error
+    messages), and returns the same kind. Prompts repeat what came before, so this takes the memory that the stored form
+    saves. Raises DataError naming the rollout and the turn when the turns were changed after collection.
+    """
+    import pyarrow as pa
+
+    if isinstance(table, pa.Table):
+        prompted = _with_prompts(table)
+        return cast("AnyTable", table.set_column(table.column_names.index("turns"), "turns", prompted))
+    import polars as pl
+
+    needed = [name for name in ("rollout_id", "turns") if name in table.columns]
+    turns = _with_prompts(table.select(needed).to_arrow())
+    expanded: Any = pl.from_arrow(turns)
+    return table.with_columns(expanded.alias("turns"))
+
+
+def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    from gymdata.errors import DataError
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.rollouts.turn_columns import with_prompts
+    from gymdata.store.columns import reshape
+
+    if "turns" not in table.column_names:
+        raise DataError.missing_columns("table to expand", ROLLOUTS.name, ["turns"], table.column_names)
+    kind = ROLLOUTS.schema.field("turns").type
+    turns = pa.chunked_array([reshape(chunk, kind) for chunk in table["turns"].chunks], kind)
+    ids = table["rollout_id"] if "rollout_id" in table.column_names else pa.chunked_array([pa.array(range(len(turns)))])
+    return with_prompts(turns, ids)
+
 
 __all__ = ["OpenedRun", "open_run"]
 
@@ -42,33 +95,9 @@ class OpenedRun:
 
     def lazy(self) -> pl.LazyFrame:
         """The rollouts as a Polars LazyFrame: only the columns and rows that a query needs are read, in batches."""
-        import polars as pl
-        from polars.io.plugins import register_io_source
+        from gymdata.store import scan_lazy
 
-        from gymdata.rollouts.schema import ROLLOUTS
-        from gymdata.store import scan_batches
-
-        empty: Any = pl.from_arrow(ROLLOUTS.arrow.empty_table())
-        schema, path = empty.schema, str(self.path)
-
-        def batches(
-            with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
-        ) -> Iterator[pl.DataFrame]:
-            names = with_columns if with_columns is not None else list(schema)
-            left = n_rows
-            # Without a column there would be no rows to count.
-            for batch in scan_batches(path, ROLLOUTS, names or ["rollout_id"], batch_size or 4_096):
-                frame: Any = pl.from_arrow(batch)
-                missing = [pl.lit(None, schema[name]).alias(name) for name in names if name not in frame.columns]
-                frame = frame.with_columns(missing).select(names)
-                if left is not None:
-                    frame = frame.head(left)
-                    left -= frame.height
-                yield frame if predicate is None else frame.filter(predicate)
-                if left == 0:
-                    return
-
-        return register_io_source(batches, schema=schema)
+        return scan_lazy(self.path)
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rollouts, or some of their columns, as an Arrow table."""
@@ -88,7 +117,6 @@ class OpenedRun:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from gymdata.data import expand_turns
         from gymdata.rollouts.schema import ROLLOUTS
         from gymdata.store import scan_batches
 

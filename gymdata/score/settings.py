@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Self
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.settings import Config, Rewards
 from gymdata.urls import REWARD_KEYS, refuse_userinfo
 
 
 class ScoreConfig(Config):
-    """``name``: of the output folder and the total (default: the rewards' names joined by +). ``threshold``: a score above
-    it is a success, and a rollout that changes side is a flip. ``reward_timeout``: seconds for one batch of functions.
-
-    ``reward_model``: a folder with a sequence classification model of one label. ``reward_url``: servers (a list, or a
-    text with commas), whose mean counts; each is asked for ``request_batch`` rollouts at a time, each try within
-    ``request_timeout`` seconds, with ``retries`` more tries after a passing fault. ``recipe``: a file that chooses and
-    weights rewards by task; it stands alone. ``tokenizer``: whose text a server is sent (default: that of the model which
-    the rollouts were collected with).
-    """
+    """``gymdata score``."""
 
     given_as: ClassVar[Mapping[str, str]] = {"path": "the run as the argument"}
+    key_only: ClassVar[Set[str]] = frozenset({"request_timeout", "request_batch", "retries"})
 
-    path: str
-    reward: list[str] = pydantic.Field(default_factory=list)
-    reward_model: str | None = None
-    reward_url: list[str] = pydantic.Field(default_factory=list)
-    recipe: Path | None = None
-    tokenizer: str | None = None
-    name: str | None = pydantic.Field(None, pattern=r"^[\w.+-]+$")
-    output: Path | None = None
-    threshold: float = 0.5
-    reward_timeout: float = pydantic.Field(300.0, gt=0.0)
-    request_timeout: float = pydantic.Field(60.0, gt=0.0)
-    request_batch: int = pydantic.Field(16, ge=1)
-    retries: int = pydantic.Field(3, ge=0)
-    overwrite: bool = False
+    path: str = pydantic.Field(description="Run folder, file or glob of rollouts.")
+    reward: Rewards = pydantic.Field(default_factory=list)
+    reward_model: str | None = pydantic.Field(
+        None, description="Reward model folder, as written by `gymdata train-reward`."
+    )
+    reward_url: list[str] = pydantic.Field(
+        default_factory=list, description="Reward server (POST queries, prompts); the mean of several is used."
+    )
+    recipe: Path | None = pydantic.Field(None, description="YAML file that selects and weights rewards by task fields.")
+    tokenizer: str | None = pydantic.Field(
+        None, description="Tokenizer that decodes text for --reward-url (default: the policy's)."
+    )
+    name: str | None = pydantic.Field(
+        None, pattern=r"^[\w.+-]+$", description="Name of these scores (default: the rewards' names)."
+    )
+    output: Path | None = pydantic.Field(None, description="Output folder (default: RUN/scores-NAME).")
+    threshold: float = pydantic.Field(0.5, description="A score that crosses it counts as a flip.")
+    reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch.")
+    request_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per request to a reward server.")
+    request_batch: int = pydantic.Field(16, ge=1, description="Rollouts per request to a reward server.")
+    retries: int = pydantic.Field(3, ge=0, description="Retries of a request that failed in passing.")
+    overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
 
     @pydantic.field_validator("reward_url", mode="before")
     @classmethod

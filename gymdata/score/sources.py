@@ -104,7 +104,7 @@ class _Loader:
         self._config = config
         self._progress = progress
         self._text: Decode | None = None
-        self._asked = False
+        self._loaded = False
 
     def source(self, source: RewardSource) -> RewardFunction:
         kind, place = source.what()
@@ -120,7 +120,7 @@ class _Loader:
         return function
 
     def model(self, folder: str, label: str | None) -> RewardFunction:
-        from gymdata.engines.model_facts import check_tokenizer, model_facts
+        from gymdata.engines.model_identity import check_tokenizer, model_facts
         from gymdata.rewards._torch import RewardModel
         from gymdata.store.lineage import lineage
 
@@ -144,8 +144,8 @@ class _Loader:
 
     def decode(self) -> Decode | None:
         """How the saved ids are spelt; None when no tokenizer is known, and the messages' text is sent."""
-        if not self._asked:
-            self._asked = True
+        if not self._loaded:
+            self._loaded = True
             self._text = self._find_tokenizer()
             if self._text is None and self._progress is not None:
                 self._progress.message(
@@ -155,11 +155,11 @@ class _Loader:
         return self._text
 
     def _find_tokenizer(self) -> Decode | None:
-        from gymdata.engines.chat import token_text
+        from gymdata.engines._transformers import load_reader
         from gymdata.store.lineage import lineage
 
         if self._config.tokenizer is not None:
-            return token_text.load(self._config.tokenizer).decode
+            return load_reader(self._config.tokenizer).decode
         for facts in lineage(self._config.path):
             identity, config = facts.get("identity") or {}, facts.get("config") or {}
             for folder in (config.get("tokenizer"), config.get("model"), identity.get("model")):
@@ -170,11 +170,11 @@ class _Loader:
 
 def _checked(folder: str, sampled_with: str | None) -> Decode:
     """The decoder of a tokenizer folder that run.json names, which may have been replaced since."""
-    from gymdata.engines.chat import token_text
+    from gymdata.engines._transformers import load_reader
 
     if sampled_with is not None:
         from gymdata.engines._transformers import load_tokenizer
-        from gymdata.engines.weights import hash_of_tokenizer
+        from gymdata.engines.model_identity import hash_of_tokenizer
 
         now = hash_of_tokenizer(load_tokenizer(folder))
         if now != sampled_with:
@@ -182,4 +182,4 @@ def _checked(folder: str, sampled_with: str | None) -> Decode:
                 f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
                 hint="give the folder of that tokenizer with --tokenizer",
             )
-    return token_text.load(folder).decode
+    return load_reader(folder).decode

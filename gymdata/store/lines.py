@@ -1,21 +1,28 @@
-"""JSON lines: reading plain and compressed files, and the two spellings that JSON lacks.
+"""JSON lines: reading plain and compressed files, the two spellings that JSON lacks, and whose format a line is in.
 
 Invariants: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no
-literal for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow.
+literal for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow. The
+store knows no format but its own: others are named in one table, and nothing of them is loaded before a file is looked at.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from gymdata.errors import DataError
 from gymdata.store.paths import BOM, Source
+
+if TYPE_CHECKING:
+    from gymdata.store.paths import Source
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
@@ -150,3 +157,47 @@ def _spell(value: Any) -> Any:
     if _odd(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
+
+
+_LOOKED_AT = 20
+
+
+class Foreign(NamedTuple):
+    """A format: whether a line is one of its rows, and the rollouts rows of a file (arrays are numpy, times are text)."""
+
+    name: str
+    recognise: Callable[[bytes], bool]
+    rows: Callable[[Source], Iterator[Mapping[str, Any]]]
+
+
+#: Name → the module that has its ``recognise`` and the one that has its ``table_rows``; imported when a file is looked at.
+_FORMATS = {"nemo-gym": ("gymdata.interop.nemo_gym.scan", "gymdata.interop.nemo_gym.read")}
+
+
+def _formats() -> list[Foreign]:
+    return [
+        Foreign(name, importlib.import_module(scan).recognise, partial(_rows, read))
+        for name, (scan, read) in _FORMATS.items()
+    ]
+
+
+def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
+    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source])
+    return rows
+
+
+def foreign_format(source: Source) -> Foreign | None:
+    """The format of a JSON lines file that is not ours, by one of its first lines."""
+    if source.kind != "jsonl":
+        return None
+
+    formats = _formats()
+
+    try:
+        for _, line in islice(iter_lines(source), _LOOKED_AT):
+            if found := next((f for f in formats if f.recognise(line)), None):
+                return found
+    except (DataError, OSError):
+        # Whoever reads the file says what is wrong with it.
+        return None
+    return None

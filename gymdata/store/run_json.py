@@ -1,4 +1,4 @@
-"""run.json: what was run, with which settings, from which data, and which files came out (the model: ``run_model``).
+"""run.json: what was run, with which settings, from which data, and which files came out (model: ``json_schema.RunJson``).
 
 Invariants: it is replaced whole (temporary name, fsync, rename, fsync of the folder), so a reader sees the old
 or the new one; every output of gymdata is described by exactly one.
@@ -16,8 +16,7 @@ import orjson
 import xxhash
 
 from gymdata import __version__
-from gymdata.errors import DataError, StoreError
-from gymdata.redaction import redacted_all
+from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import claim
 from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
 
@@ -45,7 +44,7 @@ def complete(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError (pydantic's, a defect) for a key of another type.
     """
-    from gymdata.store.run_model import RunJson
+    from gymdata.store.json_schema import RunJson
 
     empty: dict[str, Any] = {"gymdata": __version__, "stage": "collect"}
     empty |= {key: {} for key in ("config", "identity", "extent", "schemas", "counts")}
@@ -117,14 +116,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
     there is a symbolic link under either name.
     """
-    refuse_link(path)
-    temporary = temporary_of(path)
-    try:
-        held = claim(temporary)
-    except BlockingIOError as error:
-        raise StoreError.written(path) from error
-    except OSError as error:
-        raise StoreError.from_os(path, error) from error
+    temporary, held = claim_temporary(path)
     try:
         yield temporary
         sync_file(temporary)
@@ -136,6 +128,18 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         os.close(held)
+
+
+def claim_temporary(path: Path) -> tuple[Path, int]:
+    """The name to write ``path`` under, and what holds it against other processes. Raises StoreError as ``replacing``."""
+    refuse_link(path)
+    temporary = temporary_of(path)
+    try:
+        return temporary, claim(temporary)
+    except BlockingIOError as error:
+        raise StoreError.written(path) from error
+    except OSError as error:
+        raise StoreError.from_os(path, error) from error
 
 
 def temporary_of(path: Path) -> Path:

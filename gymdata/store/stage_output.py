@@ -22,18 +22,10 @@ import orjson
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError
 from gymdata.store.journal import FAILURES
-from gymdata.store.lock import LOCK, Lock, claim, made_folder
-from gymdata.store.paths import (
-    JOURNAL,
-    PART,
-    ROLLOUTS_FOLDER,
-    RUN_JSON,
-    beside,
-    intent_of,
-    local_output,
-    read_facts,
-)
+from gymdata.store.lock import LOCK, Lock, made_folder
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
 from gymdata.store.run_json import (
+    claim_temporary,
     complete,
     describe_file,
     differences,
@@ -131,6 +123,16 @@ def _name(kind: str) -> str:
     return _KINDS.get(kind, f"the output of {kind}")
 
 
+def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Parents by the id of their run, which a copy of it keeps, or by path."""
+    return {str(parent.get("run_id") or parent.get("path")): parent for parent in parents}
+
+
+def _called(parent: Mapping[str, Any]) -> str:
+    run = parent.get("run_id")
+    return f"run {run} ({parent.get('path')})" if run else str(parent.get("path"))
+
+
 def _named(facts: Mapping[str, Any]) -> list[str]:
     return [str(entry["path"]) for entry in facts.get("files") or []]
 
@@ -187,11 +189,24 @@ class StageOutput:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def refuse_other(self, key: str, now: Mapping[str, Any], what: str, keep: Iterable[Path] = ()) -> None:
-        """Raises StoreError when ``what`` is there, would go, and was made with another ``facts[key]`` than ``now``.
-        ``keep``: files that would stay (see ``finish``)."""
+    def refuse_other(
+        self,
+        key: str,
+        now: Mapping[str, Any],
+        what: str,
+        keep: Iterable[Path] = (),
+        parents: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Raises StoreError when ``what`` is there, would go, and was made with another ``facts[key]`` than ``now``, or from
+        other runs than ``parents`` (as run.json has them). ``keep``: files that would stay (see ``finish``)."""
         if self.overwrite or not self.facts or (self.facts.get("files") and not self._replaced(keep)):
             return
+        recorded = self.facts.get("parents") or []
+        was, given = _sources(recorded), _sources(parents)
+        # What a command adds by itself, like scores and models, belongs to no run.
+        added = {name for name, parent in was.items() if not parent.get("run_id")}
+        if was and given and (given.keys() - was.keys() or was.keys() - given.keys() - added):
+            raise StoreError.other_source(self.place, what, *([_called(p) for p in s.values()] for s in (was, given)))
         other = differences(self.facts.get(key) or {}, plain(now))
         if other:
             raise StoreError.other_settings(self.place, what, other)
@@ -208,15 +223,7 @@ class StageOutput:
             os.truncate(begun.path, 0)
             begun.rows, begun.more = None, more
             return begun
-        final = self.folder / name
-        refuse_link(final)
-        path = temporary_of(final)
-        try:
-            held = claim(path)
-        except BlockingIOError as error:
-            raise StoreError.written(final) from error
-        except OSError as error:
-            raise StoreError.from_os(final, error) from error
+        path, held = claim_temporary(self.folder / name)
         self._parts[name] = part = Part(name, path, held, more=more)
         return part
 

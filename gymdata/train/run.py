@@ -1,16 +1,37 @@
-"""``train_dpo``, ``train_kto`` and the others: join the training stage to the trainer process and to what a model is."""
+"""``train_dpo``, ``train_kto`` and the others: what is refused, what is announced, what is left behind. Knows no trainer.
+
+Invariants: data whose tokenizer is not the model's, or that cannot be a reference, is refused with its reason, its code and
+what to do before a trainer starts; a check reads the data and the run.json files behind it, never the model's weights;
+nothing is cut without a count; the output folder says SUCCESS only when the model in it was trained on proven tokens, and
+its run.json leads back to the data and through it to the rollouts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.errors import DataError
+import numpy as np
+
+from gymdata.engines.model_identity import ModelFacts, check_tokenizer
+from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import path_of
-from gymdata.rollouts.schema import TABLES
-from gymdata.store import has_rows, resolve
+from gymdata.public import Report, Row, path_of, rate_text
+from gymdata.rollouts.logprobs import sampling_biases, truncations
+from gymdata.rollouts.schema import PAIRS, TABLES
+from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, read_table, resolve, write_run_json
+from gymdata.store.lineage import lineage
+from gymdata.store.lock import Lock, refuse_held
+from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
+from gymdata.store.run_json import complete, differences, plain, replacing
+from gymdata.store.stage_output import refuse_other_kind
+from gymdata.train.pair_data import TrainingData
+from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import (
     TRAINERS,
     TrainConfig,
@@ -24,7 +45,66 @@ from gymdata.train.trainer_settings import check_settings
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
-from gymdata.engines.model_facts import model_facts
+from gymdata.engines.model_identity import model_facts
+
+SUCCESS = "SUCCESS"
+JOB = "job"
+#: Runs a prepared job file and returns what the trainer announced; raises what it reported.
+Runner = Callable[[Path, Progress], Mapping[str, Any]]
+#: In a job file, but not part of what is trained: free to change on a resume.
+_OPERATION = ("num_processes", "dry_run", "output", "own_keys")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainReport(Report):
+    """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
+    the file against those of the batches; ``heldout``: how a reward model ranks pairs of other tasks; ``ratio``: how far
+    the model was from the sampler before the first step; ``run_json``: all of it, as run.json holds it."""
+
+    algorithm: str
+    status: str
+    output: Path
+    counts: dict[str, int]
+    trained_tokens: dict[str, Any]
+    run_json: dict[str, Any]
+    steps: int | None = None
+    heldout: dict[str, Any] | None = None
+    ratio: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> TrainReport:
+        """The report of a training's run.json."""
+        return cls(
+            algorithm=facts["stage"].removeprefix("train-"),
+            status=facts["status"],
+            output=Path(facts["config"]["output"]),
+            run_json=dict(facts),
+            **{
+                name: facts[name] for name in ("counts", "trained_tokens", "steps", "heldout", "ratio") if name in facts
+            },
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.run_json
+
+    def rows(self) -> list[Row]:
+        rows: list[Row] = [(name.replace("_", " "), n) for name, n in self.counts.items() if name != "trained_tokens"]
+        rows += [("tokens per epoch", self.trained_tokens["file"]["count"]), ("token checksum", self._equal())]
+        if self.heldout:
+            accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
+            rows.append(("held-out preference accuracy", rate_text(accuracy)))
+        if self.ratio:
+            rows.append(("ratio before training, mean", self.ratio["mean"]))
+            rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
+        return [*rows, ("steps", self.steps), ("output", self.output)]
+
+    def _equal(self) -> object:
+        """A training that stopped inside its first epoch could not feed the whole file; what it fed was compared with it."""
+        proof = self.trained_tokens
+        fed = (proof.get("epochs") or [{}])[-1]
+        if proof["equal"] or not fed.get("equal"):
+            return {True: "match", False: "MISMATCH"}.get(proof["equal"])
+        return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
 
 
 def train_dpo(
@@ -37,7 +117,7 @@ def train_dpo(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
@@ -55,7 +135,7 @@ def train_kto(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
     ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest."""
     return _trained("kto", rollouts, model, output, config, settings, overwrite, dry_run, progress)
@@ -71,7 +151,7 @@ def train_reward(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
@@ -90,7 +170,7 @@ def train_rl(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
     Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
@@ -109,7 +189,7 @@ def train_sft(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest."""
     return _trained("sft", rollouts, model, output, config, settings, overwrite, dry_run, progress)
@@ -125,65 +205,50 @@ def _trained(
     overwrite: bool,
     dry_run: bool,
     progress: Progress | None,
-) -> dict[str, Any]:
-    path_of(source, f"train_{algorithm}")
+) -> TrainReport:
+    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)  # a missing path is told first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
-    return train(
-        algorithm,
-        source,
-        model,
-        output,
-        config=None if config is None else Path(config),
-        settings=settings,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        progress=progress,
-    )
+    given = {**settings, "model": model and str(model), "output": output and str(output)}
+    resolved = TRAINERS[algorithm].load(None if config is None else Path(config), given)
+    return train(source, resolved, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
 def train(
-    algorithm: str,
     source: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
+    settings: TrainConfig,
     *,
-    config: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    sets: Sequence[str] = (),
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
     command: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train with any of ``gymdata.train.settings.TRAINERS``.
 
-    ``settings``: keys of the trainer's config class (``gymdata.train.settings``), of the library's arguments and of TRL's
-    ModelConfig (``{"learning_rate": 1e-5, "use_peft": True}``); they beat the YAML file ``config`` and are beaten by
-    ``sets`` (``"key=value"``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
+    ``settings.trainer`` has keys of the library's arguments and of TRL's ModelConfig (``{"learning_rate": 1e-5,
+    "use_peft": True}``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
     ``dry_run`` checks and proves the batches only.
 
-    Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
+    Returns what ``output``/run.json holds: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
-    from gymdata.train import launch_checks as stage
     from gymdata.train.trainers.launch import run_job
 
-    kind = TRAINERS[algorithm]
-    _refuse_no_rows(source, kind.table)  # and a missing file, before torch is loaded
-    given = {**(settings or {}), "model": model and str(model), "output": output and str(output)}
-    resolved = kind.load(config, given, list(sets))
-    check_settings(algorithm, resolved.trainer, own=kind.model_fields)
-    return stage.train(
+    # What costs nothing to see, before torch is loaded.
+    _refuse_no_rows(source, settings.table)
+    _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
+    check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
+    facts = train_resolved(
         source,
-        resolved,
-        model_facts(resolved.model),
+        settings,
+        model_facts(settings.model),
         run_job,
         progress or NullProgress(),
-        command=list(command) or [f"gymdata.train_{algorithm}"],
+        command=list(command) or [f"gymdata.train_{settings.algorithm}"],
         overwrite=overwrite,
         dry_run=dry_run,
     )
+    return TrainReport.of(facts)
 
 
 def _refuse_no_rows(source: str | Path, table: Table) -> None:
@@ -195,3 +260,258 @@ def _refuse_no_rows(source: str | Path, table: Table) -> None:
             raise DataError.other_table(source, held, table.name, readers)
     if not any(has_rows(file, table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], table.name)
+
+
+def train_resolved(
+    source: str | Path,
+    config: TrainConfig,
+    model: ModelFacts,
+    run_job: Runner,
+    progress: Progress,
+    *,
+    command: list[str],
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Train ``config.model`` on a file; returns run.json's content (of a dry run: what it would begin).
+
+    Raises DataError, RefusedError (with the code), UsageError, StoreError, or OutsideError("trainer").
+    """
+    source = str(source)
+    data = config.prepare(read_table(source, config.table, columns=config.columns), source)
+    check(config, data, list(lineage(source)), model, source, progress)
+    files = [found.path for found in resolve(source, config.table)]
+    if cost := data.cost.text():
+        progress.message(cost)
+    expected = data.sequences.trained()
+    out = local_output(config.output)
+    job = {
+        **config.own(),
+        "trainer": config.algorithm,
+        "data": absolute(source),
+        "data_xxh3": [hash_file(file) for file in files],
+        "model": absolute(config.model),
+        "policy_hash": model.policy_hash,
+        "output": str(out.resolve()),
+        "settings": config.trainer,
+        "trained_tokens": expected.as_json(),
+        "num_processes": config.num_processes,
+        "own_keys": sorted(type(config).model_fields),
+        "dry_run": dry_run,
+    }
+    begun = {
+        "stage": f"train-{config.algorithm}",
+        "command": list(command),
+        "config": config.model_dump(mode="json"),
+        "parents": [parent_of(source)],
+        "model": vars(model),
+        "counts": {**data.counts, "trained_tokens": expected.count},
+        "length_limit": data.cost.as_json(),
+    }
+    del data
+    return run_training(out, job, begun, run_job, progress, overwrite=overwrite, dry_run=dry_run)
+
+
+def run_training(
+    out: Path,
+    job: dict[str, Any],
+    begun: dict[str, Any],
+    run_job: Runner,
+    progress: Progress,
+    *,
+    overwrite: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Start, resume or find finished the training in ``out``; ``overwrite`` starts again."""
+    _refuse_place(out, str(begun["stage"]))
+    job_file = out / JOB / "job.json"
+    found = _found(out, job, overwrite=overwrite)
+    if dry_run:
+        return _dry_run(job, begun, run_job, progress)
+    if found == "finished":
+        progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
+        return read_run_json(out)
+    refuse_held(out)
+    made, fresh = not out.exists(), not job_file.is_file()
+    out.mkdir(parents=True, exist_ok=True)
+    lock = Lock(out)
+    failed_at_once = False
+    try:
+        if overwrite and not fresh:
+            _clear(out)
+        job_file.parent.mkdir(exist_ok=True)
+        _write(job_file, json.dumps(plain(job), indent=2))
+        write_run_json(out, {**begun, "status": "running"})
+        try:
+            announced = run_job(job_file.resolve(), progress)
+        except (GymdataError, KeyboardInterrupt) as error:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+            write_run_json(out, {**begun, "status": "failed", "failure": why})
+            if isinstance(error, KeyboardInterrupt) and _checkpoints(out):
+                progress.message(f"{out}: stopped; the same command resumes from the last checkpoint")
+            failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
+            raise
+        result = json.loads((out / JOB / "result.json").read_text())
+        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
+        write_run_json(out, facts)
+        _write(out / SUCCESS, "")
+        if "save_total_limit" not in job["settings"]:
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        return facts
+    finally:
+        if failed_at_once:
+            _clear(out)  # settings that the trainer refuses: nothing was trained, and nothing is to be resumed
+        lock.release()
+        (out / "lock").unlink(missing_ok=True)
+        if failed_at_once and made:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+
+
+def _refuse_place(out: Path, stage: str) -> None:
+    """Raises StoreError when ``out`` cannot be written, or holds something that is no training of this kind."""
+    refuse_other_kind(out / RUN_JSON, stage)
+    refuse_unwritable(out)
+    ours = (out / JOB / "job.json").is_file()
+    if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {"lock", JOB})):
+        raise StoreError(
+            f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
+            hint="give another output folder",
+        )
+
+
+def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
+    """What ``out`` holds of this very training. Raises StoreError when it holds another one.
+
+    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
+    """
+    ours = (out / JOB / "job.json").is_file()
+    finished = (out / SUCCESS).is_file()
+    if overwrite or not ours or not (finished or _checkpoints(out)):
+        return "nothing"
+    was = json.loads((out / JOB / "job.json").read_text())
+    changed = differences(*({k: v for k, v in side.items() if k not in _OPERATION} for side in (was, job)))
+    if changed:
+        raise StoreError.other_identity(out, changed)
+    return "finished" if finished else "resumable"
+
+
+def _checkpoints(out: Path) -> bool:
+    return any((out / "checkpoints").glob("checkpoint-*"))
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+    """Everything up to the first step, in a folder that is gone afterwards."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gymdata-dry-run-") as folder:
+        job_file = Path(folder) / JOB / "job.json"
+        job_file.parent.mkdir()
+        job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
+        announced = run_job(job_file, progress)
+    proof = announced.get("proof", {})
+    proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
+    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(announced)}
+
+
+def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trainer measured before its first step, other than the proof."""
+    return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier training's files; the folder itself stays, and so does the lock that we hold."""
+    (out / SUCCESS).unlink(missing_ok=True)
+    for path in out.iterdir():
+        if path.name == "lock":
+            continue
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def parent_of(source: str) -> dict[str, Any]:
+    found = find_run_json(source)
+    run_id = read_run_json(found).get("run_id") if found else None
+    return {"path": absolute(source), "run_id": run_id, "run_json_xxh3": hash_file(found) if found else None}
+
+
+def absolute(path: str) -> str:
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def check(
+    config: TrainConfig,
+    data: TrainingData,
+    runs: list[dict[str, Any]],
+    model: ModelFacts,
+    source: str,
+    progress: Progress,
+) -> None:
+    """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
+    data.cost.refuse(source, model.path, model.max_length)
+    check_vocabulary(data.sequences.token_ids.values, model, source)
+    check_tokenizer(runs, model, source, progress)
+    if isinstance(config, TrainDpoConfig) and config.ref == "saved":
+        _check_reference(source, runs, model)
+    if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
+        _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
+
+
+def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
+    """Raises RefusedError (T206) for an id that the model has no embedding of."""
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (model.vocab_size is not None and high >= model.vocab_size):
+        raise RefusedError(
+            f"{source}: token id {low if low < 0 else high} is not in the vocabulary of {model.path} "
+            f"(0 to {model.vocab_size})",
+            code="T206",
+            hint="these tokens were sampled with another tokenizer",
+        )
+
+
+def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts) -> None:
+    """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
+    rows = read_table(source, PAIRS, columns=["policy_hash", "temperature"])
+    reasons = [
+        f"policy {p}, not {model.policy_hash}" for p in set(rows["policy_hash"].to_pylist()) - {model.policy_hash}
+    ]
+    reasons += [f"temperature {t:g}, not 1" for t in set(rows["temperature"].to_pylist()) - {1.0}]
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    if not identities:
+        reasons.append("no run.json says how they were sampled")
+    for identity in identities:
+        reasons += truncations(identity)
+    if reasons:
+        raise RefusedError(
+            f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
+            code="L304",
+            hint="--ref model computes the reference with the model",
+        )
+
+
+def _check_logprobs(
+    data: TrainingExperiences, runs: list[dict[str, Any]], source: str, allowed: bool, progress: Progress
+) -> None:
+    """The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from."""
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    temperatures = set(data.temperature.tolist())
+    reasons = [reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)]
+    if not identities:
+        progress.message(
+            f"warning: {source} does not lead back to a run: how its log-probabilities were made is not known"
+        )
+    if not reasons:
+        return
+    why = "; ".join(sorted(set(reasons)))
+    if not allowed:
+        raise RefusedError(
+            f"{source}: the saved log-probabilities are biased: {why}",
+            code="L304",
+            hint="collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties; "
+            "--allow-biased-logprobs trains all the same",
+        )
+    progress.message(f"warning: {source}: training on biased log-probabilities (L304): {why}")

@@ -10,7 +10,7 @@ the proof of trained tokens, metrics, curve and resuming are everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,23 +19,31 @@ import pydantic
 
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names
-from gymdata.train.data import PAIR_COLUMNS, TrainingData, training_pairs
-from gymdata.train.data_experiences import EXPERIENCE_COLUMNS, training_experiences
-from gymdata.train.data_kto import KTO_COLUMNS, training_labels
-from gymdata.train.data_reward import REWARD_COLUMNS, reward_pairs
-from gymdata.train.data_sft import SFT_COLUMNS, training_rollouts
+from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
+from gymdata.train.sequence_data import (
+    EXPERIENCE_COLUMNS,
+    KTO_COLUMNS,
+    SFT_COLUMNS,
+    training_experiences,
+    training_labels,
+    training_rollouts,
+)
 
 
 class TrainConfig(Config):
     """What every training command takes. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
 
-    A field with a description is also a flag of the command; every field is a key of --config and --set.
+    Every field is a key of --config and --set.
     """
+
+    key_only: ClassVar[Set[str]] = frozenset(
+        ["trainer", "pair_weights", "margin_scale", "clip_low", "clip_high", "cispo_low", "cispo_high", "tis_cap"]
+    )
 
     #: Name of the command after ``train-``, and of the adapter's module.
     algorithm: ClassVar[str]
-    #: What ``--help`` says.
-    about: ClassVar[str]
+    #: Whose settings are keys of ``trainer``, for ``--help``.
+    library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
     #: Sequences that a row of training stands for.
@@ -43,13 +51,15 @@ class TrainConfig(Config):
 
     given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model", "output": "-o/--output"}
 
-    model: str
-    output: Path
+    model: str = pydantic.Field(description="Model folder; a LoRA adapter folder is trained further.")
+    output: Path = pydantic.Field(description="Folder for the trained model; resumed if it exists.")
     max_length: int | None = pydantic.Field(
         None, ge=2, description="Truncate longer sequences, and report the tokens lost."
     )
-    num_processes: int = pydantic.Field(1, ge=1, description="Number of processes (accelerate launch; default: 1).")
-    trainer: dict[str, Any] = pydantic.Field(default_factory=dict)
+    num_processes: int = pydantic.Field(1, ge=1, description="Processes of accelerate launch.")
+    trainer: dict[str, Any] = pydantic.Field(
+        default_factory=dict, description="Settings of the library's trainer, which may also stand beside ours."
+    )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
@@ -78,54 +88,47 @@ class TrainConfig(Config):
 
 
 class TrainDpoConfig(TrainConfig):
-    """``gymdata train-dpo``. ``ref``: where reference log-probabilities come from. The loss of pair i is weighted with its
-    ``weight`` (unless ``pair_weights`` is off), and ``margin_scale`` times its margin is the margin that the loss asks for.
-    """
+    """``gymdata train-dpo``."""
 
     algorithm = "dpo"
-    about = """Train with DPO on the exact tokens of saved pairs.
-
-    Every setting of TRL's DPOConfig and ModelConfig is a key of --config and --set, as --set learning_rate=1e-5.
-    """
+    library = "TRL's DPOConfig"
     table = PAIRS
     columns = PAIR_COLUMNS
     sides = 2
 
     ref: Literal["model", "saved"] = pydantic.Field(
-        "model", description="Reference logprobs: model (computed) or saved (the sampler's) (default: model)."
+        "model", description="Reference logprobs: model (computed) or saved (the sampler's)."
     )
-    pair_weights: bool = True
-    margin_scale: float = pydantic.Field(0.0, ge=0.0)
+    pair_weights: bool = pydantic.Field(True, description="Weight the loss of each pair with its weight.")
+    margin_scale: float = pydantic.Field(
+        0.0, ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair."
+    )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_pairs(table, self.max_length, where)
 
 
 class TrainRlConfig(TrainConfig):
-    """``gymdata train-rl``. The losses and their bounds are those of ``gymdata.train.trainers.rl.PolicyLoss``.
-
-    ``kl_beta``: weight of the k3 KL to the reference: the file's ref_logprobs, else the model as it was before training.
-    ``allow_biased_logprobs``: train though the saved log-probabilities are not of the distribution that was sampled from.
-    """
+    """``gymdata train-rl``. The losses and their bounds are those of ``gymdata.train.trainers.rl.PolicyLoss``."""
 
     algorithm = "rl"
-    about = """Train with batch RL on saved experiences: token IDs, logprobs and advantages.
-
-    Every setting of transformers' TrainingArguments and TRL's ModelConfig is a key of --config and --set, as are the bounds
-    of the losses: --set clip_high=0.28.
-    """
+    library = "transformers' TrainingArguments"
     table = EXPERIENCES
     columns = EXPERIENCE_COLUMNS
 
     loss: Literal["ppo_clip", "cispo", "tis_reinforce"] = pydantic.Field(
-        "ppo_clip", description="Loss: ppo_clip, cispo or tis_reinforce (default: ppo_clip)."
+        "ppo_clip", description="Policy loss; its bounds are keys of --set, as clip_high=0.28."
     )
-    kl_beta: float = pydantic.Field(0.0, ge=0.0, description="Weight of the KL (k3) to the reference (default: 0).")
-    clip_low: float = pydantic.Field(0.2, ge=0.0, le=1.0)
-    clip_high: float = pydantic.Field(0.2, ge=0.0)
-    cispo_low: float = pydantic.Field(1.0, ge=0.0)
-    cispo_high: float = pydantic.Field(4.0, ge=0.0)
-    tis_cap: float = pydantic.Field(2.0, gt=0.0)
+    kl_beta: float = pydantic.Field(
+        0.0,
+        ge=0.0,
+        description="Weight of the KL (k3) to the reference: ref_logprobs of the file, else the model before training.",
+    )
+    clip_low: float = pydantic.Field(0.2, ge=0.0, le=1.0, description="Lower bound of the ratio in ppo_clip: 1 − this.")
+    clip_high: float = pydantic.Field(0.2, ge=0.0, description="Upper bound of the ratio in ppo_clip: 1 + this.")
+    cispo_low: float = pydantic.Field(1.0, ge=0.0, description="Lower bound of the weight in cispo: 1 − this.")
+    cispo_high: float = pydantic.Field(4.0, ge=0.0, description="Upper bound of the weight in cispo: 1 + this.")
+    tis_cap: float = pydantic.Field(2.0, gt=0.0, description="Cap of the weight in tis_reinforce.")
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
@@ -135,9 +138,7 @@ class TrainRlConfig(TrainConfig):
 
 
 class RolloutsConfig(TrainConfig):
-    """What the trainers that read rollouts take besides. ``target_agents``: only the turns of these agents are trained,
-    those of others are context; ``target_model``: only the rollouts of the policy of that name. ``keep_duplicates``: rows
-    that hold the same as another are trained all the same."""
+    """What the trainers that read rollouts take besides. Turns of other agents than ``target_agents`` are context."""
 
     table = ROLLOUTS
 
@@ -154,28 +155,21 @@ class RolloutsConfig(TrainConfig):
 
 
 class TrainSftConfig(RolloutsConfig):
-    """``gymdata train-sft``. ``select``: the best rollout of a group, all with a reward, or all; ``min_reward``: a floor.
-
-    ``packing``: several sequences stand in one row of ``pack_length`` tokens (default: ``max_length``, else 1024, or the
-    longest where that is more), each seeing itself only; a batch size then counts rows.
-    """
+    """``gymdata train-sft``. With ``packing`` a batch size counts rows."""
 
     algorithm = "sft"
-    about = """Train on the exact tokens of the best rollouts.
-
-    Every setting of transformers' TrainingArguments and TRL's ModelConfig is a key of --config and --set.
-    """
+    library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
 
     select: Literal["best", "above", "all"] = pydantic.Field(
-        "best", description="Rollouts to train: best (per group), above (all with a reward) or all (default: best)."
+        "best", description="Rollouts to train: best (per group), above (all with a reward) or all."
     )
     min_reward: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Train only rollouts with at least this reward."
     )
     packing: bool = pydantic.Field(False, description="Pack several sequences into one row, with separate attention.")
     pack_length: int | None = pydantic.Field(
-        None, ge=2, description="Tokens per packed row (default: --max-length, else 1024)."
+        None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
@@ -183,44 +177,38 @@ class TrainSftConfig(RolloutsConfig):
 
 
 class TrainKtoConfig(RolloutsConfig):
-    """``gymdata train-kto``. ``threshold``: rewards above it are desirable, below it undesirable; without it the mean of a
-    task's rewards is the bar. The weights are those of the two halves of the loss."""
+    """``gymdata train-kto``. The weights are those of the two halves of the loss."""
 
     algorithm = "kto"
-    about = """Train with KTO on the exact tokens of rollouts, each desirable or not by its reward.
-
-    Every setting of TRL's KTOConfig and ModelConfig is a key of --config and --set, as --set beta=0.2.
-    """
+    library = "TRL's KTOConfig"
     columns = KTO_COLUMNS
 
     threshold: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Reward above which a rollout is desirable (default: the task's mean)."
     )
-    desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts (default: 1).")
-    undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts (default: 1).")
+    desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
+    undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
 
 
 class TrainRewardConfig(TrainConfig):
-    """``gymdata train-reward``. ``split``: the share of tasks whose pairs are not trained but measure the model. Weights and
-    margins of pairs as in train-dpo."""
+    """``gymdata train-reward``. Weights and margins of pairs as in train-dpo."""
 
     algorithm = "reward"
-    about = """Train a reward model on the exact tokens of saved pairs, and measure it on held-out tasks.
-
-    Every setting of TRL's RewardConfig and ModelConfig is a key of --config and --set.
-    """
+    library = "TRL's RewardConfig"
     table = PAIRS
     columns = REWARD_COLUMNS
     sides = 2
 
     split: float = pydantic.Field(
-        0.1, ge=0.0, lt=1.0, description="Share of tasks whose pairs are held out for evaluation (default: 0.1)."
+        0.1, ge=0.0, lt=1.0, description="Share of tasks whose pairs are held out for evaluation."
     )
-    pair_weights: bool = True
-    margin_scale: float = pydantic.Field(0.0, ge=0.0)
+    pair_weights: bool = pydantic.Field(True, description="Weight the loss of each pair with its weight.")
+    margin_scale: float = pydantic.Field(
+        0.0, ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair."
+    )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return reward_pairs(table, self.split, self.trainer.get("seed", 0), self.max_length, where)

@@ -15,7 +15,6 @@ from gymdata.audit.run import audit
 from gymdata.cli.main import main
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import RefusedError, StoreError, UsageError
-from gymdata.experience.run import build_experiences
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES, VIOLATIONS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
@@ -244,7 +243,7 @@ def test_breaks_branches_and_retries_are_scored_under_their_own_prompts(sample_m
             spread += (-(np.exp(scored) * scored).sum(axis=1)).tolist()
         np.testing.assert_allclose(table[row["rollout_id"]]["ref_logprobs"], logps, atol=2e-5)
         np.testing.assert_allclose(table[row["rollout_id"]]["entropy"], spread, atol=2e-5)
-    made = build_experiences(run, token_columns=report.path, entropy_ratio=0.5, kl_coef=0.1, zero_variance="keep")
+    made = gymdata.experience(run, token_columns=report.path, entropy_ratio=0.5, kl_coef=0.1, zero_variance="keep")
     assert {"ref_logprobs", "entropy", "kl"} <= set(read_table(made.path, EXPERIENCES).column_names)
 
 

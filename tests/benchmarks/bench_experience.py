@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.experience.run import build_experiences
+import gymdata
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import write_run_json
@@ -176,7 +176,7 @@ def main() -> list[Row]:
         for estimator, settings in (("grpo", {}), ("rloo", {"gamma": 0.99, "whiten": True})):
             out = Path(folder) / f"{estimator}.parquet"
             timing = interleave(
-                lambda out=out, e=estimator, s=settings: build_experiences(run, out, estimator=e, overwrite=True, **s),
+                lambda out=out, e=estimator, s=settings: gymdata.experience(run, out, estimator=e, overwrite=True, **s),
                 lambda: copy(part, Path(folder) / "copy.parquet"),
                 3,
             )

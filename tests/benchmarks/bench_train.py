@@ -27,7 +27,7 @@ def model_folder(folder: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from gymdata.demo import sample_data
+    from gymdata.demo.run import sample_data
 
     torch.manual_seed(0)
     config = Qwen3Config(

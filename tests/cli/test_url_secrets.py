@@ -15,8 +15,7 @@ import yaml
 from aiohttp import web
 
 from gymdata.cli.main import main
-from gymdata.errors import UsageError
-from gymdata.redaction import redacted
+from gymdata.errors import UsageError, redacted
 from gymdata.urls import address, expanded, for_child, placeholder_values
 from tests import faulty_server, judge_server
 from tests.environments.env_server import Server

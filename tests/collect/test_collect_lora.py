@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gymdata.collect.run import collect
-from gymdata.engines.weights import model_facts
+from gymdata.engines.model_identity import policy_facts
 from gymdata.errors import StoreError
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
@@ -65,8 +65,8 @@ def test_an_adapter_is_sampled_from_and_hashed(policy: str, tmp_path: Path) -> N
     assert validate(tmp_path / "run").errors == 0
     run = read_run_json(tmp_path / "run")
     assert run["engine"]["lora"] == "lora"
-    assert run["identity"]["policy_hash"] == model_facts(str(adapter))["policy_hash"]
-    assert run["identity"]["policy_hash"] != model_facts(policy)["policy_hash"]
+    assert run["identity"]["policy_hash"] == policy_facts(str(adapter))["policy_hash"]
+    assert run["identity"]["policy_hash"] != policy_facts(policy)["policy_hash"]
 
     base = AutoModelForCausalLM.from_pretrained(policy, dtype="float32").eval()
     alone, together = [], []

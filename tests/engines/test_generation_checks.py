@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.engines.generation_checks import AnswerFaultError, check_generation
 from gymdata.engines.port import Conversation, Generation, SampleRequest
+from gymdata.engines.sampling import AnswerFaultError, check_generation
 from gymdata.engines.servers.chat_server import ChatServerSampler
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from gymdata.engines._torch import Place, checkpoint_dtype
-from gymdata.engines._transformers import load_tokenizer, local_folder
-from gymdata.engines.chat import token_text
+from gymdata.engines._transformers import load_reader, load_tokenizer, local_folder
 from gymdata.engines.chat.template import TransformersChat
-from gymdata.engines.model_facts import model_facts
+from gymdata.engines.model_identity import model_facts
 from gymdata.errors import DataError
 
 pytestmark = pytest.mark.torch
@@ -36,7 +35,7 @@ def nobody_is_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [
-    local_folder, load_tokenizer, TransformersChat.load, token_text.load, model_facts,
+    local_folder, load_tokenizer, TransformersChat.load, load_reader, model_facts,
     lambda name: checkpoint_dtype(Place(name)),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["policy", "runs/polcy", "./policy", "/no/such/policy", "a/b/c", "~/policy"])

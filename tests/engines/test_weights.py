@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.engines import weights
+from gymdata.engines import model_identity
 from gymdata.errors import DataError
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
@@ -29,25 +29,27 @@ def test_a_copy_is_the_same_policy(copy):
     """The folder's name and what config.json says of versions do not count."""
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "transformers_version": "0.0", "_name_or_path": "x"}))
-    assert weights.model_facts(str(copy))["policy_hash"] == weights.model_facts(str(POLICY))["policy_hash"]
+    assert (
+        model_identity.policy_facts(str(copy))["policy_hash"] == model_identity.policy_facts(str(POLICY))["policy_hash"]
+    )
 
 
 def test_one_byte_makes_another_policy(copy):
     """Any byte of the weights counts, and so does the architecture."""
     flip_last_byte(copy / "model.safetensors")
-    changed = weights.model_facts(str(copy))["policy_hash"]
-    assert changed != weights.model_facts(str(POLICY))["policy_hash"]
+    changed = model_identity.policy_facts(str(copy))["policy_hash"]
+    assert changed != model_identity.policy_facts(str(POLICY))["policy_hash"]
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
-    assert weights.model_facts(str(copy))["policy_hash"] != changed
+    assert model_identity.policy_facts(str(copy))["policy_hash"] != changed
 
 
 def test_large_weights_are_sampled_and_say_so(copy, monkeypatch):
     """Above the limit the hash reads places only, names itself sampled, and still sees the last byte."""
-    monkeypatch.setattr(weights, "FULL_HASH_BYTES", 10)
-    before = weights.model_facts(str(copy))["policy_hash"]
+    monkeypatch.setattr(model_identity, "FULL_HASH_BYTES", 10)
+    before = model_identity.policy_facts(str(copy))["policy_hash"]
     flip_last_byte(copy / "model.safetensors")
-    after = weights.model_facts(str(copy))["policy_hash"]
+    after = model_identity.policy_facts(str(copy))["policy_hash"]
     assert before.startswith("sampled:")
     assert before != after
 
@@ -62,34 +64,34 @@ def adapter(folder: Path, base: str) -> Path:
 def test_an_adapter_is_its_base_and_itself(copy, tmp_path):
     """A LoRA folder's hash changes with the adapter and with the base, and its tokenizer is the base's."""
     lora = adapter(tmp_path / "lora", str(copy))
-    facts = weights.model_facts(str(lora))
+    facts = model_identity.policy_facts(str(lora))
     assert facts["base"] == str(copy)
-    assert weights.tokenizer_folder(str(lora)) == str(copy)
+    assert model_identity.tokenizer_folder(str(lora)) == str(copy)
     flip_last_byte(copy / "model.safetensors")
-    other_base = weights.model_facts(str(lora))["policy_hash"]
+    other_base = model_identity.policy_facts(str(lora))["policy_hash"]
     flip_last_byte(lora / "adapter_model.safetensors")
-    assert len({facts["policy_hash"], other_base, weights.model_facts(str(lora))["policy_hash"]}) == 3
+    assert len({facts["policy_hash"], other_base, model_identity.policy_facts(str(lora))["policy_hash"]}) == 3
 
 
 def test_a_base_may_lie_beside_its_adapter(copy, tmp_path):
     """A relative base is found from the adapter's folder."""
     lora = adapter(tmp_path / "lora", "../copy")
-    assert Path(weights.model_facts(str(lora))["base"]).resolve() == copy.resolve()
+    assert Path(model_identity.policy_facts(str(lora))["base"]).resolve() == copy.resolve()
 
 
 def test_what_is_missing_is_named(tmp_path):
     """No folder, no weights, and an unknown base are errors with the place."""
     with pytest.raises(DataError, match="holds no weights"):
-        weights.model_facts(str(tmp_path))
+        model_identity.policy_facts(str(tmp_path))
     with pytest.raises(DataError, match="missing"):
-        weights.model_facts(str(tmp_path / "missing"))
+        model_identity.policy_facts(str(tmp_path / "missing"))
     with pytest.raises(DataError, match="base model"):
-        weights.model_facts(str(adapter(tmp_path / "lora", "/nowhere/base")))
+        model_identity.policy_facts(str(adapter(tmp_path / "lora", "/nowhere/base")))
 
 
 def test_a_served_model_has_its_name():
     """Weights that only a server has are named, not hashed."""
-    assert weights.served_facts("m")["policy_hash"] == "served:m"
+    assert model_identity.served_facts("m")["policy_hash"] == "served:m"
 
 
 def test_the_tokenizer_hash_is_that_of_the_meaning(tmp_path):
@@ -98,6 +100,6 @@ def test_the_tokenizer_hash_is_that_of_the_meaning(tmp_path):
     one = transformers.AutoTokenizer.from_pretrained(POLICY)
     one.save_pretrained(tmp_path)
     two = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert weights.hash_of_tokenizer(one) == weights.hash_of_tokenizer(two)
+    assert model_identity.hash_of_tokenizer(one) == model_identity.hash_of_tokenizer(two)
     two.add_tokens(["zzz"])
-    assert weights.hash_of_tokenizer(one) != weights.hash_of_tokenizer(two)
+    assert model_identity.hash_of_tokenizer(one) != model_identity.hash_of_tokenizer(two)

@@ -17,7 +17,6 @@ import pytest
 
 import gymdata
 from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError
-from gymdata.experience.run import build_experiences
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import EXPERIENCES, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
@@ -96,7 +95,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_outcome_credit_is_the_loops(run: Path, estimator: str) -> None:
     """Each estimator, discounted by token, over chains, breaks, branches and retries, in the file's precision."""
-    report = build_experiences(run, estimator=estimator, gamma=0.9, lam=0.8)
+    report = gymdata.experience(run, estimator=estimator, gamma=0.9, lam=0.8)
     assert report.path == run / f"experiences-{estimator}" / "experiences.parquet"
     expected = slow(rows(), estimator, "outcome", "token", 0.9, 0.8)
     found = load(report)
@@ -114,7 +113,7 @@ def test_step_rewards_are_the_loops(run: Path, estimator: str, rewards: str, uni
     """A step's reward is on its turn's last token; γ counts tokens or turns; never silently both kinds of reward."""
     made = [r for r in rows() if r["task_id"] in "abcd" and r["reward"] is not None and math.isfinite(r["reward"])]
     run = write_run(run.parent / "steps", made)
-    report = build_experiences(run, estimator=estimator, rewards=rewards, discount_unit=unit, gamma=0.5, lam=0.9)
+    report = gymdata.experience(run, estimator=estimator, rewards=rewards, discount_unit=unit, gamma=0.5, lam=0.9)
     expected = slow(made, estimator, rewards, unit, 0.5, 0.9)
     for key, row in load(report).items():
         np.testing.assert_allclose(row["advantages"], expected[key], rtol=1e-5, atol=1e-6)
@@ -122,7 +121,7 @@ def test_step_rewards_are_the_loops(run: Path, estimator: str, rewards: str, uni
 
 def test_the_tokens_are_the_saved_ones(run: Path) -> None:
     """Ids, masks, log-probs and turn starts are those of the sequences; every row carries its rollout's facts."""
-    found = load(build_experiences(run, estimator="rloo"))
+    found = load(gymdata.experience(run, estimator="rloo"))
     for row in rows():
         for number, s in enumerate(tokens.sequences(row["turns"])):
             if (one := found.get((row["rollout_id"], number))) is None:
@@ -138,7 +137,7 @@ def test_the_tokens_are_the_saved_ones(run: Path) -> None:
 
 def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
     """Counts add up, each dropped group is named with its reason in run.json, and parents lead to the run."""
-    report = build_experiences(run, estimator="grpo", command=["gymdata", "experience"])
+    report = gymdata.experience(run, estimator="grpo", command=["gymdata", "experience"])
     assert report.left_out == {"not_scored": 3, "reward_not_finite": 1, "in_a_dropped_group": 4}
     assert report.counts["rollouts"] == report.counts["rollouts_used"] + sum(report.left_out.values()) == 22
     facts = read_run_json(report.path)
@@ -148,7 +147,7 @@ def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
     assert (facts["stage"], facts["parents"][0]["run_id"]) == ("experiences", "run-1")
     assert facts["config"]["estimator"] == "grpo"
     assert facts["counts"]["sequences"] == facts["files"][0]["rows"] == len(load(report))
-    kept = build_experiences(run, run.parent / "kept.parquet", estimator="grpo", zero_variance="keep")
+    kept = gymdata.experience(run, run.parent / "kept.parquet", estimator="grpo", zero_variance="keep")
     assert kept.left_out == {"not_scored": 3, "reward_not_finite": 1}
     flat = [row for key, row in load(kept).items() if key[0].startswith("flat")]
     assert len(flat) == 3
@@ -158,9 +157,9 @@ def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
 def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whitening, steps and order are those of the whole file however it is read."""
     settings: dict[str, Any] = {"estimator": "grpo", "rewards": "steps+outcome", "gamma": 0.9, "whiten": True}
-    whole = read_table(build_experiences(run, run.parent / "whole.parquet", **settings).path, EXPERIENCES)
+    whole = read_table(gymdata.experience(run, run.parent / "whole.parquet", **settings).path, EXPERIENCES)
     monkeypatch.setattr(importlib.import_module("gymdata.experience.build"), "BATCH_ROWS", 3)
-    parts = read_table(build_experiences(run, run.parent / "parts.parquet", **settings).path, EXPERIENCES)
+    parts = read_table(gymdata.experience(run, run.parent / "parts.parquet", **settings).path, EXPERIENCES)
     assert whole.drop_columns(["advantages"]).equals(parts.drop_columns(["advantages"]))
     flat = [np.concatenate(t["advantages"].combine_chunks().flatten().to_numpy()[None]) for t in (whole, parts)]
     np.testing.assert_allclose(flat[0], flat[1], rtol=1e-5, atol=1e-6)
@@ -171,7 +170,7 @@ def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_whitening_without_looking_at_the_tokens(run: Path, tmp_path: Path) -> None:
     """Plain outcome credit is whitened from the rollouts' lengths, and comes out as from the tokens."""
-    quick = build_experiences(run, tmp_path / "quick.parquet", estimator="rloo", whiten=True)
+    quick = gymdata.experience(run, tmp_path / "quick.parquet", estimator="rloo", whiten=True)
     values = read_table(quick.path, EXPERIENCES, ["loss_mask", "advantages"]).to_pylist()
     trained = np.array([a for row in values for a, m in zip(row["advantages"], row["loss_mask"], strict=True) if m])
     assert (trained.mean(), trained.std(ddof=1)) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
@@ -183,7 +182,7 @@ def test_shaping_of_scalars_in_their_order(tmp_path: Path) -> None:
     made = [rollout("a", 0, 1.0, long), rollout("a", 1, 0.0, [([1, 2], [6] * 8)]), rollout("b", 0, 1.0, long),
             rollout("b", 1, 1.0, two_turns(3, 4))]  # fmt: skip
     run = write_run(tmp_path / "run", made)
-    report = build_experiences(
+    report = gymdata.experience(
         run, estimator="reinforce-baseline", overlong_buffer=4, max_new_tokens=10, clip_filter_weights=True
     )
     found = load(report)
@@ -192,9 +191,9 @@ def test_shaping_of_scalars_in_their_order(tmp_path: Path) -> None:
     assert found["a-1", 0]["advantages"][-1] == pytest.approx(-0.25)
     assert {row["weight"] for row in found.values()} == {2.0}
     assert set(found) == {("a-0", 0), ("a-1", 0)}
-    clipped = build_experiences(run, tmp_path / "c.parquet", estimator="dr-grpo", reward_clip="-0.1,0.2")
+    clipped = gymdata.experience(run, tmp_path / "c.parquet", estimator="dr-grpo", reward_clip="-0.1,0.2")
     assert [row["advantages"][-1] for row in load(clipped).values()] == pytest.approx([0.2, -0.1])
-    normed = build_experiences(run, tmp_path / "n.parquet", estimator="dr-grpo", reward_norm="std", advantage_clip=0.6)
+    normed = gymdata.experience(run, tmp_path / "n.parquet", estimator="dr-grpo", reward_norm="std", advantage_clip=0.6)
     assert [row["advantages"][-1] for row in load(normed).values()] == pytest.approx([0.6, -0.6])
 
 
@@ -209,7 +208,7 @@ def test_token_columns_bring_reference_values_and_entropy(run: Path) -> None:
     run = write_run(run.parent / "more", made)
     file = run.parent / "columns.parquet"
     pq.write_table(pa.table(columns), file)
-    report = build_experiences(run, estimator="gae", gamma=0.9, lam=0.7, kl_coef=0.1, kl_estimator="k3",
+    report = gymdata.experience(run, estimator="gae", gamma=0.9, lam=0.7, kl_coef=0.1, kl_estimator="k3",
                                entropy_ratio=0.5, token_columns=file)  # fmt: skip
     for row, values, ref, entropy in zip(
         made, *(columns[n] for n in ("values", "ref_logprobs", "entropy")), strict=True
@@ -241,12 +240,12 @@ def test_another_reward(run: Path, tmp_path: Path) -> None:
                        "detail": pa.nulls(len(ids), pa.string())})  # fmt: skip
     write_table(scores, run / "scores-judge" / "scores.parquet", SCORES)
     write_run_json(run / "scores-judge", {"stage": "scores"})
-    report = build_experiences(run, tmp_path / "judge.parquet", estimator="reinforce", reward="judge")
+    report = gymdata.experience(run, tmp_path / "judge.parquet", estimator="reinforce", reward="judge")
     assert {row["reward"] for row in load(report).values()} == {0.0, 1.0, 2.0}
     assert len(read_run_json(report.path)["parents"]) == 2
-    assert build_experiences(run, tmp_path / "exact.parquet", reward="exact").score == "exact"
+    assert gymdata.experience(run, tmp_path / "exact.parquet", reward="exact").score == "exact"
     with pytest.raises(UsageError, match="exact"):
-        build_experiences(run, tmp_path / "x.parquet", reward="exacct")
+        gymdata.experience(run, tmp_path / "x.parquet", reward="exacct")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +262,7 @@ def test_another_reward(run: Path, tmp_path: Path) -> None:
 def test_settings_that_cannot_be_honoured(run: Path, settings: dict[str, Any], code: str | None, match: str) -> None:
     """Named with what to do; nothing is written."""
     with pytest.raises(GymdataError, match=match):
-        build_experiences(run, **settings)
+        gymdata.experience(run, **settings)
     assert not list(run.glob("experiences-*/*.parquet"))
 
 
@@ -277,20 +276,20 @@ def test_files_that_teach_nothing(tmp_path: Path) -> None:
     for code, made in cases.items():
         run = write_run(tmp_path / code, made)
         with pytest.raises(RefusedError) as caught:
-            build_experiences(run)
+            gymdata.experience(run)
         assert caught.value.code == code
         assert not list(run.glob("experiences-*/*"))
     with pytest.raises(RefusedError, match="D701"):
-        build_experiences([tmp_path / "R503", tmp_path / "R503"], tmp_path / "x.parquet")
+        gymdata.experience([tmp_path / "R503", tmp_path / "R503"], tmp_path / "x.parquet")
 
 
 def test_other_settings_do_not_replace_a_file(run: Path) -> None:
     """The same settings write it again; others are refused, or go over it with --overwrite."""
-    build_experiences(run, estimator="rloo")
-    build_experiences(run, estimator="rloo")
+    gymdata.experience(run, estimator="rloo")
+    gymdata.experience(run, estimator="rloo")
     with pytest.raises(StoreError, match="gamma"):
-        build_experiences(run, estimator="rloo", gamma=0.5)
-    build_experiences(run, estimator="rloo", gamma=0.5, overwrite=True)
+        gymdata.experience(run, estimator="rloo", gamma=0.5)
+    gymdata.experience(run, estimator="rloo", gamma=0.5, overwrite=True)
 
 
 def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:
@@ -300,7 +299,7 @@ def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["estimator"] == "rloo"
-    same = build_experiences(run, estimator="rloo", whiten=True)
+    same = gymdata.experience(run, estimator="rloo", whiten=True)
     assert read_table(tmp_path / "e.jsonl", EXPERIENCES).equals(read_table(same.path, EXPERIENCES))
     assert gymdata.query("select count(*) as n from experiences", same.path.parent)["n"].to_pylist() == [
         same.counts["sequences"]
@@ -312,14 +311,14 @@ def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:
 def test_equal_rewards_normed_are_no_signal(tmp_path: Path, norm: str, reward: float) -> None:
     """Without variance every advantage is 0, whatever the reward and whether or not the mean is taken away."""
     made = [rollout(task, i, reward, two_turns(5, 50 + i)) for task in "ab" for i in range(3)]
-    report = build_experiences(write_run(tmp_path / "run", made), estimator="reinforce", reward_norm=norm)
+    report = gymdata.experience(write_run(tmp_path / "run", made), estimator="reinforce", reward_norm=norm)
     assert not any(any(row["advantages"]) for row in load(report).values())
 
 
 def test_normed_rewards_are_divided_by_their_deviation(tmp_path: Path) -> None:
     """Rewards 0 and 1 have the sample deviation 0.7071…, with nothing added to it."""
     made = [rollout("a", i, float(i), two_turns(5, 50 + i)) for i in range(2)]
-    report = build_experiences(write_run(tmp_path / "run", made), estimator="reinforce", reward_norm="std")
+    report = gymdata.experience(write_run(tmp_path / "run", made), estimator="reinforce", reward_norm="std")
     assert [row["advantages"][-1] for row in load(report).values()] == [0.0, np.float32(np.sqrt(2.0))]
 
 
@@ -339,6 +338,6 @@ def test_rewards_that_no_file_can_hold_are_refused(
     made = [rollout("a", i, reward, two_turns(5, 50 + i)) for i, reward in enumerate(rewards)]
     run = write_run(tmp_path / "run", made)
     with pytest.raises(GymdataError, match=f"R502: .*{code}") as refused:
-        build_experiences(run, tmp_path / "e.parquet", **settings)
+        gymdata.experience(run, tmp_path / "e.parquet", **settings)
     assert refused.value.exit_code == 1
     assert not list(tmp_path.glob("e.parquet*"))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gymdata
 from gymdata import credit
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.experience.run import build_experiences
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import expand_prompts, sequences
 from gymdata.store import read_run_json, read_table, write_run_json
@@ -97,7 +97,7 @@ def values_of(folder: Path, rollout: dict[str, Any]) -> tuple[list[float], float
 def test_the_reference_fills_its_columns(run: Path, rows: Rows, model: Any, policy: Path) -> None:  # noqa: F811
     """Log-probs, entropy and KL are those of the reference at each row's temperature, under the prompt of each turn; with
     the policy itself the KL is zero."""
-    report = build_experiences(run, reference=str(policy), zero_variance="keep")
+    report = gymdata.experience(run, reference=str(policy), zero_variance="keep")
     made = read_table(report.path, EXPERIENCES).to_pylist()
     assert np.abs(tokens_of(made, "kl")).max() < 1e-4
     assert np.abs(tokens_of(made, "ref_logprobs") - tokens_of(made, "logprobs")).max() < 1e-4
@@ -126,7 +126,7 @@ def test_kl_is_taken_from_the_reward(run: Path, rows: Rows, policy: Path, tmp_pa
             weights.mul_(1.3)
     other.save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path / "other")
-    report = build_experiences(
+    report = gymdata.experience(
         run, reference=str(tmp_path / "other"), estimator="reinforce", kl_coef=0.5, entropy_ratio=0.4
     )
     made = read_table(report.path, EXPERIENCES).to_pylist()
@@ -148,7 +148,7 @@ def test_the_critic_gives_values_and_what_comes_after(run: Path, rows: Rows, cri
     last token, while one that ended does not."""
     rows[0] = {**rows[0], "status": "truncated"}
     write_run(run, rows)
-    report = build_experiences(run, critic=str(critic), estimator="gae", gamma=0.9, lam=0.8)
+    report = gymdata.experience(run, critic=str(critic), estimator="gae", gamma=0.9, lam=0.8)
     assert report.notes == []
     made = read_table(report.path, EXPERIENCES).to_pylist()
     for row in rows:
@@ -170,10 +170,10 @@ def test_notes_say_what_values_are_for(run: Path, rows: Rows, critic: Path) -> N
     """Without a critic a truncated rollout counts as ended; with one and grpo the values are only stored."""
     rows[0] = {**rows[0], "status": "truncated"}
     write_run(run, rows)
-    ended = build_experiences(run, estimator="gae").notes
+    ended = gymdata.experience(run, estimator="gae").notes
     assert any("count as ended" in note for note in ended)
     assert any("every V is 0" in note for note in ended)
-    stored = build_experiences(run, estimator="grpo", critic=str(critic))
+    stored = gymdata.experience(run, estimator="grpo", critic=str(critic))
     assert stored.notes == ["values are in the file, but grpo does not use them"]
     assert "values" in read_table(stored.path, EXPERIENCES).column_names
 
@@ -190,9 +190,9 @@ def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, mo
         return plain(self, given, **how)
 
     monkeypatch.setattr(ForwardPolicy, "log_probs", counting)
-    kept = build_experiences(run, reference=str(policy), whiten=True)
+    kept = gymdata.experience(run, reference=str(policy), whiten=True)
     assert sum(seen) == kept.counts["trained_tokens"]
-    every = build_experiences(run, run.parent / "all", reference=str(policy), zero_variance="keep")
+    every = gymdata.experience(run, run.parent / "all", reference=str(policy), zero_variance="keep")
     names = ("rollout_id", "sequence_index", "ref_logprobs")
     some, whole = (read_table(r.path, EXPERIENCES, names).to_pylist() for r in (kept, every))
     found = {(r["rollout_id"], r["sequence_index"]): r["ref_logprobs"] for r in whole}
@@ -202,7 +202,7 @@ def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, mo
 
 def test_abandoned_retries_may_be_left_out(run: Path, policy: Path) -> None:  # noqa: F811
     """Columns fit the tokens that are there when retries that nothing continues are dropped."""
-    report = build_experiences(run, reference=str(policy), abandoned="drop", zero_variance="keep")
+    report = gymdata.experience(run, reference=str(policy), abandoned="drop", zero_variance="keep")
     assert report.counts["abandoned_turns"] > 0
     made = read_table(report.path, EXPERIENCES).to_pylist()
     assert np.abs(tokens_of(made, "ref_logprobs") - tokens_of(made, "logprobs")).max() < 1e-4
@@ -211,9 +211,9 @@ def test_abandoned_retries_may_be_left_out(run: Path, policy: Path) -> None:  # 
 def test_what_is_refused(run: Path, policy: Path, critic: Path, tmp_path: Path) -> None:  # noqa: F811
     """A model with another tokenizer, one that is no critic, one that is not there, and columns that come twice."""
     with pytest.raises(DataError, match="lack score"):
-        build_experiences(run, critic=str(policy), estimator="gae")
+        gymdata.experience(run, critic=str(policy), estimator="gae")
     with pytest.raises(DataError, match="no such"):
-        build_experiences(run, reference=str(tmp_path / "nothing"))
+        gymdata.experience(run, reference=str(tmp_path / "nothing"))
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -221,10 +221,10 @@ def test_what_is_refused(run: Path, policy: Path, critic: Path, tmp_path: Path) 
     numbers = [[0.0] * n for n in table["n_generated_tokens"].to_pylist()]
     pq.write_table(pa.table({"rollout_id": table["rollout_id"], "values": numbers}), tmp_path / "v.parquet")
     with pytest.raises(UsageError, match="both give values"):
-        build_experiences(run, critic=str(critic), token_columns=tmp_path / "v.parquet", estimator="gae")
+        gymdata.experience(run, critic=str(critic), token_columns=tmp_path / "v.parquet", estimator="gae")
     write_run_json(run, read_run_json(run) | {"identity": {"tokenizer_hash": "another"}})
     with pytest.raises(RefusedError, match="tokenizer"):
-        build_experiences(run, reference=str(policy))
+        gymdata.experience(run, reference=str(policy))
 
 
 def test_the_command_takes_models(run: Path, policy: Path, critic: Path, capsys: Any) -> None:  # noqa: F811

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from gymdata.finetune import report as figures
-from gymdata.finetune._matplotlib import draw_curve
+from gymdata.finetune._learning_curve import draw_curve
 from gymdata.finetune.report import write_page
 from tests.rollout_files import rollout, two_turns, write_run
 

@@ -15,7 +15,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop.formats import OF_PAIRS
-from gymdata.interop.run import FORMATS, export_rollouts, import_rollouts
+from gymdata.interop.run import FORMATS, import_rollouts
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import nemo_rows, with_ids, write_lines
@@ -66,7 +66,7 @@ def test_odd_shapes_are_imported_and_come_back(tmp_path: Path) -> None:
     summary = import_rollouts(source, tmp_path / "run")
     assert (summary.rollouts, summary.rejected, summary.without_token_data) == (len(ODD), 0, len(ODD))
     assert summary.without_reward == 1
-    export_rollouts(tmp_path / "run", tmp_path / "out.jsonl", "nemo-gym")
+    gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", "nemo-gym")
     back = [json.loads(x) for x in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert str(back) == str(json.loads(json.dumps(list(ODD.values()))))
 
@@ -78,7 +78,7 @@ def test_bad_rows_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None:
     for (bad, _), row in zip(BAD.values(), good[1:], strict=True):
         lines += [bad, row]
     summary = import_rollouts(write_lines(tmp_path / "a.jsonl", lines), tmp_path / "run")
-    assert (summary.rows, summary.rollouts, summary.rejected) == (len(lines), len(good), len(BAD))
+    assert (summary.rows_in, summary.rollouts, summary.rejected) == (len(lines), len(good), len(BAD))
     rejected = [json.loads(x) for x in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
     assert [(r["line"], r["code"]) for r in rejected] == [(2 * i + 2, code) for i, (_, code) in enumerate(BAD.values())]
     assert all(r["reason"] and r["text"] for r in rejected)
@@ -160,8 +160,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_collected_rollouts_become_nemo_gym_rows(run: Path, tmp_path: Path) -> None:
     """Messages become items, whole prompts stand on the item that ends a call, and importing gives the turns back."""
-    summary = export_rollouts(run, tmp_path / "a.jsonl", "nemo-gym")
-    assert (summary.rows, summary.turns, summary.turns_lost, summary.lost) == (3, 4, 0, {})
+    summary = gymdata.export(run, tmp_path / "a.jsonl", "nemo-gym")
+    assert (summary.rows_out, summary.turns, summary.turns_lost, summary.lost) == (3, 4, 0, {})
     made = lines(tmp_path / "a.jsonl")
     assert [i["type"] for i in made[0]["response"]["output"]] == [
         "reasoning", "function_call", "function_call_output", "message", "message",
@@ -177,7 +177,7 @@ def test_collected_rollouts_become_nemo_gym_rows(run: Path, tmp_path: Path) -> N
 def test_a_turn_that_no_message_names_is_told(tmp_path: Path) -> None:
     """Turns without a message cannot be placed; the summary counts them."""
     row = rollout("t", 0, 1.0, two_turns(1, 2), messages=[{"role": "assistant", "content": "x", "turn": 1}])
-    summary = export_rollouts(write_run(tmp_path / "run", [row]), tmp_path / "a.jsonl", "nemo-gym")
+    summary = gymdata.export(write_run(tmp_path / "run", [row]), tmp_path / "a.jsonl", "nemo-gym")
     assert (summary.turns, summary.turns_lost) == (2, 1)
     assert summary.lost == {"turns that no message names": 1}
 
@@ -186,8 +186,8 @@ def test_text_formats(run: Path, tmp_path: Path) -> None:
     """Each text format has its shape, and says that ids, log-probabilities and rewards are lost."""
     written = {}
     for name in ("trl-messages", "trl-prompt-completion", "openai"):
-        summary = export_rollouts(run, tmp_path / f"{name}.jsonl", name)
-        assert (summary.rows, summary.skipped) == (2, 1)
+        summary = gymdata.export(run, tmp_path / f"{name}.jsonl", name)
+        assert (summary.rows_out, summary.skipped) == (2, 1)
         assert {"token ids": 2, "log-probabilities": 2, "rewards": 2}.items() <= summary.lost.items()
         written[name] = lines(tmp_path / f"{name}.jsonl")[0]
     messages = written["trl-messages"]["messages"]
@@ -205,7 +205,7 @@ def test_text_formats(run: Path, tmp_path: Path) -> None:
 
 def test_verl_rows(run: Path, tmp_path: Path) -> None:
     """verl's Parquet has the first prompt and the task's answer."""
-    export_rollouts(run, tmp_path / "a.parquet", "verl")
+    gymdata.export(run, tmp_path / "a.parquet", "verl")
     first = pq.read_table(tmp_path / "a.parquet").to_pylist()[0]
     assert first["prompt"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "42"}
@@ -214,9 +214,9 @@ def test_verl_rows(run: Path, tmp_path: Path) -> None:
 def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
     """A run that holds pairs gives prompt, chosen and rejected; one that holds none is refused."""
     with pytest.raises(DataError):
-        export_rollouts(run, tmp_path / "a.jsonl", "trl-preference")
+        gymdata.export(run, tmp_path / "a.jsonl", "trl-preference")
     gymdata.pairs(run)
-    assert export_rollouts(run, tmp_path / "a.jsonl", "trl-preference").rows == 1
+    assert gymdata.export(run, tmp_path / "a.jsonl", "trl-preference").rows_out == 1
     (pair,) = lines(tmp_path / "a.jsonl")
     assert pair["prompt"][-1] == {"role": "user", "content": "q"}
     assert pair["chosen"][-1]["content"] == "done 1"
@@ -227,11 +227,11 @@ def test_outputs_are_not_overwritten(run: Path, tmp_path: Path) -> None:
     """An existing file, an unknown format and a wrong suffix are refused."""
     (tmp_path / "a.jsonl").write_text("mine")
     with pytest.raises(StoreError, match="exists"):
-        export_rollouts(run, tmp_path / "a.jsonl", "openai")
+        gymdata.export(run, tmp_path / "a.jsonl", "openai")
     with pytest.raises(UsageError, match="verl"):
-        export_rollouts(run, tmp_path / "b.jsonl", "verl")
+        gymdata.export(run, tmp_path / "b.jsonl", "verl")
     with pytest.raises(UsageError, match="trl-messages"):
-        export_rollouts(run, tmp_path / "b.jsonl", "trl-message")
+        gymdata.export(run, tmp_path / "b.jsonl", "trl-message")
     assert (tmp_path / "a.jsonl").read_text() == "mine"
 
 
@@ -280,7 +280,7 @@ def test_digits_beyond_float32_are_told(tmp_path: Path, log_probs: list[float], 
     row = {"responses_create_params": {"input": [{"role": "user", "content": "q"}]}, "response": {"output": [message]}}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     assert import_rollouts(tmp_path / "a.jsonl", tmp_path / "run").turns == 1
-    summary = export_rollouts(tmp_path / "run", tmp_path / "b.jsonl", "nemo-gym")
+    summary = gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "nemo-gym")
     assert summary.lost == ({"digits of log-probabilities beyond float32": 1} if changed else {})
     (made,) = lines(tmp_path / "b.jsonl")
     np.testing.assert_allclose(with_ids(made, 0)["generation_log_probs"], log_probs, rtol=1e-7)
@@ -292,6 +292,6 @@ def test_an_import_without_rows_is_not_exported(tmp_path: Path, name: str) -> No
     (tmp_path / "bad.jsonl").write_text('{"responses_create_params": {"input": []}, "response": {"output": 5}}\n')
     assert import_rollouts(tmp_path / "bad.jsonl", tmp_path / "run", source="nemo-gym").rejected == 1
     with pytest.raises(DataError, match=r"got 0 (rollouts|pairs), expected at least 1 to export") as refused:
-        export_rollouts(tmp_path / "run", tmp_path / "out.jsonl", name)
+        gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", name)
     assert "rejected.jsonl" in str(refused.value.hint)
     assert not list(tmp_path.glob("out*"))

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
 from gymdata.interop.formats import SOURCES
-from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.pairs.run import build_pairs
+from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.lines import encode_any
@@ -42,7 +42,7 @@ def imported(name: str, lines: list[bytes], folder: Path) -> int:
     """Import the lines; every one must be a row, or be named. Returns how many were rejected."""
     (folder / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     done = import_rollouts(folder / "a.jsonl", folder / "run", source=name, overwrite=True)
-    assert done.rows == done.rollouts + done.pairs + done.rejected == len(lines)
+    assert done.rows_in == done.rollouts + done.pairs + done.rejected == len(lines)
     told = folder / "run" / "rejected.jsonl"
     rejected = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
     assert len(rejected) == done.rejected
@@ -61,7 +61,7 @@ def test_the_corpus_is_imported_or_named(name: str, tmp_path: Path) -> None:
     formats = ["nat-dpo", "nat-dpo-items"] if name == "nat-dpo" else ["nemo-gym", "nat-trajectories", "atif", "openai"]
     for kind in formats:
         try:
-            export_rollouts(tmp_path / "run", tmp_path / f"{kind}.jsonl", kind, overwrite=True)
+            gymdata.export(tmp_path / "run", tmp_path / f"{kind}.jsonl", kind, overwrite=True)
         except GymdataError as error:
             # It need not raise: a row may be unwritable in one format, or its numbers be refused in all.
             assert re.search(r"cannot be written as|^(T206|L30[123]): ", error.message)  # noqa: PT017
@@ -163,7 +163,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("ours")
     rollouts = write_native(folder, native_rows(n=1), "jsonl").read_bytes().splitlines()[0]
     run = write_run(folder / "run", [rollout("t", n, float(n), two_turns(5, 20 + n)) for n in range(2)])
-    build_pairs(run, output=folder / "pairs.parquet")
+    gymdata.pairs(run, output=folder / "pairs.parquet")
     row = read_table(folder / "pairs.parquet", PAIRS).to_pylist()[0]
     return {"rollouts": rollouts, "pairs": encode_any(row)}
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.errors import StoreError, UsageError
-from gymdata.interop.run import export_rollouts, import_rollouts
+from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
-from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.messages import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.interop.trajectories import in_order, same, some, text, through_json, value, write_lines
@@ -52,7 +52,7 @@ def test_their_lines_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
     file = write_lines(tmp_path / "a.jsonl", theirs)
     done = import_rollouts(file, tmp_path / "pairs", overwrite=True)
     assert (done.format, done.pairs, done.rejected) == ("nat-dpo", len(theirs), 0)
-    export_rollouts(tmp_path / "pairs", tmp_path / "b.jsonl", "nat-dpo", overwrite=True)
+    gymdata.export(tmp_path / "pairs", tmp_path / "b.jsonl", "nat-dpo", overwrite=True)
     back = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text(encoding="utf-8").split("\n") if x]
     assert same(in_order(back), in_order(theirs))
 
@@ -67,7 +67,7 @@ def test_their_collections_come_back_whole(tmp_path: Path, rest: dict[str, Any],
     assert (done.pairs, done.rejected) == (sum(map(len, groups)), 0)
     if not done.pairs:
         return
-    export_rollouts(tmp_path / "pairs", tmp_path / "b.json", "nat-dpo-items", overwrite=True)
+    gymdata.export(tmp_path / "pairs", tmp_path / "b.json", "nat-dpo-items", overwrite=True)
     assert same(in_order(json.loads((tmp_path / "b.json").read_text())), in_order(theirs))
 
 
@@ -88,17 +88,17 @@ def run(tmp_path: Path) -> Path:
 
 def test_our_pairs_are_written_as_text(run: Path, tmp_path: Path) -> None:
     """Pairs of one text a side become lines; what the format cannot hold is told, and such pairs are left out."""
-    done = export_rollouts(run, tmp_path / "a.jsonl", "nat-dpo")
+    done = gymdata.export(run, tmp_path / "a.jsonl", "nat-dpo")
     (made,) = [json.loads(x) for x in (tmp_path / "a.jsonl").read_text().splitlines()]
     asked = {"role": "user", "content": "question a"}
     assert made == {"prompt": [asked], "chosen_response": "answer 1", "rejected_response": "answer 0"}
-    assert (done.rows, done.skipped) == (1, 2)
+    assert (done.rows_out, done.skipped) == (1, 2)
     assert {SEVERAL: 1, CALLS: 1, IDS: 1}.items() <= done.lost.items()
 
 
 def test_our_pairs_come_back_from_trajectories(run: Path, tmp_path: Path) -> None:
     """A DPO item's metadata holds ids, masks and log-probabilities: the pair is what it was."""
-    export_rollouts(run, tmp_path / "a.json", "nat-dpo-items")
+    gymdata.export(run, tmp_path / "a.json", "nat-dpo-items")
     made = json.loads((tmp_path / "a.json").read_text())
     assert made["trajectories"][0][0]["reward"] == 1.0
     assert import_rollouts(tmp_path / "a.json", tmp_path / "back").pairs == 1

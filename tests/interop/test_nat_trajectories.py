@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.interop.run import export_rollouts, import_rollouts
-from gymdata.interop.trajectories.nat_read import table_rows
-from gymdata.interop.trajectories.nat_write import NO_REWARD, trajectory_of
+import gymdata
+from gymdata.interop.run import import_rollouts
+from gymdata.interop.trajectories.nat import NO_REWARD, table_rows, trajectory_of
 from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from gymdata.store.paths import Source
 from tests.interop.trajectories import (
     as_spread,
@@ -113,7 +113,7 @@ def test_theirs_come_back_whole(tmp_path: Path, theirs: Any) -> None:
     assert done.rollouts + done.rejected == total
     if done.rejected or not done.rollouts:
         return
-    export_rollouts(run, tmp_path / "b.json", "nat-trajectories", overwrite=True)
+    gymdata.export(run, tmp_path / "b.json", "nat-trajectories", overwrite=True)
     assert same(in_order(json.loads((tmp_path / "b.json").read_text())), in_order(theirs))
 
 
@@ -152,12 +152,12 @@ def test_tokens_spelt_as_ids_are_turns(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", [good, words])
     done = import_rollouts(file, tmp_path / "run")
     assert (done.format, done.turns, done.without_token_data) == ("nat-trajectories", 1, 1)
-    row = spread(read_table(tmp_path / "run"))[0]
+    row = to_rows(read_table(tmp_path / "run"))[0]
     turn = row["turns"][0]
     assert (turn["generation_token_ids"].tolist(), turn["prompt_delta_ids"].tolist()) == ([7, 2], [1, 5])
     assert (turn["reward"], row["messages"][1]["turn"]) == (0.25, 0)
     assert '"logprob": -0.1' not in row["extra"]
-    export_rollouts(tmp_path / "run", tmp_path / "b.jsonl", "nat-trajectories")
+    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "nat-trajectories")
     assert [json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines()] == [good, words]
 
 
@@ -165,7 +165,7 @@ def test_a_score_given_since_is_exported(tmp_path: Path) -> None:
     """The exported reward is the row's, not the source's."""
     file = write_lines(tmp_path / "a.jsonl", [plain("a", "1")])
     import_rollouts(file, tmp_path / "run")
-    row = spread(read_table(tmp_path / "run"))[0] | {"reward": 0.25}
+    row = to_rows(read_table(tmp_path / "run"))[0] | {"reward": 0.25}
     from collections import Counter
 
     made = trajectory_of(row, Counter())

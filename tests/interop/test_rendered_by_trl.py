@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gymdata.interop.run import FORMATS, export_rollouts
+import gymdata
+from gymdata.interop.run import FORMATS
 from gymdata.interop.text_export import CALL_TEXT, ENDS, IDS, TOOLS
-from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
@@ -36,7 +36,7 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
-    build_pairs(ROLLOUTS, output=file, strategy="all")
+    gymdata.pairs(ROLLOUTS, output=file, strategy="all")
     return file
 
 
@@ -122,27 +122,27 @@ def test_every_text_format_is_rendered_here() -> None:
 def test_conversations(name: str, tokenizer: Any, tmp_path: Path) -> None:
     """Prompts are the sampled ids, tools included, and all that follows is the sampled text; what may differ is under
     lost."""
-    summary = export_rollouts(ROLLOUTS, tmp_path / "a.jsonl", name)
+    summary = gymdata.export(ROLLOUTS, tmp_path / "a.jsonl", name)
     rendered, sampled = rendered_sft(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_rollouts()
-    assert len(rendered) == len(sampled) == summary.rows > 0
+    assert len(rendered) == len(sampled) == summary.rows_out > 0
     for (prompt, whole), (first, ids) in zip(rendered, sampled, strict=True):
         assert whole[: len(first)] == first
         assert prompt in ([], first)
         assert says(whole, ids, tokenizer)
     assert 0 < sum(same_ids(whole, ids) for (_, whole), (_, ids) in zip(rendered, sampled, strict=True)) < len(sampled)
-    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows
+    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows_out
     assert summary.lost[CALL_TEXT] > 0
 
 
 def test_preferences(pairs: Path, tokenizer: Any, tmp_path: Path) -> None:
     """All prompts have the sampled ids, which were rendered with tools, and both sides the sampled text."""
-    summary = export_rollouts(pairs, tmp_path / "a.jsonl", "trl-preference")
+    summary = gymdata.export(pairs, tmp_path / "a.jsonl", "trl-preference")
     rendered, sampled = rendered_dpo(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_pairs(pairs)
-    assert len(rendered) == len(sampled) == summary.rows > 0
+    assert len(rendered) == len(sampled) == summary.rows_out > 0
     for (prompt, *sides), (first, *ids) in zip(rendered, sampled, strict=True):
         assert prompt == first
         assert all(says(side, whole, tokenizer) for side, whole in zip(sides, ids, strict=True))
-    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows
+    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows_out
     assert summary.lost[CALL_TEXT] > 0
     assert TOOLS not in summary.lost
 
@@ -164,7 +164,7 @@ def test_pairs_of_texts(tools: bool, pairs: Path, tokenizer: Any, tmp_path: Path
 
     schema = pa.schema([PAIRS.schema.field(name) for name in row])
     file = write_table(pa.Table.from_pylist([row], schema=schema), tmp_path / "one.parquet", PAIRS)
-    summary = export_rollouts(file, tmp_path / "a.jsonl", "nat-dpo")
+    summary = gymdata.export(file, tmp_path / "a.jsonl", "nat-dpo")
     (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     messages = {name: [{"role": "assistant", "content": line[f"{name}_response"]}] for name in ("chosen", "rejected")}
     (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": line["prompt"]} | messages))
@@ -177,7 +177,7 @@ def test_pairs_of_texts(tools: bool, pairs: Path, tokenizer: Any, tmp_path: Path
 
 def test_verl_prompts(tokenizer: Any, tmp_path: Path) -> None:
     """With the tools that stand beside it, a prompt is the first prompt; that verl brings its own tools is listed."""
-    summary = export_rollouts(ROLLOUTS, tmp_path / "a.parquet", "verl")
+    summary = gymdata.export(ROLLOUTS, tmp_path / "a.parquet", "verl")
     rows, sampled = pq.read_table(tmp_path / "a.parquet").to_pylist(), sampled_rollouts()
     for row, (first, _) in zip(rows, sampled, strict=True):
         tools = json.loads(row["extra_info"]["tools"])

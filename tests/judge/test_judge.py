@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import gymdata
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.judge.groups import final_answer, response_transcript, transcript
 from gymdata.judge.prompt import DEFAULT_PROMPT, Prompt
 from gymdata.judge.run import judge as run_judge
-from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table, write_table
 from gymdata.store.reading import reading
@@ -281,7 +281,7 @@ def test_comparisons_that_no_judge_makes_are_refused(judge, run, column, value, 
         with pytest.raises(DataError, match=rf"comparisons\.parquet, {told}"):
             run_judge(path=str(run), aggregate_only=True)
         with pytest.raises(DataError, match=rf"comparisons\.parquet, {told}"):
-            build_pairs(run, source="comparisons", write=False)
+            gymdata.pairs(run, source="comparisons", write=False)
         rows[2] |= {"status": "judged", "rollout_j": "of another run"}
         write_table(pa.Table.from_pylist(rows, schema=COMPARISONS.schema), file, COMPARISONS)
         assert run_judge(path=str(run), aggregate_only=True).scored == 6

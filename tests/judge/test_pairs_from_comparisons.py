@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import gymdata
 from gymdata.errors import UsageError
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import COLUMNS, Aggregation, field_of, rewards_of, score_table
-from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
@@ -68,7 +68,7 @@ def both(i: int, j: int, one: float, two: float) -> list[Row]:
 def test_consistent_pairs_take_their_margin_from_the_aggregate(tmp_path):
     """Three consistent comparisons give three pairs, widest margin first; the file says where they come from."""
     run = judged_run(tmp_path, [*both(0, 1, 5, 3), *both(1, 2, 3, 1), *both(0, 2, 5, 1)])
-    report = build_pairs(run, source="comparisons", strategy="all")
+    report = gymdata.pairs(run, source="comparisons", strategy="all")
     assert names(report) == [("a-0", "a-2"), ("a-0", "a-1"), ("a-1", "a-2")]
     assert report.table["margin"].to_pylist() == [4, 2, 2]
     assert set(report.table["source"].to_pylist()) == {"genrm"}
@@ -81,12 +81,12 @@ def test_a_winner_that_changes_with_the_positions_gives_no_pair(tmp_path):
     """Flipped, judged in one position only, tied, and outvoted pairs are each dropped under their reason."""
     rows: list[Row] = [(0, 1, 5, 3, 2), (1, 0, 4, 3, 2), (0, 2, 5, 1, 1), *both(1, 2, 3, 3)]
     rows[-2:] = [(1, 2, 3, 3, 3.5), (2, 1, 3, 3, 3.5)]
-    report = build_pairs(judged_run(tmp_path, rows), source="comparisons", strategy="all")
+    report = gymdata.pairs(judged_run(tmp_path, rows), source="comparisons", strategy="all")
     assert names(report) == []
     dropped = {reason: n for reason, n in report.counts.dropped.items() if n}
     assert dropped == {"order_flipped": 1, "not_in_both_positions": 1, "undecided": 1}
     assert report.comparisons["order_flipped"] == report.comparisons["contradicted"] == 1
-    loose = build_pairs(tmp_path / "run", source="comparisons", strategy="all", order="any", write=False)
+    loose = gymdata.pairs(tmp_path / "run", source="comparisons", strategy="all", order="any", write=False)
     assert ("a-0", "a-2") in names(loose)
     assert loose.counts.dropped["order_flipped"] == 1
 
@@ -94,7 +94,7 @@ def test_a_winner_that_changes_with_the_positions_gives_no_pair(tmp_path):
 def test_cycles_are_reported_and_the_aggregate_never_overrules_the_judge(tmp_path):
     """a > b > c > a: the pair whose aggregate points the other way is dropped."""
     run = judged_run(tmp_path, [*both(0, 1, 5, 1), *both(1, 2, 4, 3), *both(2, 0, 3, 2)])
-    report = build_pairs(run, source="comparisons", strategy="all")
+    report = gymdata.pairs(run, source="comparisons", strategy="all")
     assert report.comparisons["cycles"] == 1
     assert report.counts.dropped["against_comparisons"] == 2
     assert names(report) == [("a-0", "a-1")]
@@ -108,7 +108,7 @@ def test_neither_positions_nor_row_order_change_a_pair(tmp_path):
         for swap in (False, True):
             mine = [(j, i, two, one, 7 - r) if swap else (i, j, one, two, r) for i, j, one, two, r in order]
             run = judged_run(tmp_path / f"{number}{swap}", mine)
-            table = build_pairs(run, source="comparisons", strategy="all", write=False).table
+            table = gymdata.pairs(run, source="comparisons", strategy="all", write=False).table
             expected = expected or table
             assert table.equals(expected)
     assert expected is not None
@@ -120,12 +120,12 @@ def test_which_judge_is_meant(tmp_path):
     run = judged_run(tmp_path, both(0, 1, 5, 3))
     judged_run(tmp_path, both(0, 1, 1, 3), name="k")
     with pytest.raises(UsageError, match="j, k"):
-        build_pairs(run, source="comparisons")
-    assert names(build_pairs(run, source="comparisons", judge="k")) == [("a-1", "a-0")]
-    assert names(build_pairs(run, reward="j", write=False)) == [("a-0", "a-1")]
+        gymdata.pairs(run, source="comparisons")
+    assert names(gymdata.pairs(run, source="comparisons", judge="k")) == [("a-1", "a-0")]
+    assert names(gymdata.pairs(run, reward="j", write=False)) == [("a-0", "a-1")]
     write_run(tmp_path / "none", [rollout("a", i, 0.0, two_turns(1, 40 + i)) for i in range(2)])
     with pytest.raises(UsageError, match="no comparisons"):
-        build_pairs(tmp_path / "none", source="comparisons")
+        gymdata.pairs(tmp_path / "none", source="comparisons")
 
 
 def test_fork_pairs_begin_where_the_rollouts_part(tmp_path):
@@ -133,8 +133,8 @@ def test_fork_pairs_begin_where_the_rollouts_part(tmp_path):
     from gymdata.validate.run import validate
 
     run = judged_run(tmp_path, [*both(0, 1, 5, 3), *both(1, 2, 3, 1), *both(0, 2, 5, 1)])
-    whole = build_pairs(run, source="comparisons", strategy="all", write=False).table.to_pylist()
-    report = build_pairs(run, source="comparisons", strategy="all", fork=True)
+    whole = gymdata.pairs(run, source="comparisons", strategy="all", write=False).table.to_pylist()
+    report = gymdata.pairs(run, source="comparisons", strategy="all", fork=True)
     for before, after in zip(whole, report.table.to_pylist(), strict=True):
         assert after["prompt_ids"] == [1, 1, 10, 11, 2, 30, 31]
         for side in ("chosen", "rejected"):

@@ -14,7 +14,6 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
-from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
@@ -63,9 +62,9 @@ def test_the_account_adds_up_and_is_in_run_json(run: Path) -> None:
 def test_row_order_and_format_change_nothing(tmp_path: Path, suffix: str) -> None:
     """Shuffled rows, as Parquet or JSON lines, give the same pairs file."""
     rows = [r for t in range(6) for r in group(f"t{t}", t, [0.0, 1.0, 0.5, 1.0])]
-    first = build_pairs(write_run(tmp_path / "one", rows), strategy="all", max_pairs_per_task=3)
+    first = gymdata.pairs(write_run(tmp_path / "one", rows), strategy="all", max_pairs_per_task=3)
     random.Random(1).shuffle(rows)
-    second = build_pairs(write_run(tmp_path / "two", rows, suffix), strategy="all", max_pairs_per_task=3)
+    second = gymdata.pairs(write_run(tmp_path / "two", rows, suffix), strategy="all", max_pairs_per_task=3)
     assert first.table.num_rows == 18
     assert first.table.equals(second.table)
 
@@ -75,9 +74,9 @@ def test_breaks_are_refused_with_their_code_and_count(tmp_path: Path) -> None:
     broken = rollout("a", 2, 0.5, [([1, 5], [10, 2]), ([1, 99, 30], [12, 2])])
     run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), broken])
     with pytest.raises(RefusedError, match="T200: 1 of 3") as refused:
-        build_pairs(run)
+        gymdata.pairs(run)
     assert refused.value.exit_code == 1
-    report = build_pairs(run, breaks="drop", strategy="all")
+    report = gymdata.pairs(run, breaks="drop", strategy="all")
     assert (report.left_out["breaks"], report.counts.pairs) == (1, 1)
 
 
@@ -85,14 +84,14 @@ def test_retries_and_branches(tmp_path: Path) -> None:
     """A superseded try is no obstacle, and the pair holds the last one; a branch is refused or dropped."""
     retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])
     run = write_run(tmp_path / "retry", [*group("a", 5, [0.0, 1.0]), retried])
-    chosen = {p["chosen_rollout_id"]: p["chosen_ids"] for p in build_pairs(run, strategy="all").table.to_pylist()}
+    chosen = {p["chosen_rollout_id"]: p["chosen_ids"] for p in gymdata.pairs(run, strategy="all").table.to_pylist()}
     assert chosen["a-2"] == [78, 2]
     prompt = [1, 5]
     branched = rollout("a", 2, 0.5, [(prompt, [9, 2]), ([1, 5, 9, 2, 30], [7, 2]), ([1, 5, 9, 2, 31], [8, 2])])
     run = write_run(tmp_path / "branch", [*group("a", 5, [0.0, 1.0]), branched])
     with pytest.raises(RefusedError, match="T211"):
-        build_pairs(run, strategy="all")
-    report = build_pairs(run, strategy="all", breaks="drop")
+        gymdata.pairs(run, strategy="all")
+    report = gymdata.pairs(run, strategy="all", breaks="drop")
     assert (report.left_out["branches"], report.counts.dropped["several_sequences"], report.counts.pairs) == (1, 2, 1)
 
 
@@ -100,7 +99,7 @@ def test_rollouts_without_tokens_are_refused(tmp_path: Path) -> None:
     """No token ids means that no pair can be trained as sampled (T205)."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, []), *group("a", 5, [None, 1.0])[1:]])
     with pytest.raises(RefusedError, match="T205"):
-        build_pairs(run)
+        gymdata.pairs(run)
 
 
 def test_changed_tokens_are_refused(tmp_path: Path) -> None:
@@ -108,15 +107,15 @@ def test_changed_tokens_are_refused(tmp_path: Path) -> None:
     rows = group("a", 5, [0.0, 1.0])
     rows[1]["turns"][1]["generation_token_ids"] = [52, 2]
     with pytest.raises(DataError, match="T209: rollout a-1, turn 1"):
-        build_pairs(write_run(tmp_path / "run", rows))
+        gymdata.pairs(write_run(tmp_path / "run", rows))
 
 
 def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) -> None:
     """The same file twice is D701, and nothing scored at all is R501."""
     with pytest.raises(RefusedError, match="D701"):
-        build_pairs([run, run], output=tmp_path / "p.parquet")
+        gymdata.pairs([run, run], output=tmp_path / "p.parquet")
     with pytest.raises(RefusedError, match="R501"):
-        build_pairs(write_run(tmp_path / "none", group("a", 5, [None, None])))
+        gymdata.pairs(write_run(tmp_path / "none", group("a", 5, [None, None])))
 
 
 def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
@@ -125,11 +124,11 @@ def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
     for row, value in zip(rows, (1.0, 0.0), strict=True):
         row["rewards"] = [{"name": "style", "value": value}, {"name": "other", "value": None}]
     run = write_run(tmp_path / "run", rows)
-    part = build_pairs(run, reward="style")
+    part = gymdata.pairs(run, reward="style")
     assert part.table["chosen_rollout_id"].to_pylist() == ["a-0"]
     assert part.files["train"] == run / "pairs-style" / "pairs.parquet"
     with pytest.raises(UsageError, match="styel"):
-        build_pairs(run, reward="styel")
+        gymdata.pairs(run, reward="styel")
     again = [("a-0", 9.0), ("a-1", 0.5), ("a-0", 0.0)]
     scores = [
         {"rollout_id": r, "name": "style", "value": v, "status": "scored", "source": "function", "run_id": "run-1"}
@@ -137,7 +136,7 @@ def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
     ]
     write_table(pa.Table.from_pylist(scores, schema=SCORES.arrow), run / "scores-style" / "scores.parquet", SCORES)
     write_run_json(run / "scores-style", {"stage": "score", "run_id": "run-1"})
-    rescored = build_pairs(run, reward="style")
+    rescored = gymdata.pairs(run, reward="style")
     assert rescored.table["chosen_rollout_id"].to_pylist() == ["a-1"]
     assert rescored.table["pair_id"].to_pylist() != part.table["pair_id"].to_pylist()
     assert len(read_run_json(run / "pairs-style")["parents"]) == 2
@@ -146,27 +145,27 @@ def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
 def test_split_writes_two_files_that_share_no_task(tmp_path: Path) -> None:
     """Held-out tasks are in the second file only, and the whole is kept."""
     run = write_run(tmp_path / "run", [r for t in range(10) for r in group(f"t{t}", t, [0.0, 1.0])])
-    report = build_pairs(run, split=0.2, seed=3)
+    report = gymdata.pairs(run, split=0.2, seed=3)
     assert report.heldout is not None
     train, held = (pq.read_table(report.files[s])["task_id"].to_pylist() for s in ("train", "heldout"))
     assert (len(train), len(held), set(train) & set(held)) == (8, 2, set())
     assert read_table(run / "pairs-reward", PAIRS).num_rows == 8
-    build_pairs(run, overwrite=True)
+    gymdata.pairs(run, overwrite=True)
     assert not report.files["heldout"].exists()
 
 
 def test_pairs_of_other_settings_are_not_replaced_unasked(run: Path) -> None:
     """The same settings write the same file again; other ones need --overwrite."""
-    first = build_pairs(run).files["train"].read_bytes()
-    assert build_pairs(run).files["train"].read_bytes() == first
+    first = gymdata.pairs(run).files["train"].read_bytes()
+    assert gymdata.pairs(run).files["train"].read_bytes() == first
     with pytest.raises(StoreError, match="strategy"):
-        build_pairs(run, strategy="all")
-    build_pairs(run, strategy="all", overwrite=True)
+        gymdata.pairs(run, strategy="all")
+    gymdata.pairs(run, strategy="all", overwrite=True)
 
 
 def test_a_run_without_variance_gives_an_empty_file(tmp_path: Path) -> None:
     """No pairs is a result, not an error; the file has the schema."""
-    report = build_pairs(write_run(tmp_path / "run", group("a", 5, [1.0, 1.0])))
+    report = gymdata.pairs(write_run(tmp_path / "run", group("a", 5, [1.0, 1.0])))
     assert report.table.num_rows == 0
     names = pq.read_table(report.files["train"]).schema.names
     assert [name for name in names if name != "tools"] == PAIRS.required()
@@ -176,9 +175,9 @@ def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:
     """A file has no folder of its own to write to; -o names a .jsonl with its run.json beside it."""
     part = run / "rollouts" / "*.parquet"
     with pytest.raises(UsageError, match="-o"):
-        build_pairs(part)
+        gymdata.pairs(part)
     out = tmp_path / "mine.jsonl"
-    build_pairs(part, output=out)
+    gymdata.pairs(part, output=out)
     assert json.loads(out.read_text())["chosen_ids"] == [10, 11, 2, 30, 31, 51, 2]
     assert read_run_json(out)["stage"] == "pairs"
 
@@ -200,8 +199,8 @@ def test_the_command_prints_and_refuses(run: Path, capsys: pytest.CaptureFixture
 def test_a_name_of_another_kind_of_file_is_refused(run: Path, tmp_path: Path, name: str) -> None:
     """It would become a folder of that name; a folder whose name has a dot is one."""
     with pytest.raises(UsageError, match=r"ending in \.parquet or"):
-        build_pairs(run, output=tmp_path / name)
-    build_pairs(run, output=tmp_path / "pairs.v2")
+        gymdata.pairs(run, output=tmp_path / name)
+    gymdata.pairs(run, output=tmp_path / "pairs.v2")
     assert (tmp_path / "pairs.v2" / "pairs.parquet").is_file()
 
 
@@ -226,7 +225,7 @@ def test_copies_are_counted_and_left_out(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_copies_of_two_tasks_are_one_pair(tmp_path: Path) -> None:
     """The same ids under two task names are trained once."""
-    report = build_pairs(write_run(tmp_path / "run", copies("a") + copies("b")), strategy="all")
+    report = gymdata.pairs(write_run(tmp_path / "run", copies("a") + copies("b")), strategy="all")
     assert (report.counts.pairs, report.counts.dropped["duplicate"]) == (1, 7)
 
 
@@ -234,7 +233,7 @@ def test_pairs_carry_the_tools(tmp_path: Path) -> None:
     """A pair has the tools that its prompt was rendered with; a file without the column is read as before."""
     tools = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
     run = write_run(tmp_path / "run", group("a", 5, [0.0, 1.0], tools=tools) + group("b", 6, [0.0, 1.0], tools="[]"))
-    report = build_pairs(run)
+    report = gymdata.pairs(run)
     assert report.table["tools"].to_pylist() == [tools, "[]"]
     assert read_table(report.files["train"], PAIRS)["tools"].to_pylist() == [tools, "[]"]
     old = write_table(report.table.drop_columns(["tools"]), tmp_path / "old.parquet", PAIRS)
@@ -247,6 +246,6 @@ def test_a_margin_beyond_float64_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", group("a", 5, [-1e308, 1e308]))
     for strategy in ("best-worst", "all", "adjacent"):
         with pytest.raises(RefusedError, match=r"R502: .*rollouts a-1 and a-0, scores 1e\+308 and -1e\+308"):
-            build_pairs(run, strategy=strategy)
+            gymdata.pairs(run, strategy=strategy)
     wide = write_run(tmp_path / "wide", group("a", 5, [0.0, 1e308]))
-    assert build_pairs(wide).table["margin"].to_pylist() == [1e308]
+    assert gymdata.pairs(wide).table["margin"].to_pylist() == [1e308]

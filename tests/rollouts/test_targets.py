@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gymdata
 from gymdata.errors import RefusedError
-from gymdata.experience.run import build_experiences
-from gymdata.pairs.run import build_pairs
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import read_table
-from gymdata.train.data_kto import training_labels
-from gymdata.train.data_sft import training_rollouts
+from gymdata.train.sequence_data import training_labels, training_rollouts
 from gymdata.train.settings import TrainSftConfig
 from tests.rollout_files import Calls, rollout, rollouts_table, two_turns, write_run
 from tests.rollout_shapes import BREAK
@@ -46,8 +44,8 @@ def trained(data: Any) -> dict[str, list[int]]:
     """Rollout → the ids that are trained, over its sequences."""
     found: dict[str, list[int]] = {}
     for row, name in enumerate(data.rollout_ids):
-        span = data.sequences.span(row)
-        found.setdefault(name, []).extend(data.sequences.ids[span][data.sequences.mask[span] == 1].tolist())
+        ids, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
+        found.setdefault(name, []).extend(ids[mask == 1].tolist())
     return found
 
 
@@ -60,12 +58,9 @@ def test_only_their_turns_are_trained() -> None:
     both = training_rollouts(table, "all", target_agents=["solver", "planner"])
     assert trained(both)["a-1"] == [10, 2, 12, 13]
     assert solver.sequences.trained().count == 9 < everyone.sequences.trained().count
-    ids = {
-        name: everyone.sequences.ids[everyone.sequences.span(i)].tolist()
-        for i, name in enumerate(everyone.sequences.names)
-    }
+    ids = {name: everyone.sequences.token_ids[i].tolist() for i, name in enumerate(everyone.sequences.names)}
     for i, name in enumerate(solver.sequences.names):
-        assert solver.sequences.ids[solver.sequences.span(i)].tolist() == ids[name]
+        assert solver.sequences.token_ids[i].tolist() == ids[name]
 
 
 def test_one_model_of_several() -> None:
@@ -88,8 +83,8 @@ def test_a_name_that_is_not_there_is_refused() -> None:
 def test_experiences_carry_the_choice(tmp_path: Path) -> None:
     """`experience --target-agents` writes masks and advantages for their tokens only; credit is the whole rollout's."""
     run = write_run(tmp_path / "run", rows())
-    all_of_them = build_experiences(run, tmp_path / "all.parquet")
-    report = build_experiences(run, tmp_path / "some.parquet", target_agents="solver")
+    all_of_them = gymdata.experience(run, tmp_path / "all.parquet")
+    report = gymdata.experience(run, tmp_path / "some.parquet", target_agents="solver")
     found = read_table(tmp_path / "some.parquet", EXPERIENCES).to_pylist()
     assert report.counts["trained_tokens"] == 9 < all_of_them.counts["trained_tokens"]
     whole = {
@@ -103,7 +98,7 @@ def test_experiences_carry_the_choice(tmp_path: Path) -> None:
             for a, b, m in zip(row["advantages"], before["advantages"], row["loss_mask"], strict=True)
         )
     with pytest.raises(RefusedError, match="critic"):
-        build_experiences(run, tmp_path / "none.parquet", target_agents="critic")
+        gymdata.experience(run, tmp_path / "none.parquet", target_agents="critic")
 
 
 def test_pairs_carry_the_choice(tmp_path: Path) -> None:
@@ -115,8 +110,8 @@ def test_pairs_carry_the_choice(tmp_path: Path) -> None:
         by_agents("b", 1, 0.0, two_turns(6, 42), ["planner", "planner"]),
     ]
     run = write_run(tmp_path / "run", played)
-    everyone = build_pairs(run, write=False).table.to_pylist()
-    report = build_pairs(run, write=False, target_agents="solver")
+    everyone = gymdata.pairs(run, write=False).table.to_pylist()
+    report = gymdata.pairs(run, write=False, target_agents="solver")
     (pair,) = report.table.to_pylist()
     (whole,) = (row for row in everyone if row["task_id"] == "a")
     assert len(everyone) == 2
@@ -126,7 +121,7 @@ def test_pairs_carry_the_choice(tmp_path: Path) -> None:
         assert [i for i, m in zip(pair[f"{side}_ids"], pair[f"{side}_mask"], strict=True) if m] == own
         assert all((p == 0.0) == (m == 0) for p, m in zip(pair[f"{side}_logprobs"], pair[f"{side}_mask"], strict=True))
     with pytest.raises(RefusedError, match="critic"):
-        build_pairs(run, write=False, target_agents="critic")
+        gymdata.pairs(run, write=False, target_agents="critic")
 
 
 def test_agents_are_given_as_words() -> None:
@@ -146,7 +141,7 @@ def test_sides_that_train_the_same_make_no_pair(tmp_path: Path) -> None:
         for index in range(2)
     ]
     run = write_run(tmp_path / "run", played)
-    assert build_pairs(run, write=False).table.num_rows == 1
-    report = build_pairs(run, write=False, target_agents="critic")
+    assert gymdata.pairs(run, write=False).table.num_rows == 1
+    report = gymdata.pairs(run, write=False, target_agents="critic")
     assert (report.table.num_rows, report.counts.dropped["identical"]) == (0, 1)
-    assert build_pairs(run, write=False, target_agents="solver").table.num_rows == 1
+    assert gymdata.pairs(run, write=False, target_agents="solver").table.num_rows == 1

@@ -13,12 +13,11 @@ import pytest
 
 import gymdata
 from gymdata.errors import RefusedError
-from gymdata.interop.run import export_rollouts
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import read_table, write_run_json
 from gymdata.store.lineage import vocabulary
-from gymdata.train.data_experiences import EXPERIENCE_COLUMNS, training_experiences
+from gymdata.train.sequence_data import EXPERIENCE_COLUMNS, training_experiences
 from gymdata.train.settings import TrainKtoConfig, TrainSftConfig
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -65,7 +64,7 @@ CONSUMERS: dict[str, Callable[[Path, Path], Any]] = {
     "train-sft": prepare(TrainSftConfig),
     "train-kto": prepare(TrainKtoConfig),
     **{
-        f"export {format}": lambda run, out, format=format: export_rollouts(run, out / "out.jsonl", format)
+        f"export {format}": lambda run, out, format=format: gymdata.export(run, out / "out.jsonl", format)
         for format in ("nemo-gym", "nat-trajectories", "atif", "openai")
     },
 }
@@ -108,7 +107,7 @@ def test_an_export_keeps_unknown_log_probabilities(tmp_path: Path) -> None:
         lists = [turn[name] for name in ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")]
         turn["digest"] = turn_digest(above, turn["prefix_length"], *lists)
     run = write_run(tmp_path / "run", rows)
-    assert export_rollouts(run, tmp_path / "out.jsonl", "nemo-gym").rows == 1
+    assert gymdata.export(run, tmp_path / "out.jsonl", "nemo-gym").rows_out == 1
     with pytest.raises(RefusedError, match="L302"):
         gymdata.experience(run, output=tmp_path / "e.parquet", zero_variance="keep")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -273,6 +275,34 @@ def test_too_little_memory_is_said_so(tmp_path: Path) -> None:
     assert (done.returncode, "out of memory" in done.stderr) == (3, True), done.stderr
     assert "defect" not in done.stderr
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("writes", ["pairs {}", "experience {} --estimator rloo", "filter {} --where reward>=0"])
+def test_the_same_output_of_another_run_is_refused(
+    writes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was made from one run with the same settings is not replaced by that of another, unless by --overwrite; a copy
+    of the run, and its file, are that run."""
+    one, other = (write_run(tmp_path / name, ROWS) for name in ("one", "other"))
+    facts = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(facts | {"run_id": "run-2"}))
+    copy = Path(shutil.copytree(one, tmp_path / "copy"))
+    out = tmp_path / "out"
+
+    def made_from(source: Path, *more: str) -> int:
+        return main([*writes.format(source).split(), "-o", str(out), *more])
+
+    assert made_from(one) == 0
+    before = tree(out)
+    capsys.readouterr()
+    assert made_from(other) == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"run run-1 ({one})" in said
+    assert f"run run-2 ({other})" in said
+    assert tree(out) == before
+    assert [made_from(copy), made_from(one / "rollouts" / "part-00000.parquet")] == [0, 0]
+    assert made_from(other, "--overwrite") == 0
+    assert read_run_json(out)["parents"][0]["run_id"] == "run-2"
 
 
 def test_two_writers_never_share_an_output(tmp_path: Path) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from gymdata.engines.model_facts import ModelFacts
+from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import GymdataError, OutsideError, RefusedError, StoreError, UsageError, reported
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, write_run_json, write_table
 from gymdata.store.lineage import lineage
-from gymdata.train.launch_checks import train
+from gymdata.train.run import train_resolved
 from gymdata.train.settings import TrainDpoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
@@ -83,7 +85,7 @@ def go(
     pairs: Path, out: Path, trainer: Trainer | None = None, notes: Notes | None = None, **options: Any
 ) -> dict[str, Any]:
     config = {"model": "model", "output": out} | options.pop("config", {})
-    return train(
+    return train_resolved(
         pairs, TrainDpoConfig.load(None, config), options.pop("model", MODEL), trainer or Trainer(), notes or Notes(),
         command=["gymdata", "train-dpo"], **options,
     )  # fmt: skip
@@ -213,6 +215,17 @@ def test_settings_that_the_trainer_refuses_leave_no_folder(pairs: Path, tmp_path
     with pytest.raises(UsageError):
         go(pairs, tmp_path / "out", Trainer(UsageError("settings: no")))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_output_is_refused_before_a_library_is_loaded(pairs: Path, tmp_path: Path) -> None:
+    """A folder with other files, like a file in its place, is known without torch and TRL."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("keep me")
+    for out, why in ((tmp_path / "full", "not empty and not a training"), (pairs, "is a file, expected a folder")):
+        words = ["train-dpo", str(pairs), "-m", "sample_data/policy", "-o", str(out), "--set", "learning_rte=1"]
+        code = "import sys; from gymdata.cli.main import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        assert (done.stdout, why in done.stderr) == ("2 False\n", True), done.stderr
 
 
 def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Path, tmp_path: Path) -> None:

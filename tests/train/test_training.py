@@ -11,7 +11,6 @@ import pytest
 import gymdata
 from gymdata.errors import DataError
 from gymdata.store import write_table
-from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -28,7 +27,7 @@ def test_a_file_without_rows_is_refused_before_torch(
     rows = pa.schema([table.schema.field(name) for name in table.required()]).empty_table()
     file = write_table(rows, tmp_path / f"{table.name}.{suffix}", table)
     with pytest.raises(DataError, match=f"{file.name}: got 0 {table.name}, expected at least 1") as refused:
-        train(algorithm, file, tmp_path / "no-model", tmp_path / "out")
+        getattr(gymdata, f"train_{algorithm}")(file, tmp_path / "no-model", tmp_path / "out")
     assert refused.value.hint is not None
     assert refused.value.exit_code == 2
     assert not (tmp_path / "out").exists()
@@ -39,8 +38,8 @@ def test_a_folder_of_another_table_is_named_with_the_way_on(tmp_path: Path) -> N
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50)), rollout("a", 1, 1.0, two_turns(2, 60))])
     gymdata.pairs(run)
     with pytest.raises(DataError, match="holds rollouts, and no experiences") as no_experiences:
-        train("rl", run, tmp_path / "no-model", tmp_path / "out")
+        gymdata.train_rl(run, tmp_path / "no-model", tmp_path / "out")
     assert no_experiences.value.hint == f"`gymdata experience {run}` makes experiences of them"
     with pytest.raises(DataError, match="holds pairs, and no rollouts") as no_rollouts:
-        train("sft", run / "pairs-reward", tmp_path / "no-model", tmp_path / "out")
+        gymdata.train_sft(run / "pairs-reward", tmp_path / "no-model", tmp_path / "out")
     assert no_rollouts.value.hint == "train-dpo and train-reward read pairs"

@@ -9,18 +9,31 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import xxhash
 
 from gymdata.errors import UsageError, needs
 from gymdata.rollouts.messages import Message
 
-if TYPE_CHECKING:
-    from gymdata.engines.chat.template import TransformersChat
-
 Tools = Sequence[Mapping[str, Any]] | None
 _log = logging.getLogger(__name__)
+
+
+class TemplateChat(Protocol):
+    """What reading needs of a tokenizer with its chat template (``gymdata.engines.chat.template.TransformersChat``)."""
+
+    tokenizer: Any
+    served_template: str
+    generation_prompt: str
+    stop_token_ids: tuple[int, ...]
+    end_of_turn_ids: tuple[int, ...]
+
+    def plain_text(self, token_ids: Sequence[int], *, special: bool) -> str: ...
+
+    def without_special(self, text: str) -> str: ...
+
+    def written_by_template(self, message: Message, tools: Tools) -> list[int] | None: ...
 
 
 class ResponseReader(Protocol):
@@ -38,7 +51,7 @@ class PlainParser:
 
     name = "none"
 
-    def __init__(self, chat: TransformersChat) -> None:
+    def __init__(self, chat: TemplateChat) -> None:
         self._chat = chat
 
     def read(self, ids: list[int], tools: Tools) -> Message:  # noqa: ARG002 - the port's signature
@@ -48,7 +61,7 @@ class PlainParser:
 class TemplateParser:
     """transformers' ``parse_response`` with a response template: the tokenizer's own, or one that TRL ships."""
 
-    def __init__(self, chat: TransformersChat, name: str, template: Mapping[str, Any]) -> None:
+    def __init__(self, chat: TemplateChat, name: str, template: Mapping[str, Any]) -> None:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self.name = name
@@ -59,8 +72,8 @@ class TemplateParser:
     def read(self, ids: list[int], tools: Tools) -> Message:
         from transformers.utils.chat_parsing.response_parser import parse_response
 
-        said, closing = _split_stop(ids, self._chat)
-        text = self._chat.plain_text([*said, closing], special=True)
+        completion, closing = _split_stop(ids, self._chat)
+        text = self._chat.plain_text([*completion, closing], special=True)
         try:
             parsed = parse_response(
                 text,
@@ -68,7 +81,7 @@ class TemplateParser:
                 prefix=self._chat.generation_prompt,
                 tools=[dict(t) for t in tools] if tools else None,
             )
-            return _message(parsed, said, self._chat)
+            return _message(parsed, completion, self._chat)
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
             return self._plain.read(ids, tools)
@@ -77,7 +90,7 @@ class TemplateParser:
 class VllmToolParser:
     """One of vLLM's tool parsers, by name. It reads calls; reasoning between think tags is cut before."""
 
-    def __init__(self, chat: TransformersChat, name: str) -> None:
+    def __init__(self, chat: TemplateChat, name: str) -> None:
         with needs("engine"):
             from vllm.tool_parsers import ToolParserManager
         try:
@@ -94,8 +107,8 @@ class VllmToolParser:
     def read(self, ids: list[int], tools: Tools) -> Message:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        said, _ = _split_stop(ids, self._chat)
-        text = self._chat.plain_text(said, special=True)
+        completion, _ = _split_stop(ids, self._chat)
+        text = self._chat.plain_text(completion, special=True)
         opened = self._chat.generation_prompt.rstrip().endswith("<think>")
         try:
             reasoning, text = _split_reasoning(text, opened)
@@ -106,13 +119,13 @@ class VllmToolParser:
             calls = [c.model_dump() for c in found.tool_calls] if found.tools_called else []
             content = found.content or ""
             parsed = {"content": content, "reasoning": reasoning, "tool_calls": calls}
-            return _message(parsed, said, self._chat)
+            return _message(parsed, completion, self._chat)
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
             return self._plain.read(ids, tools)
 
 
-def choose_parser(chat: TransformersChat, wanted: str) -> ResponseReader:
+def choose_parser(chat: TemplateChat, wanted: str) -> ResponseReader:
     """``wanted``: "none", the name of a vLLM parser, or "auto": the tokenizer's own response template, else the one that
     TRL knows for this chat template, else one of TRL's that reads back what this template writes, else none."""
     if wanted == "none":
@@ -134,7 +147,7 @@ def choose_parser(chat: TransformersChat, wanted: str) -> ResponseReader:
 
 
 def _trl_templates(
-    chat: TransformersChat,
+    chat: TemplateChat,
 ) -> tuple[Mapping[str, Any] | None, list[tuple[str, Mapping[str, Any]]]]:
     """(the response template that TRL names for this chat template, all that it ships, that one first)."""
     try:
@@ -159,7 +172,7 @@ def _trl_templates(
     return named, sorted(known, key=lambda item: item[1] is not named)
 
 
-def _reads_back(chat: TransformersChat, parser: ResponseReader) -> bool:
+def _reads_back(chat: TemplateChat, parser: ResponseReader) -> bool:
     """Whether the parser finds again the call that the chat template writes, and leaves plain text alone."""
     call = {
         "id": "call00000",
@@ -178,7 +191,7 @@ def _reads_back(chat: TransformersChat, parser: ResponseReader) -> bool:
     return calls == [call["function"]] and str(text.get("content", "")).strip() == "just text"
 
 
-def _message(parsed: Mapping[str, Any] | None, ids: Sequence[int], chat: TransformersChat) -> Message:
+def _message(parsed: Mapping[str, Any] | None, ids: Sequence[int], chat: TemplateChat) -> Message:
     """A parser's dict in our shape. Raises ValueError when a tool call in it is unusable."""
     if not isinstance(parsed, Mapping):
         raise ValueError("nothing was parsed")
@@ -206,8 +219,8 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
     return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _split_stop(ids: list[int], chat: TransformersChat) -> tuple[list[int], int]:
-    """(what was said, the token that closes it): a response template wants to see a turn closed, even one cut short."""
+def _split_stop(ids: list[int], chat: TemplateChat) -> tuple[list[int], int]:
+    """(the completion, the token that closes it): a response template wants to see a turn closed, even one cut short."""
     if ids and ids[-1] in chat.stop_token_ids:
         return ids[:-1], ids[-1] if ids[-1] in chat.end_of_turn_ids else chat.end_of_turn_ids[0]
     return ids, chat.end_of_turn_ids[0]

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gymdata.engines.generation_checks import AnswerFaultError, check_generation
 from gymdata.engines.port import Generation
-from gymdata.engines.sampling import best_alternatives
+from gymdata.engines.sampling import AnswerFaultError, best_alternatives, check_generation
 from gymdata.errors import OutsideError
 
 _NO_IDS = (

@@ -17,7 +17,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from gymdata.errors import UsageError
-from gymdata.train.data import TrainingPairs
+from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gymdata.errors import OutsideError
-from gymdata.train.data import TrainingData
+from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines.model_facts import ModelFacts
+from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.launch_checks import train
+from gymdata.train.run import train_resolved
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
 from tests.train.trainers.command import gymdata
@@ -166,7 +166,7 @@ def test_unfit_files_never_reach_a_process(
         raise AssertionError("a process was started")
 
     with pytest.raises(RefusedError, match=says):
-        train(file, config, model, never, Silent(), command=[])
+        train_resolved(file, config, model, never, Silent(), command=[])
     assert not (tmp_path / "out").exists()
 
 

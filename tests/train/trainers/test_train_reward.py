@@ -13,7 +13,7 @@ import pytest
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
-from gymdata.train.data_reward import REWARD_COLUMNS, reward_pairs
+from gymdata.train.pair_data import REWARD_COLUMNS, reward_pairs
 from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
 

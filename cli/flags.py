@@ -1,0 +1,158 @@
+"""Flags made of settings: a field of a command's settings is an option with the field's name, type, choices and text.
+
+Invariants: an option that is not given is None, so that only what was given beats ``--config``; a value that the settings
+refuse is named by its flag; an option that several commands have means the same in each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gymdata.store.reading import current
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from gymdata.settings import Config
+
+#: Short names, which are the same in every command.
+SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "concurrency": "-c"}
+#: What stands for a value in ``--help`` where its type says too little.
+METAVARS = {
+    "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "endpoint": "URL",
+    "env": "SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "reward_url": "URL",
+    "select": "CODE", "top_logprobs": "K", "where": "CONDITION", "workflow_url": "URL",
+}  # fmt: skip
+#: The widest line of ``--help`` that a list of choices may fill; longer lists stand in the text.
+_WIDEST = 76
+
+RunFiles = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start over, replacing existing output.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and report only; start and write nothing.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show details, and the traceback of an error.")]
+_ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; flags take precedence.")]
+_Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
+_AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="Read sealed files that differ from the record in run.json.")
+]
+
+Body = Callable[..., Any]
+
+
+def with_flags(
+    kind: type[Config],
+    names: Mapping[str, Sequence[str]] | None = None,
+    *,
+    keys: Mapping[str, str] | None = None,
+    file: bool = True,
+) -> Callable[[Body], Body]:
+    """The command's function with an option for each setting in the place of its parameter ``settings``, which gets them.
+
+    A parameter that has the name of a setting gives that setting, one of ``keys`` the setting named there. ``names``:
+    options that are not called as their setting. ``file``: with ``--config`` and ``--set``.
+    """
+
+    def decorate(body: Body) -> Body:
+        parameters = inspect.signature(body, eval_str=True).parameters
+        own = {name: name for name in parameters if name in kind.model_fields} | dict(keys or {})
+        fields = {n: f for n, f in kind.model_fields.items() if n not in own and n not in kind.key_only}
+        called = {name: (names or {}).get(name) or _names(name, field) for name, field in fields.items()}
+        options = {name: _option(name, field, called[name]) for name, field in fields.items()}
+        flags = {name: " / ".join(called[name]) for name in fields}
+        added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
+
+        def run(**given: Any) -> Any:
+            config, sets = (given.pop("config"), given.pop("set_") or ()) if file else (None, ())
+            values = {name: given.pop(name) for name in options}
+            # A switch of the function's own that is off was not given, nor was a list that is empty.
+            values |= {key: None if given[name] is False else given[name] for name, key in own.items()}
+            values = {key: value for key, value in values.items() if value not in ((), [])}
+            return body(settings=kind.load(config, values, sets, flags), **given)
+
+        made: list[inspect.Parameter] = []
+        for parameter in parameters.values():
+            made += [parameter] if parameter.name != "settings" else [_parameter(n, a, None) for n, a in added.items()]
+        if file:
+            run.settings = (kind, flags)  # type: ignore[attr-defined]  # for the page of all settings
+        return _signed(run, made, body.__doc__)
+
+    return decorate
+
+
+def with_common(body: Body, *, reads: bool) -> Body:
+    """The command's function with what every command takes. ``reads``: it reads sealed files."""
+    parameters = inspect.signature(body, eval_str=True).parameters
+
+    def run(verbose: bool, allow_changed: bool = False, **given: Any) -> Any:
+        current().allow_changed |= allow_changed
+        return body(**given, **({"verbose": verbose} if "verbose" in parameters else {}))
+
+    made = [parameter for parameter in parameters.values() if parameter.name != "verbose"]
+    made.append(_parameter("verbose", Verbose, False))
+    return _signed(run, [*made, _parameter("allow_changed", _AllowChanged, False)] if reads else made, body.__doc__)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _signed(run: Body, parameters: Sequence[inspect.Parameter], doc: str | None) -> Body:
+    """``run`` as if it were written with these parameters, which is what the parser is made from."""
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]  # inspect reads it
+    run.__annotations__ = {p.name: p.annotation for p in keyword}
+    run.__doc__ = doc
+    return run
+
+
+def _names(name: str, field: FieldInfo) -> Sequence[str]:
+    """A switch that is on unless told otherwise can be given both ways."""
+    word = name.replace("_", "-")
+    return [*filter(None, [SHORT.get(name)]), f"--{word}/--{'no-' + word}" if field.default is True else f"--{word}"]
+
+
+def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
+    """An option that is None when it is not given."""
+    hint = _plain(field.annotation)
+    choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+    label, text = METAVARS.get(name), described(field)
+    if choices:
+        label = f"<{'|'.join(choices)}>"
+        if len(f"{', '.join(names)} {label}") > _WIDEST:
+            label, text = name.upper(), f"{text} One of {', '.join(choices)}."
+        # The settings check it, so that a file, --set and a flag take the same spellings and answer alike.
+        hint = str
+    elif name == "reward" and hint == list[str]:
+        label = "SPEC"
+    return Annotated[hint | None, typer.Option(*names, metavar=label, help=text, autocompletion=_completing(choices))]
+
+
+def _completing(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """What a shell offers for the beginning of a choice."""
+    return (lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]) if choices else None
+
+
+def _plain(hint: Any) -> Any:
+    """The type that the parser knows: optional parts are left out, what has several forms is text."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        hint = parts[0] if len(parts) == 1 else str
+    return str if typing.get_origin(hint) is tuple else hint
+
+
+def described(field: FieldInfo) -> str:
+    """A setting's text with its default, unless that is nothing."""
+    text, default = field.description or "", field.get_default(call_default_factory=True)
+    if field.is_required() or default is None or default is False or default in ((), [], {}) or "(default: " in text:
+        return text
+    shown = "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text.removesuffix('.')} (default: {shown})."

@@ -1,0 +1,1 @@
+"""``gymdata demo``: the main job on the shipped policy and tasks."""

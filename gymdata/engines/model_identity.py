@@ -1,0 +1,265 @@
+"""Who a model is: hashes of its weights, tokenizer and chat template, its limits, and whether rollouts fit its tokenizer.
+
+Invariants: the same weights have the same hash on every machine and under every folder name; a LoRA folder's hash
+covers its base as well; a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens), never on file bytes,
+key order or the machine; a model that only a server knows has ``served:NAME``, because its weights cannot be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from gymdata.engines._transformers import local_folder
+from gymdata.errors import DataError, RefusedError, require
+from gymdata.progress import Progress
+
+#: Up to here weights are read whole; above, places are sampled.
+FULL_HASH_BYTES = 2 << 30
+_PLACES = 256
+_PLACE_BYTES = 64 << 10
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+#: Says nothing about what the model computes.
+_VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "torch_dtype", "dtype")
+
+
+def base_of(model: str) -> tuple[str, Path | None]:
+    """(what to load, adapter folder or None). A LoRA folder names its base, absolute, beside itself or on the hub."""
+    folder = Path(model)
+    config = folder / "adapter_config.json"
+    if not config.is_file():
+        return model, None
+    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    if not base:
+        raise DataError(f"{config}: names no base_model_name_or_path, so the base model is not known")
+    beside = folder / base
+    if not Path(base).is_dir() and beside.is_dir():
+        return str(beside), folder
+    if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(".")):
+        raise DataError.missing_path(base, f"the base model that {config} names")
+    return base, folder
+
+
+def tokenizer_folder(model: str) -> str:
+    """Where the tokenizer of ``model`` is: its own folder, or its base's when a LoRA folder has none."""
+    base, adapter = base_of(model)
+    if adapter is not None and not any(
+        (adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")
+    ):
+        return base
+    return model
+
+
+def policy_facts(path: str) -> dict[str, Any]:
+    """``{"policy", "policy_hash", "base", "adapter", "revision", "weights_bytes"}`` of a local model folder or hub name.
+
+    Raises DataError when there is no such folder and it is not in the local Hugging Face cache.
+    """
+    base, adapter = base_of(path)
+    folder = local_folder(base)
+    digest = policy_hash(folder) if adapter is None else _joined(policy_hash(folder), policy_hash(adapter))
+    sizes = [f.stat().st_size for part in (folder, adapter) if part is not None for f in _weight_files(part)]
+    return {
+        "policy": path,
+        "policy_hash": digest,
+        "base": base if adapter is not None else None,
+        "adapter": str(adapter) if adapter is not None else None,
+        "revision": folder.name if folder.parent.name == "snapshots" else None,
+        "weights_bytes": sum(sizes),
+    }
+
+
+def served_facts(name: str) -> dict[str, Any]:
+    """``policy_facts`` of a model that only a server knows."""
+    return {
+        "policy": name,
+        "policy_hash": f"served:{name}",
+        "base": None,
+        "adapter": None,
+        "revision": None,
+        "weights_bytes": None,
+    }
+
+
+def policy_hash(folder: Path) -> str:
+    """xxh3-128 hex over the weight files and what config.json says of the architecture.
+
+    Below 2 GiB every byte counts. Above: names, sizes, safetensors headers and 64 KiB at 256 evenly spaced places; such a
+    hash begins with ``sampled:``, because a change elsewhere would not be seen.
+    """
+    files = _weight_files(folder)
+    if not files:
+        inside = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
+        raise DataError(
+            f"{folder}: holds no weights (*.safetensors, *.bin, *.gguf); it holds {inside}",
+            hint="give the folder that save_pretrained wrote",
+        )
+    total = sum(f.stat().st_size for f in files)
+    digest = xxhash.xxh3_128()
+    digest.update(_architecture(folder))
+    whole = total < FULL_HASH_BYTES
+    for file in files:
+        digest.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
+        (_update_whole if whole else _update_sampled)(digest, file, total)
+    return digest.hexdigest() if whole else f"sampled:{digest.hexdigest()}"
+
+
+def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str | None = None) -> dict[str, Any]:
+    """Hashes of a transformers tokenizer and of the chat template used with it.
+
+    ``served_template``: the model's own template, when another one is used in its place.
+    """
+    return {
+        "tokenizer_hash": hash_of_tokenizer(tokenizer),
+        "chat_template_hash": template_hash(template),
+        "served_chat_template_hash": template_hash(served_template if served_template is not None else template),
+    }
+
+
+def hash_of_tokenizer(tokenizer: Any) -> str:
+    """What a transformers tokenizer's ids mean, as ``tokenizer_hash`` has it."""
+    added = {int(i): str(token) for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+    pieces = {int(i): piece for piece, i in tokenizer.get_vocab().items()}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    merges: list[Any] = json.loads(backend.to_str())["model"].get("merges", []) if backend is not None else []
+    return tokenizer_hash(pieces, merges or [], added)
+
+
+def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[str]], added: Mapping[int, str]) -> str:
+    """BLAKE2b-128 hex of a tokenizer's meaning.
+
+    ``pieces``: id → piece of the vocabulary. ``merges``: BPE merges in order, as ``"a b"`` or ``("a", "b")``; empty for
+    a tokenizer without merges. ``added``: id → content of the added (special) tokens.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, rows in (
+        ("pieces", sorted(pieces.items())),
+        ("merges", [_merge(m) for m in merges]),
+        ("added", sorted(added.items())),
+    ):
+        digest.update(f"{name}\n".encode())
+        for row in rows:
+            digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
+            digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def template_hash(text: str | None) -> str:
+    """BLAKE2b-128 hex of a chat template's text; of the empty text when there is none."""
+    return hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
+
+
+def _merge(merge: str | Sequence[str]) -> list[str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return [left, right]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for pattern in _WEIGHTS:
+        if files := sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS):
+            return files
+    return []
+
+
+def _architecture(folder: Path) -> bytes:
+    for name in ("config.json", "adapter_config.json"):
+        file = folder / name
+        if file.is_file():
+            config = {k: v for k, v in json.loads(file.read_text()).items() if k not in _VOLATILE}
+            if name == "adapter_config.json":
+                config.pop("base_model_name_or_path", None)  # the base's own hash is part of the policy's
+            return json.dumps(config, sort_keys=True).encode()
+    return b""
+
+
+def _update_whole(digest: Any, file: Path, _total: int) -> None:
+    with file.open("rb") as stream:
+        while block := stream.read(8 << 20):
+            digest.update(block)
+
+
+def _update_sampled(digest: Any, file: Path, total: int) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if file.suffix == ".safetensors":
+            (length,) = struct.unpack("<Q", stream.read(8))
+            digest.update(stream.read(min(length, 64 << 20)))
+        places = max(1, round(_PLACES * size / total))
+        for i in range(places):
+            stream.seek((size - min(_PLACE_BYTES, size)) * i // max(1, places - 1))
+            digest.update(stream.read(_PLACE_BYTES))
+
+
+def _joined(*parts: str) -> str:
+    joined = xxhash.xxh3_128("+".join(parts).encode()).hexdigest()
+    return f"sampled:{joined}" if any(p.startswith("sampled:") for p in parts) else joined
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the training stage must know of the model, measured by whoever can load it.
+
+    ``max_length`` None: the model names no limit. The hashes are those of gymdata.rollouts.turns.
+    """
+
+    path: str
+    policy_hash: str
+    tokenizer_hash: str
+    chat_template_hash: str
+    vocab_size: int | None
+    max_length: int | None
+
+
+def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, progress: Progress) -> None:
+    """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
+    known = [(run, identity) for run in runs if (identity := run.get("identity"))]
+    hashes = {identity.get("tokenizer_hash") for _, identity in known} - {None}
+    if not hashes:
+        progress.message(f"warning: {source} does not lead back to a run: its tokenizer is not known and not checked")
+    other = hashes - {model.tokenizer_hash}
+    if other:
+        raise RefusedError(
+            f"{source}: was sampled with tokenizer {sorted(other)[0]}, {model.path} has {model.tokenizer_hash}: the same "
+            "ids would mean other text",
+            hint="train a model that has the tokenizer of the rollouts",
+        )
+    templates = {identity.get("chat_template_hash") for _, identity in known} - {None, model.chat_template_hash}
+    for template in sorted(templates):
+        progress.message(
+            f"warning: {source} was sampled with chat template {template}, {model.path} has {model.chat_template_hash}: "
+            "the tokens are trained as they were sampled"
+        )
+
+
+def model_facts(model: str) -> Any:
+    """What the training stage must know of a model folder. Raises DataError when there is no such model."""
+    from gymdata.engines._transformers import load_tokenizer, local_folder
+
+    require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+    policy = policy_facts(model)
+    folder = tokenizer_folder(model)
+    tokenizer = load_tokenizer(folder, extra="train")
+    tokens = tokenizer_facts(tokenizer, tokenizer.chat_template)
+    limits = _limits(local_folder(policy["base"] or model))
+    return ModelFacts(
+        path=model,
+        policy_hash=policy["policy_hash"],
+        tokenizer_hash=tokens["tokenizer_hash"],
+        chat_template_hash=tokens["chat_template_hash"],
+        vocab_size=limits.get("vocab_size"),
+        max_length=limits.get("max_position_embeddings"),
+    )
+
+
+def _limits(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return config.get("text_config") or config

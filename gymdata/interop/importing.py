@@ -1,0 +1,108 @@
+"""What every importer shares: the documents of a file, rows that cannot be rollouts, and which rollout a row is.
+
+Invariants: a value that is no JSON is reported with its line and hides no other; a row that repeats an earlier one, byte for
+byte, is the same rollout and gets the same place, so that the imported run
+shows the duplicate (D701) as its file does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from gymdata.errors import DataError
+from gymdata.store.lines import decode, iter_lines
+from gymdata.store.paths import Source
+
+#: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
+ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot be a rollout: its file and 1-based line, why, and how it begins."""
+
+    file: Path
+    line: int
+    code: str
+    reason: str
+    text: str
+
+
+Reject = Callable[[Rejected], None]
+#: Raises DataError for a row that cannot be stored.
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def reason_of(error: Exception) -> str:
+    """Why one of ``ODD`` makes a row unusable, in words."""
+    return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+
+
+class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
+    """Why a trajectory or pair cannot be used: the code and the reason."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+    @classmethod
+    def of(cls, error: Exception) -> BadItem:
+        """``error``, or the bad item that one of ``ODD`` makes of its row."""
+        return error if isinstance(error, BadItem) else cls("S102", reason_of(error))
+
+
+def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
+    """(line, value, text) of each document; the value is a BadItem where the text is no JSON. Line 1 is the whole file
+    when that is one document."""
+    lines = iter_lines(source)
+    first = next(lines, None)
+    if first is None:
+        return
+    try:
+        decode(first[1])
+    except ValueError:
+        # Either one document over several lines, or lines of which the first is bad.
+        rest = list(lines)
+        whole = b"\n".join(line for _, line in (first, *rest))
+        try:
+            yield 1, decode(whole), whole[:1000]
+            return
+        except ValueError:
+            lines = iter(rest)
+    for number, line in itertools.chain([first], lines):
+        try:
+            value = decode(line)
+        except ValueError as error:
+            value = BadItem("S101", f"no JSON: {error}")
+        yield number, value, line
+
+
+def first_value(source: Source) -> Any:
+    """The first document that is JSON; None when there is none."""
+    return next((value for _, value, _ in documents(source) if not isinstance(value, BadItem)), None)
+
+
+class Numbering:
+    """Places of the rows of one import, given in the order of the rows."""
+
+    def __init__(self) -> None:
+        self._next: Counter[str] = Counter()
+        self._known: dict[bytes, tuple[str, int]] = {}
+
+    def place(self, content: bytes, group: str | None) -> tuple[str, int]:
+        """(group, index in it) of a row. Without ``group`` the row is a group of its own."""
+        key = xxhash.xxh3_128_digest(content)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        name = group or f"row-{self._next.total()}"
+        place = self._known[key] = name, self._next[name]
+        self._next[name] += 1
+        return place

@@ -1,0 +1,43 @@
+"""Settings of ``gymdata import`` and ``gymdata export``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import pydantic
+
+from gymdata.settings import Config
+
+
+class ImportConfig(Config):
+    """The keywords of ``gymdata.import_rollouts`` that a command line or a file gives."""
+
+    source: Literal["nemo-gym", "nat-trajectories", "nat-dpo", "nat-dpo-items", "atif"] | None = pydantic.Field(
+        None, description="Format of the files (default: auto-detect)."
+    )
+    run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
+    format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
+    tokenizer: str | None = pydantic.Field(
+        None,
+        description="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not).",
+    )
+
+
+class ExportConfig(Config):
+    """What ``gymdata export`` writes."""
+
+    given_as: ClassVar[Mapping[str, str]] = {"format": "--format"}
+
+    format: Literal[
+        "nemo-gym",
+        "nat-trajectories",
+        "nat-dpo",
+        "nat-dpo-items",
+        "atif",
+        "trl-messages",
+        "trl-prompt-completion",
+        "trl-preference",
+        "openai",
+        "verl",
+    ] = pydantic.Field(description="Format to write.")

@@ -1,0 +1,492 @@
+"""ATIF trajectories: 1.0 to 1.7 as rows of the rollouts table, and rollouts as ATIF 1.7.
+
+A step of a written trajectory is a message that is no tool's answer; observations are on the step before. ``metrics`` of an
+agent's step have ``prompt_token_ids``, ``completion_token_ids`` and ``logprobs``; the reward, for which ATIF has no field,
+is ``extra.reward``.
+
+Invariants: a step is a turn when its ``metrics`` have the ids of prompt and completion, it was one model call, and
+it is not context that was copied from another trajectory; steps of embedded subagents are turns of their agent, without a
+message in the conversation; whatever else a trajectory says is kept, so that exporting gives it back with log-probabilities
+as float32. Reading what is written gives the messages, turns and columns back; ``logprobs`` are finite, as ATIF has them, or
+they are in ``extra``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from gymdata.errors import DataError
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
+from gymdata.interop.trajectories.own import (
+    OWN,
+    SPELLINGS,
+    equal,
+    facts_beyond,
+    foreign_columns,
+    from_own,
+    id_of,
+    ids_of,
+    keep,
+    kept_of,
+    list_of,
+    log_probs_of,
+    message_of,
+    number_or_none,
+    own_columns,
+    prompt_group,
+    refuse_surrogates,
+    shortest,
+    turn_facts,
+    whole_row,
+    with_facts,
+)
+from gymdata.rollouts.messages import json_text, loads, text_of
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
+from gymdata.store.paths import Source
+
+_SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
+_DEEPEST = 20
+
+
+def is_atif(value: Any) -> bool:
+    """Whether a JSON value is an ATIF trajectory, or a list of them."""
+    if isinstance(value, list):
+        return any(is_atif(one) for one in value[:20])
+    return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
+
+
+def table_rows(
+    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None, check: Check | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rollouts rows of files, as the store turns them into columns. What ``check`` refuses is a bad row."""
+    names = "\n".join(str(source.path) for source in sources)
+    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    numbering = Numbering()
+    for source in sources:
+        for line, value, text in documents(source):
+            for one in value if isinstance(value, list) else [value]:
+                try:
+                    row = _row(one, run, numbering)
+                    if check is not None:
+                        check(row)
+                except (BadItem, *ODD) as error:
+                    bad = BadItem.of(error)
+                    if reject is None:
+                        why = f"a trajectory that cannot be imported ({bad.code}: {bad.reason})"
+                        raise DataError.bad_row(source.path, line, None, why, "an ATIF trajectory") from error
+                    reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                else:
+                    yield row
+
+
+def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
+    if isinstance(source, BadItem):
+        raise source
+    _check(source)
+    content = refuse_surrogates(source)
+    found = _Found()
+    messages = found.trajectory(source, [], None, 0)
+    encoder = found.encoder()
+    extra = source.get("extra") if isinstance(source.get("extra"), dict) else {}
+    assert isinstance(extra, dict)
+    columns = from_own(extra.get(OWN))
+    reward = number_or_none(extra.get("reward"))
+    if columns is not None:
+        given = columns["reward"]
+        unsaid = reward is None and (given is None or not _is_finite(given))
+        row = whole_row(columns if unsaid else columns | {"reward": reward}, messages, encoder)
+        if row["messages"]:
+            ours = made_trajectory(row, expand_prompts(row["turns"]), Counter())
+            if isinstance(source.get("agent"), dict):
+                # An older gymdata wrote the same.
+                ours["agent"]["version"] = source["agent"].get("version")
+            if equal(ours, source):
+                return row
+    else:
+        row = _foreign(source, messages, encoder, reward, run, numbering, content)
+    stripped, taken = _without_lists(source, found.places, row["turns"])
+    row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
+    return row
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and value - value == 0
+
+
+def _check(source: Any) -> None:
+    if not isinstance(source, dict):
+        raise BadItem("S102", f"got a {type(source).__name__}, expected an ATIF trajectory")
+    version = str(source.get("schema_version", ""))
+    number = version.removeprefix("ATIF-v1.")
+    if number == version or not number.isdigit():
+        raise BadItem("S103", f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.7")
+    if int(number) > 7:
+        raise BadItem("S104", f"schema_version {version} is newer than this gymdata understands (ATIF-v1.7)")
+    if not isinstance(source.get("steps"), list):
+        raise BadItem("S103", "it has no list `steps`")
+    if not source["steps"]:
+        raise BadItem("S103", "steps: got an empty list, expected at least one step")
+
+
+def _foreign(
+    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float | None, run: str,
+    numbering: Numbering, content: bytes,
+) -> dict[str, Any]:  # fmt: skip
+    agent = source.get("agent") if isinstance(source.get("agent"), dict) else {}
+    assert isinstance(agent, dict)
+    steps = [step for step in source["steps"] if isinstance(step, dict)]
+    named = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
+    policy = next((name for name in named if isinstance(name, str) and name), "unknown")
+    group, index = numbering.place(content, prompt_group(messages))
+    times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
+    columns = foreign_columns(
+        run=run, group=group, index=index, policy=policy, reward=reward, task={"task_id": group},
+        started_at=times[0].isoformat() if times else None,
+        duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
+        finish_reason=encoder.turns[-1]["finish_reason"] if encoder.turns else None,
+    )  # fmt: skip
+    tools = agent.get("tool_definitions")
+    if isinstance(tools, list) and tools:
+        columns["tools"] = json_text(tools)
+    return whole_row(columns, messages, encoder)
+
+
+def _time(text: Any) -> datetime | None:
+    """A timestamp with its zone; without one it is UTC."""
+    from datetime import UTC
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+class _Found:
+    """Model calls of a trajectory and its subagents, in the order in which they were made, and where they stand."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int | None, list[Any], Call, dict[str, Any] | None]] = []
+        self.places: list[list[Any]] = []
+
+    def trajectory(
+        self, source: Mapping[str, Any], path: list[Any], agent: str | None, depth: int
+    ) -> list[dict[str, Any]]:
+        """The messages of ``source``; its calls are remembered. Raises BadItem naming the step."""
+        if depth > _DEEPEST:
+            raise BadItem("S102", "subagents nested too deeply")
+        subagents = source.get("subagent_trajectories")
+        waiting = (
+            {k: one for k, one in enumerate(subagents) if isinstance(one, dict)} if isinstance(subagents, list) else {}
+        )
+        messages: list[dict[str, Any]] = []
+        for index, step in enumerate(source["steps"] if isinstance(source.get("steps"), list) else ()):
+            here = [*path, "steps", index]
+            speaker = step.get("source") if isinstance(step, dict) else None
+            if not isinstance(speaker, str) or speaker not in _SOURCES:
+                got = speaker if isinstance(step, dict) else step
+                raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
+            message = with_facts(read_step(step), _own(step))
+            call = _call(step, agent, f"steps[{index}]")
+            if call is not None:
+                self._calls.append((message["turn"], here, call, message))
+            messages.append(message)
+            for result in _results(step):
+                messages.append(with_facts(read_result(result), _own(result)))
+                for named in _references(result):
+                    key = next((k for k, one in waiting.items() if one.get("trajectory_id") == named), None)
+                    if key is not None:
+                        self._subagent(waiting.pop(key), [*path, "subagent_trajectories", key], depth)
+        for key, one in waiting.items():
+            self._subagent(one, [*path, "subagent_trajectories", key], depth)
+        return messages
+
+    def _subagent(self, source: Mapping[str, Any], path: list[Any], depth: int) -> None:
+        about = source.get("agent")
+        name = about.get("name") if isinstance(about, dict) else None
+        before = len(self._calls)
+        self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
+        # A subagent's message does not belong to this conversation.
+        self._calls[before:] = [(None, where, call, None) for _, where, call, _ in self._calls[before:]]
+
+    def encoder(self) -> TurnEncoder:
+        """The turns; messages get the number of theirs."""
+        calls = self._calls
+        if all(turn is not None for turn, *_ in calls):
+            # Ours are numbered in the order in which they were called, which need not be that of the messages.
+            calls = sorted(calls, key=lambda one: one[0] or 0)
+            if len({turn for turn, *_ in calls}) < len(calls):
+                raise BadItem("T208", "two steps are of one turn")
+        encoder = TurnEncoder()
+        for number, (_, path, call, message) in enumerate(calls):
+            encoder.add(call)
+            self.places.append(path)
+            if message is not None:
+                message["turn"] = number
+        return encoder
+
+
+def read_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    """The message that a step is to anybody; ours say more in ``extra.gymdata``."""
+    more: dict[str, Any] = {}
+    if isinstance(step.get("reasoning_content"), str):
+        more["reasoning"] = step["reasoning_content"]
+    calls = step.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        more["tool_calls"] = json_text([_as_chat(call) for call in calls])
+    return message_of(_SOURCES.get(step["source"], "other"), _text(step.get("message")), **more)
+
+
+def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The message that an observation's result is."""
+    named = result.get("source_call_id")
+    return message_of("tool", _text(result.get("content")), tool_call_id=named if isinstance(named, str) else None)
+
+
+def _as_chat(call: Any) -> dict[str, Any]:
+    call = call if isinstance(call, dict) else {}
+    function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
+    return {"id": call.get("tool_call_id"), "type": "function", "function": function}
+
+
+def _text(content: Any) -> str | None:
+    return content if isinstance(content, str) or content is None else text_of(content)
+
+
+def _own(place: Mapping[str, Any]) -> Any:
+    extra = place.get("extra")
+    return extra.get(OWN) if isinstance(extra, dict) else None
+
+
+def _results(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+    observation = step.get("observation")
+    results = observation.get("results") if isinstance(observation, dict) else None
+    return [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
+
+
+def _references(result: Mapping[str, Any]) -> list[str]:
+    given = result.get("subagent_trajectory_ref")
+    named = [one.get("trajectory_id") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    return [one for one in named if isinstance(one, str)]
+
+
+def _call(step: Mapping[str, Any], agent: str | None, where: str) -> Call | None:
+    """The model call of a step; None where it was none, several, or one of another trajectory, or its ids are missing."""
+    metrics = step.get("metrics")
+    if step["source"] != "agent" or not isinstance(metrics, dict) or step.get("is_copied_context") is True:
+        return None
+    if step.get("llm_call_count") not in (None, 1):
+        return None
+    own = _own(step)
+    known = own.get("evidence") if isinstance(own, dict) else None
+    known = known if isinstance(known, dict) else {}
+    prompt = ids_of(metrics.get("prompt_token_ids"), f"{where}.metrics.prompt_token_ids")
+    generation = ids_of(metrics.get("completion_token_ids"), f"{where}.metrics.completion_token_ids")
+    if generation is None and known and metrics.get("completion_token_ids") == []:
+        generation = np.empty(0, np.int32)
+    if prompt is None or generation is None:
+        return None
+    finish, named = known.get("finish_reason", "stop"), known.get("agent", agent)
+    return Call(
+        prompt,
+        generation,
+        log_probs_of(known.get("log_probs", metrics.get("logprobs")), len(generation)),
+        finish if isinstance(finish, str) else "stop",
+        named if isinstance(named, str) else None,
+        number_or_none(known.get("reward")),
+        _alternatives(known.get("top_log_probs"), len(generation), where),
+    )
+
+
+def _alternatives(given: Any, length: int, where: str) -> Any:
+    if given is None:
+        return None
+    name = f"{where}.extra.gymdata.evidence.top_log_probs"
+    if not isinstance(given, list) or len(given) != length:
+        got = f"{len(given)} lists" if isinstance(given, list) else f"{given!r:.60}"
+        raise BadItem("S102", f"{name}: got {got}, expected a list for each of {length} tokens")
+    try:
+        return [[{"id": id_of(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in given]
+    except (TypeError, LookupError, ValueError, OverflowError):
+        raise BadItem("S102", f"{name}: expected lists of id and log_prob") from None
+
+
+def _without_lists(source: dict[str, Any], places: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
+    """The source without the lists that its turns hold (nulls stand there); for each turn its path and which they were."""
+    import copy
+
+    stripped = copy.deepcopy(source)
+    taken = []
+    for path, turn in zip(places, turns, strict=True):
+        at: Any = stripped
+        for step in path:
+            at = at[step]
+        metrics = at["metrics"]
+        names = [name for name in LISTS[:2] if name in metrics]
+        values, given = turn["generation_log_probs"], metrics.get("logprobs")
+        spelling = next((k for k, spell in SPELLINGS.items() if equal([spell(v) for v in values], given)), None)
+        if spelling is not None and bool(np.isfinite(values).all()):
+            names.append("logprobs")
+        metrics |= dict.fromkeys(names)
+        taken.append([path, [names, spelling]])
+    return stripped, taken
+
+
+NAME = "atif"
+VERSION = "ATIF-v1.7"
+EMPTY = "rollouts without messages (left out: a trajectory has a step or more)"
+NO_MESSAGE = "turns that no message names"
+ROLES = "messages in roles that ATIF lacks, with no agent's step before them (now user's steps)"
+ODD_CALLS = "tool calls whose arguments are no object (they are in extra)"
+_ANSWERS = frozenset({"tool", "function", "environment"})
+LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
+
+def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
+
+    Raises DataError when the turns were changed after collection.
+    """
+    prompts = prompts_of(row)
+    kept = kept_of(row, NAME)
+    if kept is not None:
+        return _restored(row, prompts, kept)
+    if not row["messages"]:
+        lost[EMPTY] += 1
+        return None
+    return made_trajectory(row, prompts, lost)
+
+
+def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+    """The trajectory that the columns give."""
+
+    steps: list[dict[str, Any]] = []
+    placed: set[int] = set()
+    for message in row["messages"]:
+        if message["role"] in _ANSWERS and steps and steps[-1]["source"] == "agent":
+            result = _result(message, steps[-1])
+            _note(result, facts_beyond(message, read_result(result)))
+            steps[-1].setdefault("observation", {"results": []})["results"].append(result)
+            continue
+        step = _step(len(steps) + 1, message, lost)
+        mine: dict[str, Any] = {}
+        turn = message.get("turn")
+        if step["source"] == "agent":
+            step["model_name"] = row["policy"]
+            if turn is not None and 0 <= turn < len(prompts) and turn not in placed:
+                placed.add(turn)
+                step["metrics"] = metrics_of(row["turns"][turn], prompts[turn])
+                step["llm_call_count"] = 1
+                mine["evidence"] = turn_facts(row["turns"][turn])
+                if "logprobs" not in step["metrics"]:
+                    mine["evidence"]["log_probs"] = _words(row["turns"][turn])
+        _note(step, mine | facts_beyond(message, read_step(step)))
+        steps.append(step)
+    lost[NO_MESSAGE] += len(placed) < len(prompts)
+    own = own_columns(row)
+    steps[0]["timestamp"] = own["started_at"]
+    return _root(row, own, steps)
+
+
+def _root(row: Mapping[str, Any], own: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    import gymdata
+
+    agent = {"name": "gymdata", "version": gymdata.__version__, "model_name": row["policy"]}
+    tools = loads(row["tools"])
+    if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools):
+        agent["tool_definitions"] = tools
+    metrics = [step["metrics"] for step in steps if "metrics" in step]
+    totals = {f"total_{key}": sum(m[key] for m in metrics) for key in ("prompt_tokens", "completion_tokens")}
+    reward = {"reward": row["reward"]} if row["reward"] is not None and math.isfinite(row["reward"]) else {}
+    return {
+        "schema_version": VERSION,
+        "session_id": row["rollout_id"],
+        "trajectory_id": row["rollout_id"],
+        "agent": agent,
+        "steps": steps,
+        "final_metrics": {**totals, "total_steps": len(steps)},
+        "extra": {**reward, OWN: dict(own)},
+    }
+
+
+def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+    """A model call as ``metrics``; without ``logprobs`` when some are not finite. ``spell``: how a float32 is written."""
+    generation = list_of(turn["generation_token_ids"])
+    metrics = {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(generation),
+        "prompt_token_ids": prompt.tolist(),
+        "completion_token_ids": generation,
+    }
+    values = [spell(value) for value in list_of(turn["generation_log_probs"])]
+    return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
+
+
+def _words(turn: Turn) -> list[float | str]:
+    """Log-probabilities with words for those that JSON has no number for."""
+    words = {math.inf: "Infinity", -math.inf: "-Infinity"}
+    values = [shortest(value) for value in list_of(turn["generation_log_probs"])]
+    return [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
+
+
+def _step(number: int, message: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any]:
+    role = message["role"]
+    source = {"system": "system", "assistant": "agent"}.get(role, "user")
+    lost[ROLES] += source == "user" and role != "user"
+    step: dict[str, Any] = {"step_id": number, "source": source, "message": message["content"] or ""}
+    if source == "agent":
+        if message.get("reasoning") is not None:
+            step["reasoning_content"] = message["reasoning"]
+        calls = loads(message.get("tool_calls"))
+        made = [_written_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
+        if made:
+            step["tool_calls"] = made
+    return step
+
+
+def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
+    call = call if isinstance(call, dict) else {}
+    inner = call.get("function")
+    function: dict[str, Any] = inner if isinstance(inner, dict) else {}
+    arguments = function.get("arguments")
+    lost[ODD_CALLS] += not isinstance(arguments, dict)
+    return {
+        "tool_call_id": str(call.get("id") or f"call_{number}"),
+        "function_name": str(function.get("name") or ""),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+
+
+def _result(message: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+    known = {call["tool_call_id"] for call in step.get("tool_calls", ())}
+    named = {"source_call_id": message["tool_call_id"]} if message.get("tool_call_id") in known else {}
+    return named | {"content": message["content"] or ""}
+
+
+def _note(place: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    if facts:
+        place["extra"] = {OWN: dict(facts)}
+
+
+def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    source: dict[str, Any] = kept["source"]
+    for turn, prompt, (path, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+        at: Any = source
+        for step in path:
+            at = at[step]
+        names, spelling = taken
+        lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
+        # In the places that they had: a null stands there.
+        at["metrics"] |= {name: lists[name] for name in names}
+    extra = source.get("extra")
+    given = extra.get("reward") if isinstance(extra, dict) else None
+    if row["reward"] is not None and given != row["reward"]:
+        source["extra"] = {**(extra if isinstance(extra, dict) else {}), "reward": row["reward"]}
+    return source

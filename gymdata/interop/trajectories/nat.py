@@ -1,0 +1,545 @@
+"""Trajectories of the NeMo Agent Toolkit: ``.json`` holds a ``TrajectoryCollection``, ``.jsonl`` a ``Trajectory`` a line.
+
+An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are spelt ``token_id:N``, as
+vLLM does when it is asked for ids, so they can be read back; the prompt's ids are in its ``metadata``.
+
+Invariants: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
+and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their ``metadata`` names
+one example, else when they have one prompt: an inner list is not enough, for with one generation an example the toolkit
+puts all of them into one. Reading what is written gives the messages, turns and columns back; a rollout without reward is
+left out, because a trajectory has one and 0 would be invented. Trajectories of one example are written to one inner list, in
+the order in which examples first appear; a whole import goes back into the documents and lists that it came from. Memory
+does not grow with the rollouts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
+from gymdata.interop.trajectories.own import (
+    OWN,
+    SPELLINGS,
+    equal,
+    facts_beyond,
+    foreign_columns,
+    from_own,
+    ids_of,
+    keep,
+    kept_of,
+    list_of,
+    message_of,
+    number_or_none,
+    own_columns,
+    prompt_group,
+    refuse_other_name,
+    refuse_surrogates,
+    shortest,
+    turn_facts,
+    whole_row,
+    with_facts,
+)
+from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
+from gymdata.store.paths import Source
+from gymdata.store.run_json import plain
+
+_TOKEN = "token_id:"
+#: In the sizes of a document: an element of the outer list that was rejected.
+GONE = "gone"
+#: What each document was, so that nested lists come back.
+Shapes = list[dict[str, Any]]
+
+
+def is_nat(value: Any) -> bool:
+    """Whether a JSON value is a collection, a trajectory, or lists of them."""
+    if isinstance(value, list):
+        return any(is_nat(one) for one in value[:20])
+    return isinstance(value, dict) and ("trajectories" in value or "episode" in value)
+
+
+def is_dpo(value: Any) -> bool:
+    """Whether the first step of the first trajectory of a value is a ``DPOItem``."""
+    for _, trajectory in places(value):
+        episode = trajectory.get("episode") if isinstance(trajectory, dict) else None
+        if isinstance(episode, list) and episode:
+            return isinstance(episode[0], dict) and "chosen_response" in episode[0]
+    return False
+
+
+def places(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
+    """((group, place in it), trajectory) of a document."""
+    groups = value.get("trajectories") if isinstance(value, dict) else value
+    if not isinstance(groups, list):
+        named = isinstance(value, dict) and "trajectories" in value
+        yield (0, 0), BadItem("S102", "trajectories: expected a list") if named else value
+        return
+    for g, group in enumerate(groups):
+        for i, one in enumerate(group if isinstance(group, list) else [group]):
+            yield (g, i), one
+
+
+def shape_of(value: Any) -> dict[str, Any]:
+    """What is needed to put the trajectories of a document back: its kind, its other fields, the lengths of its lists."""
+    groups = value.get("trajectories") if isinstance(value, dict) else value
+    if not isinstance(groups, list):
+        return {"kind": "trajectory"}
+    sizes = [len(group) if isinstance(group, list) else None for group in groups]
+    if not isinstance(value, dict):
+        return {"kind": "list", "sizes": sizes}
+    rest = {key: None if key == "trajectories" else given for key, given in value.items()}
+    try:
+        held = equal(plain(rest), rest)
+    except (TypeError, ValueError):
+        held = False
+    # run.json has no NaN and no whole numbers beyond 64 bits.
+    return {"kind": "collection", "rest": rest if held else json.dumps(rest), "sizes": sizes}
+
+
+def table_rows(
+    sources: list[Source],
+    *,
+    run_id: str | None = None,
+    reject: Reject | None = None,
+    shapes: Shapes | None = None,
+    check: Check | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rollouts rows of files, as the store turns them into columns. ``shapes`` gets that of every document; what
+    ``check`` refuses is a bad row."""
+    names = "\n".join(str(source.path) for source in sources)
+    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    numbering = Numbering()
+    for source in sources:
+        for line, value, text in documents(source):
+            if shapes is not None:
+                shapes.append({"kind": "bad"} if isinstance(value, BadItem) else shape_of(value))
+            for place, one in [((0, 0), value)] if isinstance(value, BadItem) else places(value):
+                try:
+                    row = _row(one, run, numbering)
+                    if check is not None:
+                        check(row)
+                except (BadItem, *ODD) as error:
+                    if shapes is not None:
+                        take_out(shapes[-1], place[0])
+                    _refuse(BadItem.of(error), source.path, line, place, text, reject)
+                else:
+                    yield row
+
+
+def take_out(shape: dict[str, Any], group: int) -> None:
+    """A trajectory that was rejected has no place in its document any more."""
+    sizes = shape.get("sizes")
+    if sizes is None:
+        shape["kind"] = "bad"
+    else:
+        sizes[group] = GONE if sizes[group] is None else sizes[group] - 1
+
+
+def _refuse(bad: BadItem, file: Path, line: int, place: tuple[int, int], text: bytes, reject: Reject | None) -> None:
+    at = f"trajectories[{place[0]}][{place[1]}]: " if place != (0, 0) else ""
+    if reject is None:
+        from gymdata.errors import DataError
+
+        raise DataError.bad_row(file, line, None, f"{at}{bad.code}: {bad.reason}", "a trajectory")
+    reject(Rejected(file, line, bad.code, at + bad.reason, text[:1000].decode("utf-8", "replace")))
+
+
+def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
+    if isinstance(source, BadItem):
+        raise source
+    if not isinstance(source, dict) or not isinstance(source.get("episode"), list):
+        raise BadItem("S103", "no trajectory: it has no list `episode`")
+    if not source["episode"]:
+        raise BadItem("S103", "episode: got an empty list, expected at least one item")
+    content = refuse_surrogates(source)
+    messages, encoder, found = _episode(source["episode"], source.get("shaped_rewards"))
+    metadata = source.get("metadata") if isinstance(source.get("metadata"), dict) else {}
+    assert isinstance(metadata, dict)
+    reward = _reward(source)
+    columns = from_own(metadata.get(OWN))
+    if columns is not None:
+        row = whole_row(columns | {"reward": reward}, messages, encoder)
+        if equal(made_trajectory(row, expand_prompts(row["turns"]), Counter()), source):
+            return row
+    else:
+        row = _foreign(metadata, messages, encoder, reward, run, numbering, content)
+    stripped, taken = _without_lists(source, found, row["turns"])
+    row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
+    return row
+
+
+def _foreign(
+    metadata: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float, run: str,
+    numbering: Numbering, content: bytes,
+) -> dict[str, Any]:  # fmt: skip
+    named = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
+    group = prompt_group(messages) if named is None else named if isinstance(named, str) else json_text(named)
+    group, index = numbering.place(content, group)
+    finish = encoder.turns[-1]["finish_reason"] if encoder.turns else None
+    policy = metadata.get("model") if isinstance(metadata.get("model"), str) else "unknown"
+    columns = foreign_columns(
+        run=run, group=group, index=index, policy=str(policy), reward=reward, task={"task_id": group},
+        finish_reason=finish,
+    )  # fmt: skip
+    return whole_row(columns, messages, encoder)
+
+
+def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:
+    """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one an item."""
+    steps = shaped if isinstance(shaped, list) and len(shaped) == len(episode) else [None] * len(episode)
+    messages: list[dict[str, Any]] = []
+    calls: list[tuple[int, int, Call]] = []
+    for index, item in enumerate(episode):
+        if not isinstance(item, dict) or "role" not in item:
+            raise BadItem("S103", f"episode[{index}]: no item: it has no role")
+        refuse_other_name(item["role"], f"episode[{index}]")
+        metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
+        assert isinstance(metadata, dict)
+        message = with_facts(read_item(item), metadata.get(OWN))
+        call = _call(item, metadata, index)
+        if call is not None:
+            if call.reward is None:
+                call.reward = number_or_none(steps[index])
+            if message["turn"] is None:
+                message["turn"] = len(calls)
+            calls.append((message["turn"], index, call))
+        messages.append(message)
+    encoder = TurnEncoder()
+    # Turns are numbered in the order in which they were called, which need not be that of the messages.
+    calls.sort(key=lambda one: one[0])
+    renumbered = {was: now for now, (was, _, _) in enumerate(calls)}
+    if len(renumbered) < len(calls):
+        raise BadItem("T208", "two items are of one turn")
+    for _, _, call in calls:
+        encoder.add(call)
+    for message in messages:
+        if message["turn"] is not None:
+            message["turn"] = renumbered.get(message["turn"])
+    return messages, encoder, [index for _, index, _ in calls]
+
+
+def read_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The message that an ``EpisodeItem`` is to anybody; ours say more in ``metadata.gymdata``."""
+    metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
+    assert isinstance(metadata, dict)
+    content = item.get("content")
+    calls = metadata.get("tool_calls")
+    more: dict[str, Any] = {"tool_calls": json_text(calls)} if isinstance(calls, list) and calls else {}
+    more |= {key: metadata[key] for key in ("tool_call_id", "name") if isinstance(metadata.get(key), str)}
+    if isinstance(metadata.get("reasoning_content"), str):
+        more["reasoning"] = metadata["reasoning_content"]
+    text = content if isinstance(content, str) or content is None else json_text(content)
+    return message_of(item["role"] if isinstance(item["role"], str) else "other", text, **more)
+
+
+def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> Call | None:
+    """The model call of an item; None where its prompt's ids or its own are not known."""
+    prompt = ids_of(metadata.get(PROMPT_IDS), f"episode[{index}].metadata.{PROMPT_IDS}")
+    given = item.get("logprobs")
+    content = given.get("content") if isinstance(given, dict) else None
+    mine = metadata.get(OWN)
+    evidence = mine.get("evidence") if isinstance(mine, dict) else None
+    if prompt is None or not isinstance(content, list) or not (content or evidence):
+        return None
+    ids: list[int] = []
+    values: list[float] = []
+    for token in content:
+        number = _token_id(token)
+        value = number_or_none(token.get("logprob")) if isinstance(token, dict) else None
+        if number is None or value is None:
+            return None
+        ids.append(number)
+        values.append(value)
+    known = evidence if isinstance(evidence, dict) else {}
+    agent, finish = known.get("agent"), known.get("finish_reason", "stop")
+    with np.errstate(over="ignore"):
+        numbers = np.array(values, np.float32)
+    return Call(
+        prompt,
+        np.array(ids, np.int32),
+        numbers,
+        finish if isinstance(finish, str) else "stop",
+        agent if isinstance(agent, str) else None,
+        number_or_none(known.get("reward")),
+        _alternatives(content, f"episode[{index}].logprobs.content"),
+    )
+
+
+def _token_id(token: Any) -> int | None:
+    """The id that vLLM spells where it is asked for ids in place of texts."""
+    text = token.get("token") if isinstance(token, dict) else None
+    if not isinstance(text, str) or not text.startswith(_TOKEN):
+        return None
+    digits = text[len(_TOKEN) :]
+    return int(digits) if digits.isascii() and digits.isdigit() and int(digits) < 2**31 else None
+
+
+def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | None:
+    tops: list[list[TopLogProb]] = []
+    for position, token in enumerate(content):
+        top: list[TopLogProb] = []
+        given = token.get("top_logprobs")
+        if given is not None and not isinstance(given, list):
+            raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")
+        for one in given or ():
+            number, value = _token_id(one), number_or_none(one.get("logprob")) if isinstance(one, dict) else None
+            if number is None or value is None:
+                return None
+            top.append({"id": number, "log_prob": value})
+        tops.append(top)
+    return tops if any(tops) else None
+
+
+def _reward(source: Mapping[str, Any]) -> float:
+    given = source.get("reward")
+    try:
+        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+            raise ValueError
+        number = float(given)
+    except (ValueError, OverflowError):
+        raise BadItem("R502", f"reward: got {given!r}, expected a number") from None
+    return number
+
+
+def _without_lists(
+    source: Mapping[str, Any], found: list[int], turns: list[Any]
+) -> tuple[dict[str, Any], list[list[Any]]]:
+    """The source without the token lists that its turns give back exactly; for each turn its item and which were taken."""
+    episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
+    taken: list[list[Any]] = []
+    for index, turn in zip(found, turns, strict=True):
+        item = episode[index]
+        letters = "p"
+        item["metadata"] = {k: None if k == PROMPT_IDS else v for k, v in item["metadata"].items()}
+        given = item["logprobs"]["content"]
+        spelling = next((k for k, spell in SPELLINGS.items() if equal(log_probs(turn, spell)["content"], given)), None)
+        if spelling is not None:
+            item["logprobs"] = item["logprobs"] | {"content": None}
+            letters += spelling
+        taken.append([index, letters])
+    return {**source, "episode": episode}, taken
+
+
+NAME = "nat"
+PROMPT_IDS = "prompt_token_ids"
+NO_REWARD = "rollouts without a reward (left out: a trajectory must have one)"
+NO_MESSAGE = "turns that no message names"
+NO_LOG_PROBS = "that an answer has no log-probabilities (it must have some: an empty list)"
+STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in metadata)"
+
+
+def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
+
+    Raises DataError when the turns were changed after collection.
+    """
+    if row["reward"] is None:
+        lost[NO_REWARD] += 1
+        return None
+    prompts = prompts_of(row)
+    kept = kept_of(row, NAME)
+    if kept is not None:
+        return _restored(row, prompts, kept)
+    return made_trajectory(row, prompts, lost)
+
+
+def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+    """The trajectory that the columns give."""
+
+    episode: list[dict[str, Any]] = []
+    placed: set[int] = set()
+    without = False
+    for message in row["messages"]:
+        item = _item(message)
+        turn = message.get("turn")
+        answers = message["role"] == "assistant"
+        mine: dict[str, Any] = {}
+        if answers and turn is not None and 0 <= turn < len(prompts) and turn not in placed:
+            placed.add(turn)
+            item["logprobs"] = log_probs(row["turns"][turn])
+            item["metadata"][PROMPT_IDS] = prompts[turn].tolist()
+            mine["evidence"] = turn_facts(row["turns"][turn])
+            mine["evidence"].pop("top_log_probs", None)
+        elif answers:
+            without = True
+            item["logprobs"] = {"content": [], "refusal": None}
+        mine |= facts_beyond(message, read_item(item))
+        if mine:
+            item["metadata"][OWN] = mine
+        item["metadata"] = item["metadata"] or None
+        episode.append(item)
+    lost[NO_MESSAGE] += len(placed) < len(prompts)
+    lost[NO_LOG_PROBS] += without
+    metadata = {"id": row["task_id"], "run_id": row["run_id"], "generation": row["rollout_index"]}
+    return {
+        "episode": episode,
+        "reward": float(row["reward"]),
+        "shaped_rewards": _shaped(row, episode, lost),
+        "metadata": metadata | {OWN: own_columns(row)},
+    }
+
+
+def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
+    ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
+    tops = turn.get("top_log_probs")
+    content = []
+    for k, (token, value) in enumerate(zip(ids, values, strict=True)):
+        top = [_spelt(one["id"], spell(one["log_prob"])) for one in tops[k]] if tops is not None else []
+        content.append(_spelt(token, spell(value)) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _spelt(token: Any, value: float) -> dict[str, Any]:
+    return {"token": f"token_id:{int(token)}", "bytes": None, "logprob": value}
+
+
+def _item(message: Mapping[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    calls = loads(message.get("tool_calls"))
+    if isinstance(calls, list) and calls:
+        metadata["tool_calls"] = calls
+    metadata |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
+    if message.get("reasoning") is not None:
+        metadata["reasoning_content"] = message["reasoning"]
+    return {"role": message["role"], "content": message["content"] or "", "logprobs": None, "metadata": metadata}
+
+
+def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
+    """One number an item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
+    given: list[Any] = [
+        item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
+    ]
+    answers = [reward for item, reward in zip(episode, given, strict=True) if item["role"] == "assistant"]
+    if not any(turn.get("reward") is not None for turn in row["turns"]):
+        return None
+    if None in answers or not answers:
+        lost[STEP_REWARDS] += 1
+        return None
+    return [0.0 if reward is None else float(reward) for reward in given]
+
+
+def _has_evidence(item: Mapping[str, Any]) -> bool:
+    metadata = item["metadata"]
+    return bool(metadata) and "evidence" in metadata.get(OWN, {})
+
+
+def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    source: dict[str, Any] = kept["source"]
+    for turn, prompt, (index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+        item = source["episode"][index]
+        if "p" in taken:
+            item["metadata"][PROMPT_IDS] = prompt.tolist()
+        for letter in SPELLINGS.keys() & set(taken):
+            item["logprobs"]["content"] = log_probs(turn, SPELLINGS[letter])["content"]
+    given: Any = source.get("reward")
+    if type(given) not in (int, float) or float(given) != row["reward"]:
+        # Rewards that are text are numbers to the toolkit too.
+        source["reward"] = given if isinstance(given, str) and float(given) == row["reward"] else float(row["reward"])
+    return source
+
+
+#: What a trajectory is written from: its group, its run, itself.
+Made = tuple[str, str, Mapping[str, Any]]
+
+
+def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Any] | None = None) -> int:
+    """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
+    groups: list[str] = []
+    runs: set[str] = set()
+    with tempfile.TemporaryFile() as spill, path.open("wb") as out:
+        ends = [0]
+        for group, run, trajectory in made:
+            spill.write(json.dumps(trajectory, ensure_ascii=False).encode())
+            ends.append(spill.tell())
+            groups.append(group)
+            runs.add(run)
+        one = _Reader(spill, ends)
+        known = [shape for shape in shapes or () if shape["kind"] != "bad"]
+        if sum(map(_count, known)) != len(groups):
+            known = []
+        if known and (lines or len(known) == 1):
+            _restore(known, one, out)
+        elif lines:
+            out.writelines(one(k) + b"\n" for k in range(len(groups)))
+        else:
+            numbers: dict[str, list[int]] = {}
+            for number, group in enumerate(groups):
+                numbers.setdefault(group, []).append(number)
+            _collection({"trajectories": None, "run_id": ", ".join(sorted(runs))}, numbers.values(), one, out)
+    return len(groups)
+
+
+class _Reader:
+    """Trajectories that were written aside, by number."""
+
+    def __init__(self, spill: IO[bytes], ends: Sequence[int]) -> None:
+        self._spill, self._ends = spill, ends
+
+    def __call__(self, number: int) -> bytes:
+        self._spill.seek(self._ends[number])
+        return self._spill.read(self._ends[number + 1] - self._ends[number])
+
+
+def _count(shape: Mapping[str, Any]) -> int:
+    if shape["kind"] == "trajectory":
+        return 1
+    return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
+
+
+def _restore(shapes: Sequence[Mapping[str, Any]], one: _Reader, out: IO[bytes]) -> None:
+    numbers = iter(range(sum(map(_count, shapes))))
+    for shape in shapes:
+        if shape["kind"] == "trajectory":
+            out.write(one(next(numbers)))
+        else:
+            groups = _lists(shape["sizes"], numbers)
+            if shape["kind"] == "collection":
+                rest = shape["rest"]
+                _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, one, out)
+            else:
+                _nested(groups, one, out)
+        out.write(b"\n")
+
+
+def _lists(sizes: Sequence[Any], numbers: Iterator[int]) -> Iterator[list[int] | int]:
+    for size in sizes:
+        if size is None:
+            yield next(numbers)
+        elif size != GONE:
+            yield list(islice(numbers, size))
+
+
+def _collection(rest: Mapping[str, Any], groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+    """An object whose ``trajectories`` are ``groups``; its other fields, in their order, are ``rest``'s."""
+    for k, (key, value) in enumerate(rest.items()):
+        out.write(b"{" if k == 0 else b", ")
+        out.write(json.dumps(key, ensure_ascii=False).encode() + b": ")
+        if key == "trajectories":
+            _nested(groups, one, out)
+        else:
+            out.write(json.dumps(value, ensure_ascii=False).encode())
+    out.write(b"}")
+
+
+def _nested(groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+    out.write(b"[")
+    for k, group in enumerate(groups):
+        out.write(b", " if k else b"")
+        if isinstance(group, int):
+            out.write(one(group))
+            continue
+        out.write(b"[")
+        for n, number in enumerate(group):
+            out.write((b", " if n else b"") + one(number))
+        out.write(b"]")
+    out.write(b"]")

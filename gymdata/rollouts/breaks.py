@@ -1,0 +1,493 @@
+"""Where two id lists that begin alike run together again: the differing spans of a break.
+
+Invariants: spans are in order, the first begins at the break, and outside of them both lists agree up to the end
+of the first one; the cost grows as n·log n with the tokens after the break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.rollouts import chat_text as marks
+from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.chat_text import same_turn
+from gymdata.rollouts.turns import Ids, Turn, common_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A turn that does not simply continue the one before: its code, place and what stood there."""
+
+    code: str
+    turn: int
+    position: int | None = None
+    expected: str | None = None
+    got: str | None = None
+    detail: str | None = None
+    #: Of a break: ids and texts of the differing spans.
+    evidence: dict[str, Any] | None = None
+
+    def place(self) -> dict[str, Any]:
+        """The fields of a violation."""
+        return {
+            "turn": self.turn,
+            "position": self.position,
+            "expected": self.expected,
+            "got": self.got,
+            "detail": self.detail,
+            "evidence": self.evidence,
+        }
+
+
+def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relation]:
+    """T200 (or its cause), T208, T210 (prefix not the longest) and T211 of one rollout's turns.
+
+    ``turns`` are expandable: parents come earlier and prefix lengths fit. ``reader`` is asked for what decodes ids when
+    there is a break.
+    """
+    prompts = tokens.expand_prompts(turns, check_digests=False)
+    found = []
+    for index, kind in enumerate(tokens.kinds(turns, prompts)):
+        # A turn without a prompt breaks nothing; that it has none is a fault of its own.
+        if kind in ("first", "continues") or not len(prompts[index]):
+            continue
+        turn, prompt = turns[index], prompts[index]
+        parent, shared = int(turn["parent"]), int(turn["prefix_length"])
+        above = np.concatenate((prompts[parent], turns[parent]["generation_token_ids"]))
+        if shared < min(len(above), len(prompt)) and above[shared] == prompt[shared]:
+            longest = tokens.common_prefix(above, prompt)
+            found.append(
+                Relation(
+                    "T210",
+                    index,
+                    expected=f"prefix_length {longest}",
+                    got=f"prefix_length {shared}",
+                    detail="not longest",
+                )
+            )
+        elif (later := _sampled_before(turns, prompts, index)) is not None:
+            found.append(Relation("T208", index, detail=f"turn {later} already holds this turn in its prompt"))
+        elif kind == "break":
+            found.append(_break(turns, prompts, index, above, reader))
+        else:
+            found.append(Relation("T211", index, detail=f"{kind} of turn {parent}"))
+    return found
+
+
+def _break(
+    turns: Sequence[Turn],
+    prompts: Sequence[tokens.Ids],
+    index: int,
+    before: tokens.Ids,
+    reader: Reader | None,
+) -> Relation:
+    """The break of turn ``index``, with its cause; ``before`` is H of the parent."""
+    prompt, parent = prompts[index], int(turns[index]["parent"])
+    position = int(turns[index]["prefix_length"])
+    reading = reader() if reader is not None else None
+    cause = cause_of_break(before, prompt, position, generations(turns, prompts, parent), reading)
+    return Relation(
+        cause.code,
+        index,
+        position,
+        window(before, position),
+        window(prompt, position),
+        f"differs from turn {parent}'s prompt and generation",
+        evidence(before, prompt, cause, reading),
+    )
+
+
+def generations(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
+    """Where sampled tokens lie in the prompt ++ generation of ``turn``: (start, end) in rising order."""
+    found = []
+    shared = len(prompts[turn]) + len(turns[turn]["generation_token_ids"])
+    while turn >= 0:
+        start = len(prompts[turn])
+        end = min(start + len(turns[turn]["generation_token_ids"]), shared)
+        if start < end:
+            found.append((start, end))
+        shared = min(shared, int(turns[turn]["prefix_length"]))
+        turn = int(turns[turn]["parent"])
+    return found[::-1]
+
+
+def window(ids: tokens.Ids, position: int, width: int = 8) -> str:
+    """The ids from ``position`` on, for people; "the end" when there are none."""
+    part = ids[position : position + width].tolist()
+    return " ".join(map(str, part)) + (" …" if len(ids) > position + width else "") if part else "the end"
+
+
+def _sampled_before(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], index: int) -> int | None:
+    """An earlier turn whose prompt begins with this turn's prompt ++ generation: it was sampled after this one."""
+    generation = np.asarray(turns[index]["generation_token_ids"], np.int32)
+    if not len(generation):
+        return None
+    whole = np.concatenate((prompts[index], generation))
+    for other in range(index):
+        if len(prompts[other]) >= len(whole) and np.array_equal(prompts[other][: len(whole)], whole):
+            return other
+    return None
+
+
+#: Tokens of agreement shown on both sides of a difference.
+_AROUND = 12
+_SEARCH = 4096
+_SAME_TEXT_AROUND = 4
+
+EXPLANATIONS = {
+    "T200": "what the model wrote became another text, and no known cause fits",
+    "T201": "the same text came back as other tokens: it was decoded and encoded again",
+    "T202": "the assistant turn was re-rendered: equal after parsing tool calls and white space",
+    "T203": "a message that came before was changed or removed",
+    "T204": "the front of the conversation was dropped",
+}
+_REASONING = "earlier reasoning was stripped"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a tokenizer tells: ``decode`` gives text with special tokens written out; ``special`` are their ids."""
+
+    decode: Callable[[Sequence[int]], str]
+    special: frozenset[int]
+    _border: dict[int, bool] = field(default_factory=dict)
+
+    def is_border(self, token: int) -> bool:
+        """Whether a token stands between messages."""
+        if token not in self.special:
+            return False
+        if token not in self._border:
+            self._border[token] = marks.is_border(self.decode([token]))
+        return self._border[token]
+
+
+#: Called when the first break is met, so that a tokenizer is loaded only then; None when there is none.
+Reader = Callable[[], Reading | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The code of a break, every differing span, all predicates that hold, and a line for people."""
+
+    code: str
+    spans: list[Span]
+    holds: tuple[str, ...]
+    explanation: str
+
+    @property
+    def decidable(self) -> bool:
+        """Exactly one predicate holds."""
+        return len(self.holds) == 1
+
+
+def cause_of_break(
+    before: Ids,
+    prompt: Ids,
+    position: int,
+    generations: Sequence[tuple[int, int]],
+    reading: Reading | None,
+) -> Cause:
+    """Why ``prompt`` leaves ``before`` at ``position``. ``generations``: where sampled tokens lie in ``before``, as
+    (start, end) in rising order."""
+    spans = differing_spans(before, prompt, position)
+    if reading is not None and spans[-1].end == len(before) and spans[-1].new_end == len(prompt):
+        spans = [*spans[:-1], _to_border(spans[-1], prompt, reading)]
+    case = _Case(before, prompt, spans, generations, reading)
+    holds = case.predicates()
+    code = holds[0] if holds else "T200"
+    explanation = EXPLANATIONS[code] if reading is not None or holds else "give --tokenizer to learn the cause"
+    if code == "T203" and case.lost_reasoning():
+        explanation = _REASONING
+    return Cause(code, spans, holds, explanation)
+
+
+def _to_border(span: Span, prompt: Ids, reading: Reading) -> Span:
+    """What came before was used up without an end token; what stands against it ends with its message."""
+    for at in range(span.new_start, len(prompt)):
+        if reading.is_border(int(prompt[at])):
+            return Span(span.start, span.end, span.new_start, at)
+    return span
+
+
+class _Case:
+    """One break, and the questions about its first span."""
+
+    def __init__(
+        self,
+        before: Ids,
+        prompt: Ids,
+        spans: list[Span],
+        generations: Sequence[tuple[int, int]],
+        reading: Reading | None,
+    ) -> None:
+        self.before, self.prompt, self.spans, self.span = before, prompt, spans, spans[0]
+        self.generations, self.reading = generations, reading
+
+    def predicates(self) -> tuple[str, ...]:
+        """Those that hold, in order. Equal text is not re-templated, and a dropped front is no rewriting."""
+        if self.reading is None:
+            return ("T204",) if self.dropped_front() else ()
+        found = []
+        if self.same_text():
+            found.append("T201")
+        turn = self.turn()
+        if not found and turn is not None and self.same_when_parsed(turn):
+            found.append("T202")
+        if self.dropped_front():
+            found.append("T204")
+        elif self.rewritten(turn) and "T201" not in found:
+            found.append("T203")
+        return tuple(found)
+
+    def text(self, ids: Ids) -> str:
+        assert self.reading is not None
+        return self.reading.decode(ids.tolist())
+
+    def same_text(self) -> bool:
+        """T201. With a few tokens of agreement around, for a letter may lie across the spans' edges."""
+        s, around = self.span, _SAME_TEXT_AROUND
+        left = self.before[max(0, s.start - around) : s.start]
+        after = self.before[s.end : s.end + around]
+        right = after[: common_prefix(after, self.prompt[s.new_end : s.new_end + around])]
+        one = np.concatenate((left, self.before[s.start : s.end], right))
+        other = np.concatenate((left, self.prompt[s.new_start : s.new_end], right))
+        return self.text(one) == self.text(other)
+
+    def turn(self) -> tuple[int, int] | None:
+        """The assistant turn of ``before`` that holds the whole first span, if there is one that does on both sides."""
+        s = self.span
+        if self._has_border(self.prompt[s.new_start : s.new_end]):
+            return None
+        for start, end in self.generations:
+            if start <= s.start and s.end <= end and (s.start < end or s.end == len(self.before)):
+                return start, end
+        return self._given_turn()
+
+    def _given_turn(self) -> tuple[int, int] | None:
+        """The same for a turn that the first prompt already held, found by the marks around it."""
+        assert self.reading is not None
+        s = self.span
+        low = max(0, s.start - _SEARCH)
+        start = next((i for i in range(s.start - 1, low - 1, -1) if self._is_border(i)), None)
+        if start is None or marks.roles(self.text(self.before[start : start + 6]))[:1] != ["assistant"]:
+            return None
+        if any(start < b and a < s.end for a, b in self.generations):
+            return None
+        end = next((i for i in range(s.start, min(len(self.before), s.end + _SEARCH)) if self._is_border(i)), None)
+        return (start, end) if end is not None and s.end <= end else None
+
+    def same_when_parsed(self, turn: tuple[int, int]) -> bool:
+        """T202: the turn as a whole, or with this span alone replaced, says the same."""
+        start, end = turn
+        s = self.span
+        mine = self.text(self.before[start:end])
+        new = self.prompt[s.new_start : s.new_end]
+        alone = np.concatenate((self.before[start : s.start], new, self.before[s.end : end]))
+        if same_turn(mine, self.text(alone)):
+            return True
+        inside = [other for other in self.spans if other.start < end]
+        last = inside[-1]
+        if len(inside) == 1 or last.end > end:
+            return False
+        return same_turn(mine, self.text(self.prompt[start : last.new_end + end - last.end]))
+
+    def dropped_front(self) -> bool:
+        """T204: nothing but a removal, that can be read as starting at 0 or right after the system message."""
+        s = self.span
+        if s.new_start != s.new_end or s.start == s.end:
+            return False
+        for start in self._same_removals():
+            if start == 0:
+                return True
+            if self.reading is None or (s.start - start > 64 and not self._is_border(start)):
+                continue
+            if marks.opens_message(self.text(self.before[start : start + 8])):
+                others = set(marks.roles(self.text(self.before[:start]))) - {"system"}
+                if not others:
+                    return True
+        return False
+
+    def _same_removals(self) -> list[int]:
+        """Where the removed span can start: ``[3, 4] 3 → 3`` has lost ``3 4`` or ``4 3``."""
+        s = self.span
+        back = self.before[: s.start][::-1] == self.before[s.end - s.start : s.end][::-1]
+        room = len(back) if back.all() else int(back.argmin())
+        borders = [s.start]
+        for start in range(s.start - 1, s.start - room - 1, -1):
+            if start == 0 or self._is_border(start):
+                borders.append(start)
+        return borders
+
+    def rewritten(self, turn: tuple[int, int] | None) -> bool:
+        """T203: a border or a reasoning block was removed, or the span is not inside what an assistant said."""
+        s = self.span
+        removed = self.before[s.start : s.end]
+        if self._has_border(removed) or self.lost_reasoning():
+            return True
+        return turn is None and not self._inside_generation()
+
+    def lost_reasoning(self) -> bool:
+        """The marks of a reasoning block were removed, or all that stood between them."""
+        s = self.span
+        if self.reading is None:
+            return False
+        return bool(marks.REASONING.search(self.text(self.before[s.start : s.end]))) or self._emptied_reasoning()
+
+    def _emptied_reasoning(self) -> bool:
+        s = self.span
+        low = max(0, s.start - _AROUND)
+        if not marks.opens_reasoning(self.text(self.before[low : s.start])):
+            return False
+        came, was = (ids[at : at + _AROUND] for ids, at in ((self.prompt, s.new_start), (self.before, s.start)))
+        return marks.closes_reasoning(self.text(came)) and not marks.closes_reasoning(self.text(was))
+
+    def _inside_generation(self) -> bool:
+        s = self.span
+        return any(start <= s.start and s.end <= end and s.start < end for start, end in self.generations)
+
+    def _is_border(self, at: int) -> bool:
+        return self.reading is not None and self.reading.is_border(int(self.before[at]))
+
+    def _has_border(self, ids: Ids) -> bool:
+        assert self.reading is not None
+        if any(self.reading.is_border(token) for token in set(ids.tolist()) & self.reading.special):
+            return True
+        return marks.OPENING.search(self.text(ids)) is not None
+
+
+def evidence(before: Ids, prompt: Ids, cause: Cause, reading: Reading | None) -> dict[str, Any]:
+    """What a report tells of a break: ids and text of both sides of every span, and some agreement around the first."""
+
+    def side(ids: Ids, start: int, end: int) -> dict[str, Any]:
+        part = ids[start:end].tolist()
+        return {"start": start, "end": end, "ids": part, "text": reading.decode(part) if reading else None}
+
+    first = cause.spans[0]
+    left = before[max(0, first.start - _AROUND) : first.start].tolist()
+    return {
+        "explanation": cause.explanation,
+        "spans": [
+            {"before": side(before, s.start, s.end), "prompt": side(prompt, s.new_start, s.new_end)}
+            for s in cause.spans
+        ],
+        "left": reading.decode(left) if reading else None,
+        "right": [
+            reading.decode(part.tolist()) if reading else None
+            for part in (before[first.end : first.end + _AROUND], prompt[first.new_end : first.new_end + _AROUND])
+        ],
+    }
+
+
+#: Tokens that must agree before two lists are taken to run together again.
+WINDOW = 8
+#: More places that differ than this are given as one span to the end.
+MOST_SPANS = 500
+_NEAR = 512
+_MOST_CANDIDATES = 64
+#: An agreement counts when it is longer than this fraction (1 in so many) of what differs before it.
+_CHANCE = 4
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``before[start:end]`` of what was there stands against ``prompt[new_start:new_end]`` of what came instead."""
+
+    start: int
+    end: int
+    new_start: int
+    new_end: int
+
+
+def differing_spans(before: Ids, prompt: Ids, position: int) -> list[Span]:
+    """Every differing span of ``prompt`` against ``before``, equal up to ``position``; tokens that follow after the end
+    of ``before`` are new and no difference."""
+    found: list[Span] = []
+    a = b = position
+    while a < len(before):
+        near = bool(found)
+        end, new_end = resync(before[a:], prompt[b:], near=near) if len(found) < MOST_SPANS else (len(before) - a, -1)
+        end, new_end = a + end, len(prompt) if new_end < 0 else b + new_end
+        found.append(Span(a, end, b, new_end))
+        same = common_prefix(before[end:], prompt[new_end:])
+        a, b = end + same, new_end + same
+    return found
+
+
+def resync(before: Ids, prompt: Ids, *, near: bool = False) -> tuple[int, int]:
+    """The smallest a, b with before[a:a + 8] = prompt[b:b + 8]; (len(before), -1) when they never run together.
+
+    Templates repeat texts, so 8 tokens can agree by chance: of the stretches that agree the longest is taken, and an
+    earlier one only when it is not short against what lies before it. Within the last tokens of ``before`` fewer than 8
+    are enough. ``near`` looks close by first.
+    """
+    if near and min(len(before), len(prompt)) > _NEAR:
+        found = _by_windows(before[:_NEAR], prompt[:_NEAR])
+        if found is not None:
+            return found
+    return _by_windows(before, prompt) or _by_tail(before, prompt)
+
+
+def _by_windows(before: Ids, prompt: Ids) -> tuple[int, int] | None:
+    found = _longest(before, prompt)
+    while found is not None:
+        a, b, _ = found
+        earlier = _longest(before[:a], prompt[:b])
+        if earlier is None or _CHANCE * earlier[2] < earlier[0] + earlier[1]:
+            return a, b
+        found = earlier
+    return None
+
+
+def _longest(before: Ids, prompt: Ids) -> tuple[int, int, int] | None:
+    """The longest stretch of at least 8 tokens that both hold: where it begins in each, and its length."""
+    mine, theirs = _hashes(before), _hashes(prompt)
+    if not len(mine) or not len(theirs):
+        return None
+    known, first = np.unique(mine, return_index=True)
+    at = np.minimum(np.searchsorted(known, theirs), len(known) - 1)
+    there = np.flatnonzero(known[at] == theirs)
+    if not len(there):
+        return None
+    a = first[at[there]]
+    # Pieces in which both sides step by one; a repeated window cuts them, so the longest are looked at in full.
+    starts = np.concatenate(([0], np.flatnonzero((np.diff(there) != 1) | (np.diff(a) != 1)) + 1))
+    sizes = np.diff(np.concatenate((starts, [len(there)])))
+    best: tuple[int, int, int] | None = None
+    for piece in starts[np.argsort(-sizes, kind="stable")[:_MOST_CANDIDATES]].tolist():
+        x, y = int(a[piece]), int(there[piece])
+        back = common_prefix(before[:x][::-1], prompt[:y][::-1])
+        x, y = x - back, y - back
+        size = common_prefix(before[x:], prompt[y:])
+        if size >= WINDOW and (best is None or (-size, x + y) < (-best[2], best[0] + best[1])):
+            best = x, y, size
+    return best
+
+
+def _by_tail(before: Ids, prompt: Ids) -> tuple[int, int]:
+    data = np.ascontiguousarray(prompt).tobytes()
+    for length in range(min(WINDOW - 1, len(before)), 0, -1):
+        tail = np.ascontiguousarray(before[len(before) - length :]).tobytes()
+        at = data.find(tail)
+        while at >= 0 and at % 4:
+            at = data.find(tail, at + 1)
+        if at >= 0:
+            return len(before) - length, at // 4
+    return len(before), -1
+
+
+def _hashes(ids: Ids) -> npt.NDArray[np.uint64]:
+    """A hash of each window of 8."""
+    n = len(ids) - WINDOW + 1
+    if n <= 0:
+        return np.empty(0, np.uint64)
+    values = ids.astype(np.uint64)
+    total = np.zeros(n, np.uint64)
+    for k in range(WINDOW):
+        total = total * _BASE + values[k : k + n]
+    return total

@@ -1,0 +1,228 @@
+"""The next prompt of a conversation, built from the ids that the model really sampled: from ids held and a bridge, or by a
+splice where a server speaks messages.
+
+A rendered conversation says the same as the sampled one, but not in the same ids: text is tokenised again, tool calls are
+written out again, earlier reasoning is left out. A splice keeps the sampled ids and takes from the rendered conversation
+only what follows the last assistant turn. What always holds for ``splice``: the result begins with the sampled ids, no
+end-of-turn token is doubled, and when the place of the cut cannot be proved there is no result but a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gymdata.errors import RefusedError
+
+#: Ids on each side of a position that a refusal carries.
+WINDOW = 8
+
+
+class SpliceRefusedError(RefusedError):
+    """No cut can be proved.
+
+    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected_ids`` and ``got_ids``: those
+    around it in the conversation that should be there and in the one that is, for a caller that can decode them.
+    """
+
+    def __init__(self, message: str, position: int, expected: Sequence[int], got: Sequence[int]) -> None:
+        self.position = position
+        self.expected_ids = _window(expected, position)
+        self.got_ids = _window(got, position)
+        super().__init__(
+            f"{message} (token {position}; expected around it {self.expected_ids}, got {self.got_ids})",
+            hint="speak to the server in ids, or use a prefix-preserving template; `gymdata check MODEL` names one",
+        )
+
+
+def splice_published(
+    model_prefix: Sequence[int], template_prefix: Sequence[int], template: Sequence[int], eos: int
+) -> list[int]:
+    """The splice as others publish it: cut after as many EOS as ``template_prefix`` has.
+
+    ``model_prefix``: ids seen and sampled so far; ``template_prefix``: ids of the messages up to and with the last
+    assistant turn, rendered again; ``template``: ids of all messages with the generation prompt. With EOS 2:
+    ``[100, 2]``, ``[9, 2, 9, 2]`` and ``[9, 2, 9, 2, 77, 88]`` give ``[100, 2, 77, 88]``. Raises SpliceRefusedError only
+    when there is no such EOS; it cannot tell that a count misleads.
+    """
+    if not model_prefix:
+        return list(template)
+    closings = _places(template, {eos})
+    n = _count(template_prefix, {eos})
+    if n == 0:
+        raise SpliceRefusedError("the rendered history has no EOS", len(template_prefix), template_prefix, template)
+    if n > len(closings):
+        raise SpliceRefusedError(
+            f"the rendered history has {n} EOS, the whole conversation {len(closings)}",
+            len(template),
+            template_prefix,
+            template,
+        )
+    kept = model_prefix[:-1] if model_prefix[-1] == eos else model_prefix
+    return [*kept, *template[closings[n - 1] :]]
+
+
+def splice(
+    model_prefix: Sequence[int], template_prefix: Sequence[int], template: Sequence[int], end_of_turn: Collection[int]
+) -> list[int]:
+    """``model_prefix``, closed once, and what follows the last assistant turn in ``template``.
+
+    ``end_of_turn``: every token that may close an assistant's turn. The other arguments are those of
+    ``splice_published``. A generation that was cut by length gets the closing token that the template writes there. An
+    empty ``model_prefix`` gives ``template``. Raises SpliceRefusedError unless all of this holds:
+
+    - the sampled and the rendered history have the same number of turns (no turn without ids, no turn unclosed);
+    - the rendered history ends with a closed turn, and at most what also begins the next message after it;
+    - the rendered history is there unchanged in ``template``; or, where the template rewrote it, the turn before the cut
+      opens as the generation prompt does and no later one does, so that it is the last assistant turn, and it still ends
+      with what was said last, nothing of which comes again after the cut.
+    """
+    if not model_prefix:
+        return list(template)
+    closings = _places(template_prefix, end_of_turn)
+    _same_turns(model_prefix, template_prefix, len(closings), end_of_turn)
+    closing = closings[-1]
+    if list(template[: closing + 1]) != list(template_prefix[: closing + 1]):
+        closing = _rewritten(template_prefix, closings, template, end_of_turn)
+    _closed_at_the_end(template_prefix, closings[-1], template, closing, end_of_turn)
+    closed = model_prefix[-1] in end_of_turn
+    return [*model_prefix, *template[closing + closed :]]
+
+
+def _same_turns(
+    model_prefix: Sequence[int], template_prefix: Sequence[int], rendered: int, end_of_turn: Collection[int]
+) -> None:
+    if list(model_prefix[:1]) != list(template_prefix[:1]):
+        raise SpliceRefusedError("the two histories begin differently", 0, model_prefix, template_prefix)
+    sampled = _count(model_prefix, end_of_turn) + (model_prefix[-1] not in end_of_turn)
+    if sampled == rendered:
+        return
+    at = next(
+        (i for i, (a, b) in enumerate(zip(model_prefix, template_prefix, strict=False)) if a != b),
+        min(len(model_prefix), len(template_prefix)),
+    )
+    raise SpliceRefusedError(
+        f"{sampled} turns were closed in the sampled ids and {rendered} in the rendered history",
+        at,
+        model_prefix,
+        template_prefix,
+    )
+
+
+def _closed_at_the_end(
+    template_prefix: Sequence[int], closed: int, template: Sequence[int], cut: int, end_of_turn: Collection[int]
+) -> None:
+    """What the rendered history has after its last end of turn begins the next message, as a line feed does."""
+    tail = list(template_prefix[closed + 1 :])
+    # Some templates end a whole conversation with one more token. What was said is in both renderings; this is not.
+    while tail and tail[-1] not in template:
+        tail.pop()
+    following = list(template[cut + 1 :])
+    if len(following) > len(tail) and following[: len(tail)] == tail:
+        return
+    # A line feed may have become one token with what comes next; more than one token is a turn that is still open.
+    if len(tail) == 1 and following and tail[0] not in end_of_turn and len(following) > 1:
+        return
+    raise SpliceRefusedError(
+        "the rendered history continues after its last end-of-turn token", closed + 1, template_prefix, template
+    )
+
+
+def _rewritten(
+    template_prefix: Sequence[int], closings: Sequence[int], template: Sequence[int], end_of_turn: Collection[int]
+) -> int:
+    """Place of the last assistant turn's closing token in a conversation whose history was written differently."""
+    n = len(closings)
+    places = _places(template, end_of_turn)
+    at = next(
+        (i for i, (a, b) in enumerate(zip(template_prefix, template, strict=False)) if a != b),
+        min(len(template_prefix), len(template)),
+    )
+    if len(places) < n:
+        raise SpliceRefusedError(
+            f"the template left out closed turns ({n} in the history, {len(places)} in the whole)",
+            at,
+            template_prefix,
+            template,
+        )
+    starts = [0, *(place + 1 for place in places)]
+    prompt = template[starts[-1] :]
+    begins = closings[-2] + 1 if n > 1 else 0
+    header = list(prompt[: _common(template_prefix[begins : closings[-1]], prompt)])
+    opens = [list(template[start : start + len(header)]) == header for start in starts[:-1]]
+    if not opens[n - 1] or any(opens[n:]):
+        raise SpliceRefusedError(
+            "the template rewrote the history, and its last assistant turn cannot be distinguished from the others",
+            at,
+            template_prefix,
+            template,
+        )
+    cut = places[n - 1]
+    if not _said_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
+        raise SpliceRefusedError(
+            "the template left out, or moved, what the last assistant turn says at its end",
+            at,
+            template_prefix,
+            template,
+        )
+    return cut
+
+
+def _said_before(said: Sequence[int], rendered: Sequence[int], rest: Sequence[int]) -> bool:
+    """Whether what ``rendered`` leaves out of a turn was in front of its last words, and is not in the ``rest``."""
+    if list(said) == list(rendered):
+        return True
+    head = _common(said, rendered)
+    end = _common(said[head:][::-1], rendered[head:][::-1])
+    gone = list(said[head : len(said) - end])
+    # One token in a row of many may come again by chance, and then the refusal is for nothing; that does no harm.
+    again = any(list(rest[i : i + len(gone)]) == gone for i in range(len(rest))) if gone else False
+    return end > 0 and not again
+
+
+def _places(ids: Sequence[int], tokens: Collection[int]) -> list[int]:
+    return [i for i, token in enumerate(ids) if token in tokens]
+
+
+def _count(ids: Sequence[int], tokens: Collection[int]) -> int:
+    return sum(token in tokens for token in ids)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _window(ids: Sequence[int], at: int) -> list[int]:
+    return [int(i) for i in ids[max(0, at - WINDOW) : at + WINDOW]]
+
+
+def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collection[int]) -> list[int]:
+    """The environment's tokens between two model calls.
+
+    ``before``: ids of the conversation up to and with an assistant message; ``after``: ids of the same conversation with
+    the new messages and the generation prompt. Returns what follows, in ``after``, the end-of-turn token that closes that
+    assistant message. Raises RefusedError with the position when ``after`` does not begin with ``before`` up to there.
+    """
+    closing = next((i for i in range(len(before) - 1, -1, -1) if before[i] in end_of_turn), None)
+    if closing is None:
+        raise RefusedError(
+            f"the template closes an assistant turn with none of its end-of-turn tokens {sorted(end_of_turn)}",
+            hint="`gymdata check MODEL` shows what the template really writes",
+        )
+    head = closing + 1
+    if list(after[:head]) != list(before[:head]):
+        at = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
+        raise RefusedError(
+            f"the template rewrites earlier messages when new ones follow: token {at} changes from "
+            f"{list(before[max(0, at - 4) : at + 4])} to {list(after[max(0, at - 4) : at + 4])}",
+            hint="use a prefix-preserving template (--chat-template); `gymdata check MODEL` names one where known",
+        )
+    return list(after[head:])
+
+
+def next_prompt(held: Sequence[int], bridge: Sequence[int], end_of_turn: Sequence[int]) -> list[int]:
+    """The next call's prompt: the ids held so far, an end-of-turn token when none was sampled, and the bridge.
+
+    With end-of-turn 2: held ``[7, 2]`` and bridge ``[9, 21]`` give ``[7, 2, 9, 21]``; so does held ``[7]``.
+    """
+    closed = bool(held) and held[-1] in end_of_turn
+    return [*held, *(() if closed else end_of_turn[:1]), *bridge]

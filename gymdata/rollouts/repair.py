@@ -1,0 +1,179 @@
+"""Repairing rollouts with faults: which turns are kept, and in how many rollouts.
+
+Invariants: no token is invented or changed, turns are only left out or put into a rollout of their own; every cost
+is counted; what is kept has no errors left. ``split`` starts a new rollout at a break, ``truncate`` keeps the head before
+the first fault, ``drop`` removes the rollout. A turn with another fault than a break cannot be trained, so ``split``, too,
+keeps only what comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from gymdata.public import Report, Row
+from gymdata.rollouts import breaks
+from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.violations import BREAKS, Violation
+
+Choice = Literal["split", "truncate", "drop"]
+CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")
+#: Faults that a rollout is cured of by starting anew at their turn.
+_SPLITTABLE = frozenset({*BREAKS, "T208"})
+
+
+@dataclass(slots=True)
+class Cost:
+    """What one choice costs over all rollouts with errors."""
+
+    rollouts_removed: int = 0
+    rollouts_shortened: int = 0
+    rollouts_split: int = 0
+    rollouts_after: int = 0
+    turns_lost: int = 0
+    generated_tokens_lost: int = 0
+
+    def count(self, sizes: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
+        """One rollout with ``sizes`` generated tokens a turn, of which ``parts`` are kept."""
+        kept = {turn for part in parts for turn in part}
+        self.rollouts_after += len(parts)
+        self.rollouts_removed += not parts
+        self.rollouts_split += len(parts) > 1
+        self.rollouts_shortened += bool(parts) and len(kept) < len(sizes)
+        self.turns_lost += len(sizes) - len(kept)
+        self.generated_tokens_lost += sum(n for turn, n in enumerate(sizes) if turn not in kept)
+
+
+@dataclass(slots=True, repr=False)
+class FixReport(Report):
+    """What was repaired and what each choice would have cost."""
+
+    path: str
+    output: str
+    choice: Choice
+    rollouts_in: int = 0
+    rollouts_out: int = 0
+    rollouts_with_errors: int = 0
+    rows_unreadable: int = 0
+    errors_after: int = 0
+    by_code: dict[str, int] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=lambda: {c: Cost() for c in CHOICES})
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors_after
+
+    def rows(self) -> list[Row]:
+        left_out: list[Row] = [("rows that could not be read, left out", self.rows_unreadable)]
+        return [
+            ("rollouts with errors", f"{self.rollouts_with_errors:,} of {self.rollouts_in:,}"),
+            *(left_out if self.rows_unreadable else ()),
+            ("rollouts written", self.rollouts_out),
+            ("errors left", self.errors_after),
+            ("written to", self.output),
+        ]
+
+
+def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], choice: Choice) -> list[list[int]]:
+    """Turns to keep, a list for each rollout that comes out; none when nothing can be kept.
+
+    ``roots``: the turn at which each turn's unbroken chain began, where that is known. ``faults``: the errors of one
+    rollout. A fault without a turn is the whole rollout's.
+    """
+    faults = list(faults)
+    if not faults:
+        return [list(range(turns))] if turns else []
+    if choice == "drop" or any(v.turn is None or not 0 <= v.turn < turns for v in faults):
+        return []
+    misplaced = [v.turn for v in faults if v.code == "T208" and v.turn is not None]
+    if roots is not None and any(turn == 0 or roots[turn] != turn for turn in misplaced):
+        # The messages name turns out of order; leaving turns out does not cure that.
+        return []
+    unusable = [v.turn for v in faults if v.code not in _SPLITTABLE and v.turn is not None]
+    head = min(unusable, default=turns)
+    cuts = sorted({v.turn for v in faults if v.code in _SPLITTABLE and v.turn is not None and v.turn < head})
+    if choice == "truncate":
+        head = min([head, *cuts])
+        return [list(range(head))] if head else []
+    if not head:
+        return []
+    if roots is not None:
+        groups: dict[int, list[int]] = {}
+        for turn in range(head):
+            groups.setdefault(roots[turn], []).append(turn)
+        return list(groups.values())
+    edges = [0, *cuts, head]
+    return [list(range(a, b)) for a, b in pairwise(edges) if b > a]
+
+
+def chain_roots(turns: Sequence[tokens.Turn]) -> list[int]:
+    """For each turn, the turn at which its unbroken chain began: itself where it breaks."""
+    prompts = tokens.expand_prompts(turns, check_digests=False)
+    late = {r.turn for r in breaks.relations(turns) if r.code in _SPLITTABLE}
+    roots: list[int] = []
+    for index, kind in enumerate(tokens.kinds(turns, prompts)):
+        parent = int(turns[index]["parent"])
+        roots.append(index if parent < 0 or kind == "break" or index in late else roots[parent])
+    return roots
+
+
+def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """The rollouts that come out of a rollouts row; the row itself when all of it is kept.
+
+    Several parts get ids of their own (``ID-part1`` …); ``extra`` is the caller's to fill.
+    """
+    turns = row["turns"]
+    if len(keep) == 1 and len(keep[0]) == len(turns):
+        return [dict(row)]
+    # What cannot be expanded comes after everything that is kept.
+    last = max(turn for part in keep for turn in part)
+    prompts = tokens.expand_prompts(turns[: last + 1], check_digests=False)
+    result = []
+    for index, part in enumerate(keep):
+        made = _part(row, prompts, part)
+        if len(keep) > 1:
+            made["rollout_id"] = f"{row['rollout_id']}-part{index + 1}"
+        result.append(made)
+    return result
+
+
+def _part(row: Mapping[str, Any], prompts: Sequence[tokens.Ids], part: Sequence[int]) -> dict[str, Any]:
+    encoder = tokens.TurnEncoder()
+    for turn in part:
+        old = row["turns"][turn]
+        encoder.add(
+            tokens.Call(
+                prompts[turn],
+                np.asarray(old["generation_token_ids"], np.int32),
+                np.asarray(old["generation_log_probs"], np.float32),
+                old["finish_reason"],
+                old["agent"],
+                old["reward"],
+                old["top_log_probs"],
+            )
+        )
+    whole = len(part) == len(row["turns"])
+    cut = part[-1] < len(row["turns"]) - 1
+    return {
+        **row,
+        "turns": encoder.turns,
+        "n_turns": len(encoder.turns),
+        "n_breaks": encoder.n_breaks,
+        "n_context_tokens": encoder.n_context_tokens,
+        "n_generated_tokens": encoder.n_generated_tokens,
+        "messages": row["messages"] if whole else part_messages(row["messages"], part, cut),
+        "status": "truncated" if cut else row["status"],
+        "stop_reason": "fixed" if cut else row["stop_reason"],
+    }
+
+
+def part_messages(messages: Sequence[Mapping[str, Any]], part: Sequence[int], cut: bool) -> list[dict[str, Any]]:
+    """The conversation up to what the part's last turn wrote, turns renumbered; to its end when nothing was cut."""
+    number = {turn: index for index, turn in enumerate(part)}
+    last = max((i for i, m in enumerate(messages) if m.get("turn") == part[-1]), default=len(messages) - 1)
+    kept = messages[: last + 1] if cut else messages
+    return [{**m, "turn": number.get(m["turn"]) if m.get("turn") is not None else None} for m in kept]

@@ -1,0 +1,321 @@
+"""Tables read in part: verified Parquet files for a query engine, and groups of rows that are loaded when needed.
+
+Invariants: a page is read only when its checksum agrees; a filter sees the values and never a file's statistics,
+which no checksum covers (and which know nothing of NaN); a file of ours has the columns and types of its table. Only the
+columns that are asked for, and those that a filter names, are read. Pages without a checksum, which other programs write,
+cannot be verified. The Arrow cache for reading in any order is built once, appears whole, and is used only for the very file
+that it was made from; rows of a cache are views of the file on disk, so memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import xxhash
+
+from gymdata.errors import DataError
+from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
+from gymdata.store.lock import writing
+from gymdata.store.paths import Source, resolve
+from gymdata.store.reading import check_source
+from gymdata.store.run_json import replacing
+from gymdata.store.tables import _chosen, _present, _refuse_short, _shape, broken_parquet, read_source, scan_batches
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
+_FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=_OPTIONS)
+#: Rows of a batch: token lists of one row take as much room as a thousand rewards.
+_FLAT_ROWS, _NESTED_ROWS = 1 << 16, 1 << 12
+_SHORT = "a column stream ends too early"
+
+
+class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
+    """A dataset whose ``scanner`` filters rows after their pages were verified, and reads no more than that takes."""
+
+    def __init__(self, files: ds.FileSystemDataset) -> None:
+        super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
+        self._rows = files.count_rows()
+
+    def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> ds.Scanner:
+        """What DuckDB asks for: ``columns`` (all, when None) of the rows that pass ``filter``."""
+        names = self.schema.names if columns is None else columns
+        rows = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
+        options = {"batch_size": rows, "batch_readahead": 8, **options}
+        if filter is None:
+            reader = _counted(super().scanner(columns=names, **options), self._rows)
+            return ds.Scanner.from_batches(reader)
+        named = _named_in(str(filter), self.schema.names)
+        both = [*names, *(n for n in named if n not in names)]
+        found = self._row_groups_with(named, filter) if set(names) - set(named) else list(self.get_fragments())
+        if not found:
+            return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
+        held = ds.FileSystemDataset(found, self.schema, self.format, self.filesystem)
+        reader = _counted(held.scanner(columns=both, **options), held.count_rows())
+        return ds.Scanner.from_batches(reader, columns=names, filter=filter)
+
+    def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
+        """Row groups in which a row passes: the others' columns need not be read."""
+        groups = [group for fragment in self.get_fragments() for group in fragment.split_by_row_group()]
+        passing = []
+        for group in groups:
+            scanner = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS)
+            reader = _counted(scanner, group.count_rows())
+            if ds.Scanner.from_batches(reader, filter=filter).count_rows():
+                passing.append(group)
+        return passing
+
+
+def _counted(scanner: ds.Scanner, rows: int) -> pa.RecordBatchReader:
+    """The batches of a scanner; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column alone
+    can be damaged, too, and the reader would take it for a shorter column."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in scanner.to_batches():
+            seen += batch.num_rows
+            yield batch
+        if seen != rows:
+            raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
+
+    return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+
+
+def _named_in(text: str, names: Sequence[str]) -> list[str]:
+    """The columns that an expression may name: rather one too many."""
+    words = set(re.findall(r"\w+", text))
+    return [n for n in names if (n in words if n.isidentifier() else n in text)]
+
+
+def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
+    """Datasets over ``files``, one for each set of columns among them, in the order in which they first come.
+
+    Raises DataError for a file that cannot be read, is newer, or claims to be ``table`` and has other columns or types.
+    """
+    alike: dict[tuple[tuple[str, str], ...], list[Path]] = defaultdict(list)
+    for file in files:
+        schema = _checked_schema(file, table)
+        alike[tuple((f.name, str(f)) for f in schema)].append(file)
+    found = []
+    for same in alike.values():
+        schema = pq.read_schema(same[0]).remove_metadata()
+        found.append(VerifiedDataset(ds.dataset([str(f) for f in same], schema=schema, format=_FORMAT)))
+    return found
+
+
+def _checked_schema(file: Path, table: Table) -> pa.Schema:
+    """The columns of one file, its footer consistent in itself and with the table."""
+    where = str(file)
+    try:
+        with pq.ParquetFile(file) as opened:
+            schema, footer = opened.schema_arrow, opened.metadata
+            # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
+            rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names in the footer are text
+        raise broken_parquet(file, error) from error
+    check_version(schema.metadata, where, table)
+    if rows != footer.num_rows:
+        raise DataError.damaged(where, "its row groups do not have as many rows as its footer says")
+    if SCHEMA_KEY in (schema.metadata or {}):
+        _refuse_other_types(schema, table, where)
+    return schema
+
+
+def _refuse_other_types(schema: pa.Schema, table: Table, where: str) -> None:
+    missing = [name for name in table.required() if name not in schema.names]
+    if missing:
+        raise DataError.missing_columns(where, table.name, missing, schema.names)
+    for field in schema:
+        if field.name not in table.schema.names:
+            raise DataError(f"{where}: table {table.name} has no column(s) {field.name}")
+        wanted = table.schema.field(field.name)
+        if not _fits(field.type, wanted.type):
+            raise DataError(f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {wanted.type}")
+
+
+def _fits(got: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a type means the same, however wide it is and wherever it takes nulls; optional fields may be missing."""
+    if got == wanted:
+        return True
+    if pa.types.is_dictionary(got):
+        return _fits(got.value_type, wanted)
+    if pa.types.is_struct(wanted) and pa.types.is_struct(got):
+        known = {field.name: field for field in wanted}
+        inside = {field.name for field in got}
+        lacks_none = all(field.nullable or field.name in inside for field in wanted)
+        return lacks_none and all(f.name in known and _fits(f.type, known[f.name].type) for f in got)
+    if pa.types.is_list(wanted) and (pa.types.is_list(got) or pa.types.is_large_list(got)):
+        return _fits(got.value_type, wanted.value_type)
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_large_string(got) or pa.types.is_string_view(got))
+    same = (pa.types.is_signed_integer, pa.types.is_floating)
+    return any(is_it(got) and is_it(wanted) for is_it in same)
+
+
+def first_broken(files: Sequence[Path]) -> DataError | None:
+    """Which of ``files`` cannot be read, every page of it: the error that names it, or None."""
+    for file in files:
+        try:
+            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+                for index in range(opened.num_row_groups):
+                    for name in opened.schema_arrow.names:
+                        rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
+                        if read.num_rows != rows:
+                            what = f"column {name!r} has {read.num_rows:,} of {rows:,} rows"
+                            return DataError.damaged(file, what)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            return broken_parquet(file, error)
+    return None
+
+
+def scan_lazy(path: str | Path, table: Table = ROLLOUTS) -> pl.LazyFrame:
+    """The rows of ``read_table`` as a Polars LazyFrame, verified as they are read.
+
+    A query reads the columns that it names, a batch at a time; what is nested, token ids above all, only of row groups in
+    which a row passes its filter.
+    """
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    empty: Any = pl.from_arrow(table.arrow.empty_table())
+    schema = empty.schema
+
+    def frame(rows: pa.Table | pa.RecordBatch, names: list[str]) -> pl.DataFrame:
+        made: Any = pl.from_arrow(rows)
+        missing = [pl.lit(None, schema[name]).alias(name) for name in names if name not in made.columns]
+        return cast("pl.DataFrame", made.with_columns(missing).select(names))
+
+    def frames(
+        columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        names = columns if columns is not None else list(schema)
+        if predicate is not None and n_rows is None:
+            named = predicate.meta.root_names()
+            nested = any(schema[name].is_nested() for name in set(names) - set(named))
+            if nested and all(source.kind == "parquet" for source in resolve(path, table)):
+                for scalars, group in zip(row_groups(path, table, named), row_groups(path, table, names), strict=True):
+                    if frame(scalars.load(), named).select(predicate.any()).item():
+                        yield frame(group.load(), names).filter(predicate)
+                return
+        left = n_rows
+        # Without a column there would be no rows to count.
+        for batch in scan_batches(path, table, names or table.schema.names[:1], batch_size or _NESTED_ROWS):
+            made = frame(batch, names)
+            if left is not None:
+                made = made.head(left)
+                left -= made.height
+            yield made if predicate is None else made.filter(predicate)
+            if left == 0:
+                return
+
+    return register_io_source(frames, schema=schema)
+
+
+_MADE_FROM = b"gymdata.made_from"
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """``rows`` rows that ``load`` gives as a table of one chunk a column."""
+
+    rows: int
+    load: Callable[[], pa.Table]
+
+
+def row_groups(path: str | Path, table: Table, columns: Sequence[str] | None = None) -> list[RowGroup]:
+    """The rows of ``read_table``, in its order, in groups that are read one by one.
+
+    ``columns`` limits the columns; optional ones that a file lacks are left out. Raises what ``read_table`` raises.
+    """
+    names = _chosen(table, columns)
+    return [group for source in resolve(path, table) for group in _groups_of(source, table, names)]
+
+
+def cached_row_groups(path: str | Path, table: Table) -> list[RowGroup]:
+    """The same rows, all columns, from an Arrow file that is mapped into memory: any row is there without reading others.
+
+    The file is built when it is missing or its source changed: ``.NAME.arrow`` beside the source, or in the temporary
+    folder where that cannot be written.
+    """
+    groups = []
+    for source in resolve(path, table):
+        check_source(source, table)
+        reader = pa.ipc.open_file(pa.memory_map(str(_cache_of(source, table))))
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        groups += [RowGroup(b.num_rows, lambda b=b: pa.Table.from_batches([b])) for b in batches]  # type: ignore[misc]  # as in loading: a default
+    return groups
+
+
+def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[RowGroup]:
+    check_source(source, table)
+    where = str(source.path)
+    if source.kind != "parquet":
+        whole = read_source(source, table, names).combine_chunks()
+        return [RowGroup(whole.num_rows, lambda: whole)]
+    try:
+        with pq.ParquetFile(source.path) as file:
+            check_version(file.schema_arrow.metadata, where, table)
+            present = _present(file.schema_arrow, table, names, where)
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise broken_parquet(source.path, error) from error
+
+    def load(index: int) -> pa.Table:
+        try:
+            with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+                data = file.read_row_group(index, columns=present)
+                _refuse_short(where, data.num_rows, sizes[index])
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise broken_parquet(source.path, error) from error
+        return _shape(data, table, present, where).combine_chunks()
+
+    return [RowGroup(rows, lambda i=i: load(i)) for i, rows in enumerate(sizes)]  # type: ignore[misc]  # as in loading: a default
+
+
+def _cache_of(source: Source, table: Table) -> Path:
+    stat = source.path.stat()
+    made_from = f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()
+    folder = source.path.parent
+    name = f".{source.path.name}.arrow"
+    if not os.access(folder, os.W_OK):
+        folder = Path(tempfile.gettempdir())
+        name = f"gymdata-{xxhash.xxh3_64_hexdigest(str(source.path.resolve()).encode())}.arrow"
+    cache = folder / name
+    if not (cache.is_file() and _is_made_from(cache, made_from)):
+        # Several processes of one training come here at once: the first makes it for all.
+        with writing(cache, wait=True):
+            if not (cache.is_file() and _is_made_from(cache, made_from)):
+                _build(source, table, cache, made_from)
+    return cache
+
+
+def _is_made_from(cache: Path, made_from: bytes) -> bool:
+    try:
+        with pa.memory_map(str(cache)) as mapped:
+            return bool((pa.ipc.open_file(mapped).schema.metadata or {}).get(_MADE_FROM) == made_from)
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _build(source: Source, table: Table, cache: Path, made_from: bytes) -> None:
+    groups = _groups_of(source, table, None)
+    with replacing(cache) as temporary:
+        first = groups[0].load() if groups else table.schema.empty_table()
+        schema = first.schema.with_metadata({**table.metadata, _MADE_FROM: made_from})
+        with pa.ipc.new_file(temporary, schema) as writer:
+            for index in range(len(groups)):
+                data = first if index == 0 else groups[index].load()
+                for batch in data.to_batches():
+                    writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))

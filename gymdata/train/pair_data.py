@@ -1,0 +1,371 @@
+"""What every trainer's data shares, and pairs as trainers get them: flat arrays of ids and masks.
+
+Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of
+its sequence (nothing predicts it); sequences are cut only where it was asked for, and whatever a length limit costs is in
+the returned ``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is
+on depends on its id, the share and the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.checks import Lists, refuse_unsound
+from gymdata.rollouts.messages import split_tasks
+from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
+from gymdata.rollouts.sequences import Sequences
+from gymdata.train import token_checksum as proof
+
+#: Columns of a pairs file that training reads.
+PAIR_COLUMNS = (
+    "pair_id",
+    "prompt_ids",
+    "chosen_ids",
+    "rejected_ids",
+    "chosen_mask",
+    "rejected_mask",
+    "chosen_logprobs",
+    "rejected_logprobs",
+    "margin",
+    "weight",
+    "chosen_rollout_id",
+    "rejected_rollout_id",
+    "policy_hash",
+    "temperature",
+)
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class NamedSequences(Sequences):
+    """Sequences to train, each with a name of its own; ``loss_mask`` is never 1 on a first token."""
+
+    names: list[str]
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        return proof.sequence_keys(self.names)
+
+    @cached_property
+    def by_sequence(self) -> tuple[np.ndarray, np.ndarray]:
+        """Trained tokens of each sequence: counts and checksums."""
+        return proof.trained_tokens_by_sequence(self.keys, self.token_ids, self.loss_mask)
+
+    def trained(self) -> proof.TrainedTokens:
+        """What one epoch over these sequences trains."""
+        return proof.total(*self.by_sequence)
+
+    def logprob_sums(self) -> np.ndarray:
+        """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
+        return self.logprobs.sums(self.logprobs.values * self.is_trained, np.float64)
+
+    def take(self, rows: np.ndarray) -> Self:
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
+            return self
+        return replace(super().take(rows), names=[self.names[i] for i in rows])
+
+    def first_of_equal(self, *more: np.ndarray) -> np.ndarray:
+        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has."""
+        columns = [self.token_ids.keys(), self.loss_mask.keys()]
+        columns += [[value.tobytes() for value in column] for column in more]
+        return np.flatnonzero(~repeats(content_codes(joined_keys(columns))))
+
+
+class LimitCost(Protocol):
+    """What a length limit took away."""
+
+    def refuse(self, where: str, model: str, limit: int | None) -> None:
+        """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the
+        longest sequence (``limit`` tokens; None: no limit)."""
+        ...
+
+    def text(self) -> str | None:
+        """What was lost, in a sentence; None when nothing was."""
+        ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+class TrainingData(Protocol):
+    """What a trainer trains: sequences, a row of training being one of them or a pair."""
+
+    @property
+    def sequences(self) -> NamedSequences: ...
+    @property
+    def cost(self) -> LimitCost: ...
+    @property
+    def counts(self) -> dict[str, int]:
+        """For run.json and the end of the command."""
+        ...
+
+    def __len__(self) -> int:
+        """Rows of training."""
+        ...
+
+    def rollouts_of(self, rows: np.ndarray) -> list[str]:
+        """rollout_ids behind rows of training, each once."""
+        ...
+
+
+def refuse_too_long(where: str, longest: int, max_length: int | None, model: str, limit: int | None) -> None:
+    """Raises RefusedError when a model cannot read the longest sequence."""
+    effective = min(longest, max_length or longest)
+    if limit is not None and effective > limit:
+        raise RefusedError(
+            f"{where}: the longest sequence has {effective:,} tokens, {model} reads at most {limit:,}",
+            hint=f"--max-length {limit} cuts longer ones and prints what that costs; --dry-run prints it without training",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a length limit took away, in pairs and in trained tokens; and which pairs could not be used."""
+
+    max_length: int | None
+    pairs: int
+    longest: int
+    pairs_cut: int = 0
+    trained_tokens_lost: int = 0
+    identical: tuple[str, ...] = ()
+    nothing_left: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> int:
+        return len(self.identical) + len(self.nothing_left)
+
+    def refuse(self, where: str, model: str, limit: int | None) -> None:
+        if self.pairs == 0:
+            raise DataError.empty(where, "pairs to train on")
+        if self.left_out == self.pairs:
+            raise RefusedError(
+                f"{where}: with --max-length {self.max_length} no pair is left: {len(self.identical):,} would be "
+                f"identical, {len(self.nothing_left):,} would have no trained token",
+                code="P601",
+            )
+        refuse_too_long(where, self.longest, self.max_length, model, limit)
+
+    def text(self) -> str | None:
+        if not (self.pairs_cut or self.left_out):
+            return None
+        return (
+            f"--max-length {self.max_length}: {self.pairs_cut:,} of {self.pairs:,} pairs are cut, "
+            f"{len(self.identical):,} left out because both sides would be identical, {len(self.nothing_left):,} left out "
+            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "max_length": self.max_length,
+            "pairs": self.pairs,
+            "longest": self.longest,
+            "pairs_cut": self.pairs_cut,
+            "trained_tokens_lost": self.trained_tokens_lost,
+            "pairs_left_out_identical": list(self.identical),
+            "pairs_left_out_nothing_trained": list(self.nothing_left),
+        }
+
+
+@dataclass(frozen=True)
+class TrainingPairs:
+    """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side; the rest has one row a pair."""
+
+    pair_ids: list[str]
+    rollout_ids: list[tuple[str, str]]
+    sequences: NamedSequences
+    margin: np.ndarray
+    weight: np.ndarray
+    cost: Cost
+
+    def __len__(self) -> int:
+        return len(self.pair_ids)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"pairs": len(self)}
+
+    def rollouts_of(self, rows: np.ndarray) -> list[str]:
+        return list(dict.fromkeys(rollout for row in rows for rollout in self.rollout_ids[row]))
+
+
+def training_pairs(pairs: pa.Table, max_length: int | None = None, where: str = "pairs") -> TrainingPairs:
+    """The pairs of a table (``PAIR_COLUMNS``) as sequences, cut to ``max_length`` tokens when given.
+
+    A pair whose two sides are equal after the cut, or that has no trained token left on a side, is left out and named in
+    ``cost``. Raises DataError for rows that contradict themselves and RefusedError (P601, T205, T206, L301 to L303) for
+    rows that must not be trained on.
+    """
+    ids = pairs.column("pair_id").to_pylist()
+    _no_doubles(ids, where)
+    whole = _pair_sequences(pairs, ids, where)
+    _check_masks(whole, where)
+    trained = Lists("trained token", whole.logprobs.like(np.where(whole.is_trained, whole.logprobs.values, 0)))
+    refuse_unsound((Lists("its ids", whole.token_ids),), trained, lambda k: f"pair {whole.names[k]}", where)
+    same = _identical(whole)
+    if same.any():
+        row = int(np.flatnonzero(same)[0])
+        raise RefusedError(
+            f"{where}: {int(same.sum())} pair(s) have the same tokens as chosen and rejected (first: row {row}, "
+            f"pair {ids[row]})",
+            code="P601",
+            hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
+        )
+    _check_numbers(pairs, ids, where)
+    kept, cost = _cut(whole, ids, max_length)
+    sides = np.stack([2 * kept.rows, 2 * kept.rows + 1], axis=1).ravel()
+    chosen, rejected = (pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES)
+    return TrainingPairs(
+        pair_ids=[ids[i] for i in kept.rows],
+        rollout_ids=[(chosen[i], rejected[i]) for i in kept.rows],
+        sequences=kept.sequences.take(sides),
+        margin=_numbers(pairs, "margin")[kept.rows],
+        weight=_numbers(pairs, "weight")[kept.rows],
+        cost=cost,
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    rows: np.ndarray
+    sequences: NamedSequences
+
+
+def _cut(whole: NamedSequences, ids: list[str], max_length: int | None) -> tuple[_Kept, Cost]:
+    n = len(ids)
+    longest = int(whole.lengths.max(initial=0))
+    if max_length is None or longest <= max_length:
+        return _Kept(np.arange(n), whole), Cost(max_length, n, longest)
+    short = whole.cut(max_length)
+    counts = short.by_sequence[0].reshape(n, 2)
+    empty = (counts == 0).any(axis=1)
+    same = _identical(short) & ~empty
+    kept = ~(empty | same)
+    before = int(whole.is_trained.sum())
+    cost = Cost(
+        max_length=max_length,
+        pairs=n,
+        longest=longest,
+        pairs_cut=int((whole.lengths > max_length).reshape(n, 2).any(axis=1).sum()),
+        trained_tokens_lost=before - int(counts[kept].sum()),
+        identical=tuple(ids[i] for i in np.flatnonzero(same)),
+        nothing_left=tuple(ids[i] for i in np.flatnonzero(empty)),
+    )
+    return _Kept(np.flatnonzero(kept), short), cost
+
+
+def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> NamedSequences:
+    """prompt ++ chosen and prompt ++ rejected of each row, interleaved."""
+    prompt = Ragged.of(pairs.column("prompt_ids"), np.int32)
+    if (prompt.lengths == 0).any():
+        row = int(np.flatnonzero(prompt.lengths == 0)[0])
+        raise RefusedError(f"{where}: row {row} (pair {names[row]}) has no prompt ids", code="T205")
+    kinds = {"ids": np.int32, "mask": np.int8, "logprobs": np.float32}
+    sides = [{what: Ragged.of(pairs.column(f"{side}_{what}"), kind) for what, kind in kinds.items()} for side in SIDES]
+    for name, side in zip(SIDES, sides, strict=True):
+        for what in ("mask", "logprobs"):
+            got, lengths = side[what].lengths, side["ids"].lengths
+            wrong = np.flatnonzero(got != lengths)
+            if len(wrong):
+                row = int(wrong[0])
+                message = (
+                    f"{where}, row {row}, pair {names[row]}: {name}_{what} has {got[row]} entries, {name}_ids has "
+                    f"{lengths[row]} ({len(wrong)} such row(s))"
+                )
+                raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
+    tokens, part = Ragged.interleaved([prompt, sides[0]["ids"], prompt, sides[1]["ids"]])
+    lengths = np.stack([prompt.lengths + side["ids"].lengths for side in sides], axis=1).ravel()
+    token_ids = Ragged(tokens.values, offsets_of(lengths))
+    mask, logprobs = np.zeros(len(part), np.int8), np.zeros(len(part), np.float32)
+    for number, side in ((1, sides[0]), (3, sides[1])):
+        here = part == number
+        mask[here], logprobs[here] = side["mask"].values, side["logprobs"].values
+    both = [f"{name}/{side}" for name in names for side in SIDES]
+    return NamedSequences(token_ids, token_ids.like(mask), token_ids.like(logprobs), both)
+
+
+def _check_masks(sequences: NamedSequences, where: str) -> None:
+    mask = sequences.loss_mask
+    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
+    if len(odd):
+        name = sequences.names[mask.locate(odd[0])[0]]
+        raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
+    untrained = np.flatnonzero(sequences.by_sequence[0] == 0)
+    if len(untrained):
+        raise RefusedError(
+            f"{where}: {len(untrained)} side(s) of pairs have no generated token to train on (first: "
+            f"{sequences.names[untrained[0]]})",
+            code="T205",
+            hint="these rollouts have no token data, or their generations are empty; collect them with gymdata",
+        )
+
+
+def _identical(sequences: NamedSequences) -> np.ndarray:
+    """bool (n / 2,): chosen and rejected hold the same tokens."""
+    lengths = sequences.lengths.reshape(-1, 2)
+    same = lengths[:, 0] == lengths[:, 1]
+    for row in np.flatnonzero(same):
+        same[row] = np.array_equal(sequences.token_ids[2 * row], sequences.token_ids[2 * row + 1])
+    return np.asarray(same)
+
+
+def _no_doubles(ids: list[str], where: str) -> None:
+    if len(set(ids)) != len(ids):
+        double = Counter(ids).most_common(1)[0][0]
+        raise DataError(f"{where}: pair {double} is there more than once", hint="are the same pairs given twice?")
+
+
+def _check_numbers(pairs: pa.Table, ids: list[str], where: str) -> None:
+    """A margin or weight that is not finite, or a weight below 0, would spoil every step that it is part of."""
+    for name, least in (("margin", -np.inf), ("weight", 0.0)):
+        values = _numbers(pairs, name)
+        odd = np.flatnonzero(~np.isfinite(values) | (values < least))
+        if len(odd):
+            expected = "a finite number" + (" of at least 0" if least == 0.0 else "")
+            raise DataError(
+                f"{where}, row {odd[0]}, pair {ids[odd[0]]}: {name}: got {values[odd[0]]}, expected {expected}"
+            )
+
+
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
+
+
+#: Columns of a pairs file that a reward model's training reads.
+REWARD_COLUMNS = (*PAIR_COLUMNS, "task_id")
+
+
+@dataclass(frozen=True)
+class RewardPairs(TrainingPairs):
+    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry a pair) to measure on."""
+
+    heldout: TrainingPairs | None = None
+    heldout_tasks: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        measured = 0 if self.heldout is None else len(self.heldout)
+        return {"pairs": len(self), "heldout_pairs": measured, "heldout_tasks": len(set(self.heldout_tasks))}
+
+
+def reward_pairs(
+    table: pa.Table, split: float, seed: int, max_length: int | None = None, where: str = "pairs"
+) -> RewardPairs:
+    """The pairs of a table (``REWARD_COLUMNS``), those of a share ``split`` of the tasks held out; 0 holds none out.
+
+    Raises as ``gymdata.train.pair_data.training_pairs``, and UsageError when there are too few tasks to split.
+    """
+    tasks = table["task_id"].to_pylist()
+    held = split_tasks(tasks, split, seed) if split else set()
+    out = np.array([task in held for task in tasks], np.bool_)
+    train = training_pairs(table.filter(pa.array(~out)), max_length, where)
+    if not out.any():
+        return RewardPairs(**vars(train))
+    heldout = training_pairs(table.filter(pa.array(out)), max_length, where)
+    task_of = dict(zip(table["pair_id"].to_pylist(), tasks, strict=True))
+    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=tuple(task_of[p] for p in heldout.pair_ids))

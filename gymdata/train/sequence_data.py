@@ -1,0 +1,425 @@
+"""Experiences and rollouts as trainers get them: flat arrays of ids, masks and what each algorithm needs beside them.
+
+Invariants: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first
+of its sequence (nothing predicts it); whatever a length limit costs is counted. For SFT a rollout without a known reward is
+never chosen for its reward; a rollout that breaks or branches gives several sequences, each sampled token trained once. For
+KTO a rollout without a known reward, or whose reward is the very bar that it is measured against, has no label and is not
+trained; they are counted. Neither choice depends on the order of the rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.checks import Lists, refuse_unsound
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.sequences import require_agents, stitch
+from gymdata.stats import unit_of
+from gymdata.train.pair_data import NamedSequences, refuse_too_long
+
+#: Columns of an experiences file that training reads; ``ref_logprobs`` only where there are any.
+EXPERIENCE_COLUMNS = (
+    "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
+    "policy_hash", "ref_logprobs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LengthCost:
+    """What was not trained, and why."""
+
+    max_length: int | None
+    sequences: int
+    longest: int
+    sequences_cut: int = 0
+    trained_tokens_lost: int = 0
+    nothing_trained: tuple[str, ...] = ()
+
+    def refuse(self, where: str, model: str, limit: int | None) -> None:
+        if self.sequences == 0:
+            raise DataError.empty(where, "sequences to train on")
+        if len(self.nothing_trained) == self.sequences:
+            why = f"with --max-length {self.max_length} " if self.max_length else ""
+            raise RefusedError(
+                f"{where}: {why}none of {self.sequences:,} sequences has a trained token left",
+                code="T205",
+                hint="give a --max-length that reaches beyond the prompts" if self.max_length else None,
+            )
+        refuse_too_long(where, self.longest, self.max_length, model, limit)
+
+    def text(self) -> str | None:
+        if not (self.sequences_cut or self.nothing_trained):
+            return None
+        return (
+            f"{self.sequences_cut:,} of {self.sequences:,} sequences are cut, {len(self.nothing_trained):,} left out "
+            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "max_length": self.max_length, "sequences": self.sequences, "longest": self.longest,
+            "sequences_cut": self.sequences_cut, "trained_tokens_lost": self.trained_tokens_lost,
+            "left_out_nothing_trained": list(self.nothing_trained),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingExperiences:
+    """n sequences; ``advantages`` and ``ref_logprobs`` (None: not in the file) have a number per token of them; ``weight``
+    and ``temperature`` have one entry a sequence, as have ``rollout_ids``. ``chosen``: how many rollouts they were chosen
+    from, and so on, where they were chosen."""
+
+    sequences: NamedSequences
+    rollout_ids: list[str]
+    advantages: Ragged
+    ref_logprobs: Ragged | None
+    weight: np.ndarray
+    temperature: np.ndarray
+    policy_hashes: frozenset[str]
+    cost: LengthCost
+    chosen: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {**self.chosen, "sequences": len(self)}
+
+    def rollouts_of(self, rows: np.ndarray) -> list[str]:
+        return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
+
+    def take(self, rows: np.ndarray) -> Self:
+        """The sequences at ``rows`` (int array), in that order, with all that belongs to them."""
+        return replace(
+            self,
+            sequences=self.sequences.take(rows),
+            rollout_ids=[self.rollout_ids[row] for row in rows],
+            advantages=self.advantages.take(rows),
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs.take(rows),
+            weight=self.weight[rows],
+            temperature=self.temperature[rows],
+        )
+
+
+def training_experiences(
+    table: pa.Table, max_length: int | None = None, where: str = "experiences"
+) -> TrainingExperiences:
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given.
+
+    A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
+    contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
+    """
+    rollouts = table["rollout_id"].to_pylist()
+    names = [f"{r}/{i}" for r, i in zip(rollouts, table["sequence_index"].to_pylist(), strict=True)]
+    if len(set(names)) != len(names):
+        raise DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
+    ids = Ragged.of(table["input_ids"], np.int32)
+    mask, logprobs, advantages = (
+        _beside(table, name, kind, ids, names, where)
+        for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32))
+    )
+    reference = None
+    if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
+        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where)
+    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
+    if len(odd):
+        name = names[mask.locate(odd[0])[0]]
+        raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
+    mask = mask.like(mask.values.copy())
+    mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
+    whole = NamedSequences(ids, mask, logprobs, names)
+    trained = Lists("trained token", logprobs.like(np.where(whole.is_trained, logprobs.values, 0)))
+    refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
+    bad = np.flatnonzero(~np.isfinite(advantages.values) & whole.is_trained)
+    if len(bad):
+        raise RefusedError(
+            f"{where}: advantages of {names[ids.locate(bad[0])[0]]} is {advantages.values[bad[0]]} on a trained token "
+            f"({len(bad):,} such token(s))",
+            code="R502",
+        )
+    return _cut(whole, advantages, reference, table, rollouts, max_length)
+
+
+def _cut(
+    whole: NamedSequences,
+    advantages: Ragged,
+    reference: Ragged | None,
+    table: pa.Table,
+    rollouts: list[str],
+    max_length: int | None,
+) -> TrainingExperiences:
+    longest = int(whole.lengths.max(initial=0))
+    lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
+    short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
+    trained = short.loss_mask.sums(short.is_trained)
+    rows = np.flatnonzero(trained > 0)
+    cost = LengthCost(
+        max_length=max_length,
+        sequences=len(whole),
+        longest=longest,
+        sequences_cut=int((lengths < whole.lengths).sum()),
+        trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
+        nothing_trained=tuple(whole.names[i] for i in np.flatnonzero(trained == 0)),
+    )
+    return TrainingExperiences(
+        sequences=short.take(rows),
+        rollout_ids=[rollouts[i] for i in rows],
+        advantages=advantages.first(lengths).take(rows),
+        ref_logprobs=None if reference is None else reference.first(lengths).take(rows),
+        weight=np.asarray(table["weight"].to_numpy(), dtype=np.float64)[rows],
+        temperature=np.asarray(table["temperature"].to_numpy(), dtype=np.float64)[rows],
+        policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
+        cost=cost,
+    )
+
+
+def _beside(table: pa.Table, name: str, kind: type, ids: Ragged, names: list[str], where: str) -> Ragged:
+    lists = Ragged.of(table[name], kind)
+    wrong = np.flatnonzero(lists.lengths != ids.lengths)
+    if len(wrong):
+        row = int(wrong[0])
+        raise RefusedError(
+            f"{where}: row {row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
+            f"{ids.lengths[row]} ({len(wrong):,} such row(s))",
+            code="L301" if name == "logprobs" else None,
+        )
+    return lists
+
+
+#: Columns of rollouts that supervised training reads.
+SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "turns")
+Select = Literal["best", "above", "all"]
+_BATCH_ROWS = 4_096
+
+
+def chosen_rollouts(table: pa.Table, select: Select, min_reward: float | None) -> np.ndarray:
+    """Row numbers, rising. ``best``: the highest reward of each group (ties: the first rollout_index); ``above``: all;
+    ``all``: also those without a reward. ``min_reward`` is a floor in every case where it is given."""
+    reward = pc.fill_null(table["reward"], np.nan).to_numpy()
+    good = np.isfinite(reward) if select != "all" or min_reward is not None else np.ones(len(reward), np.bool_)
+    if min_reward is not None:
+        good &= np.where(np.isfinite(reward), reward, -np.inf) >= min_reward
+    rows = np.flatnonzero(good)
+    if select != "best":
+        return rows
+    groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy()[rows]
+    order = np.lexsort((table["rollout_index"].to_numpy()[rows], -reward[rows], groups))
+    first = np.ones(len(order), np.bool_)
+    first[1:] = groups[order][1:] != groups[order][:-1]
+    return np.sort(rows[order[first]])
+
+
+def training_rollouts(
+    table: pa.Table,
+    select: Select = "best",
+    min_reward: float | None = None,
+    max_length: int | None = None,
+    where: str = "rollouts",
+    *,
+    target_agents: Collection[str] = (),
+    target_model: str | None = None,
+    keep_duplicates: bool = False,
+) -> TrainingExperiences:
+    """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
+
+    Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``;
+    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
+    Raises RefusedError when no rollout is chosen (R501) or the tokens must not be trained on (T205, T206, L301 to L303).
+    """
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    total, table = table.num_rows, of_model(table, target_model, where)
+    rows = chosen_rollouts(table, select, min_reward)
+    if not len(rows):
+        floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
+        raise RefusedError(
+            f"{where}: none of {table.num_rows:,} rollouts has a reward to be chosen by{floor}",
+            code="R501",
+            hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
+        )
+    data = training_experiences(sampled_sequences(table.take(pa.array(rows)), where, target_agents), max_length, where)
+    once = data if keep_duplicates else data.take(data.sequences.first_of_equal())
+    chosen = {
+        "rollouts": total,
+        "rollouts_chosen": len(set(data.rollout_ids)),
+        "left_out_duplicate": len(data) - len(once),
+    }
+    return replace(once, chosen=chosen)
+
+
+def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
+    """Sequences put together into rows of at most ``capacity`` tokens: the sequence numbers of each row.
+
+    Best fit, longest first; the same lengths always give the same rows. A sequence longer than ``capacity`` has a row of
+    its own.
+    """
+    free: list[tuple[int, int]] = []  # (room left, row), rising
+    rows: list[list[int]] = []
+    for sequence in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[sequence])
+        at = bisect_left(free, (length, -1))
+        if at < len(free):
+            room, row = free.pop(at)
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(sequence)
+        insort(free, (room - length, row))
+    return [np.array(row, np.int64) for row in rows]
+
+
+def sampled_sequences(rollouts: pa.Table, where: str, agents: Collection[str] = ()) -> pa.Table:
+    """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
+
+    ``agents``: only the turns of these are trained, when any are given. Raises RefusedError when there are no sequences
+    (T205), no turns of these agents, or log-probs or ids that are unusable (T206, L301 to L303).
+    """
+    require_agents(rollouts["turns"].chunks, agents, where)
+    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
+    parts = [_sequences(batch, agents, where) for batch in batches]
+    made = pa.concat_tables(parts)
+    if not made.num_rows:
+        raise RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205")
+    return made
+
+
+def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
+    """The rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError for none."""
+    if model is None:
+        return rollouts
+    mine = rollouts.filter(pc.equal(rollouts["policy"], model))
+    if not mine.num_rows:
+        there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
+        raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
+    return mine
+
+
+def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str) -> pa.Table:
+    found = stitch(batch.column("turns"), batch.column("rollout_id"), where=where)
+    if agents:
+        found = found.restricted(found.sampled.of_agents(agents))
+    of, n = pa.array(found.rollout), len(found)
+    advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
+    lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
+             "advantages": advantages}  # fmt: skip
+    return pa.table(
+        {
+            "rollout_id": batch.column("rollout_id").take(of),
+            "sequence_index": pa.array(found.index),
+            **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            "weight": pa.array(np.ones(n)),
+            "temperature": pa.array(np.ones(n, np.float32)),
+            "policy_hash": batch.column("policy_hash").take(of),
+        }
+    )
+
+
+#: Columns of rollouts that labelled training reads.
+KTO_COLUMNS = (*SFT_COLUMNS, "task_id")
+#: Rewards nearer to the bar than this, relative to the larger of the two, are ties.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class TrainingLabels(TrainingExperiences):
+    """Sequences with one ``label`` each: True for a desirable one. ``first``: where their completion begins."""
+
+    label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
+
+    def take(self, rows: np.ndarray) -> Self:
+        return replace(super().take(rows), label=self.label[rows])
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """int64 (n,): index in its sequence of each one's first trained token."""
+        trained, starts = np.flatnonzero(self.sequences.is_trained), self.sequences.loss_mask.offsets[:-1]
+        return np.asarray(trained[np.searchsorted(trained, starts)] - starts)
+
+
+def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """(row numbers, desirable or not) of the rollouts that have a label, rising.
+
+    Desirable: a reward above ``threshold``, or without one above the mean of the task's known rewards; undesirable: below.
+    A reward equal to that bar says nothing and has no label.
+    """
+    reward = pc.fill_null(table["reward"], np.nan).to_numpy().astype(np.float64)
+    known = np.isfinite(reward)
+    if threshold is not None:
+        bar = np.full(len(reward), threshold)
+    else:
+        codes = table["task_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+        tasks = int(codes.max(initial=-1)) + 1
+        # Sorted, so that the sums do not depend on the order of the rows.
+        order = np.lexsort((reward, codes))
+        order = order[known[order]]
+        unit = float(unit_of(np.abs(reward[known]).max(initial=0.0)))
+        total = np.bincount(codes[order], weights=reward[order] / unit, minlength=tasks)
+        count = np.bincount(codes[order], minlength=tasks)
+        bar = (total / np.maximum(count, 1))[codes] * unit
+    with np.errstate(over="ignore"):  # a difference beyond float64 is still above or below
+        apart = np.where(known, reward - bar, 0.0)
+    scale = np.maximum(np.abs(np.where(known, reward, 0.0)), np.abs(bar))
+    rows = np.flatnonzero(known & (np.abs(apart) > _TIE * scale))
+    return rows, apart[rows] > 0
+
+
+def training_labels(
+    table: pa.Table,
+    threshold: float | None = None,
+    max_length: int | None = None,
+    where: str = "rollouts",
+    *,
+    target_agents: Collection[str] = (),
+    target_model: str | None = None,
+    keep_duplicates: bool = False,
+) -> TrainingLabels:
+    """Sequences of the labelled rollouts of a table (``KTO_COLUMNS``); all sequences of a rollout have its label.
+    Of sequences with the same ids, mask (after the cut) and label the first is trained, unless ``keep_duplicates``.
+    ``target_agents`` and ``target_model`` as for ``gymdata.train.sequence_data.training_rollouts``.
+
+    Raises RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards differ) or the tokens must
+    not be trained on (T205, T206, L301 to L303).
+    """
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    table = of_model(table, target_model, where)
+    rows, desirable = labels(table, threshold)
+    known = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
+    if not known:
+        raise RefusedError(
+            f"{where}: none of {table.num_rows:,} rollouts has a reward",
+            code="R501",
+            hint="score them with `gymdata score RUN --reward …`",
+        )
+    if not len(rows):
+        bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"
+        raise RefusedError(
+            f"{where}: all {known:,} rewards equal {bar}: none is desirable or undesirable",
+            code="R503",
+            hint="--threshold sets the reward above which a rollout is desirable",
+        )
+    made = sampled_sequences(table.take(pa.array(rows)), where, target_agents)
+    data = training_experiences(made, max_length, where)
+    label = dict(zip(table["rollout_id"].take(pa.array(rows)).to_pylist(), desirable.tolist(), strict=True))
+    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
+    whole = TrainingLabels(**{**vars(data), "label": mine})
+    once = whole if keep_duplicates else whole.take(whole.sequences.first_of_equal(mine))
+    counts = {
+        "rollouts": table.num_rows,
+        "desirable": int(desirable.sum()),
+        "undesirable": int((~desirable).sum()),
+        "left_out_tie": known - len(rows),
+        "left_out_no_reward": table.num_rows - known,
+        "left_out_duplicate": len(whole) - len(once),
+    }
+    return replace(once, chosen=counts)
