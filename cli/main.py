@@ -30,33 +30,6 @@ from gymdata.store.reading import reading
 from .console import answered, emit_json, note, remember_command
 from .flags import with_common
 
-<<<<<<< HEAD
-#: Command → (module of this package, function, what the list of commands says: at most 60 characters, or it is cut), in
-#: the order of the path from tasks to a checkpoint.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "check": ("check", "check", "Probe a chat template, or a server, before sampling."),
-    "collect": ("collect", "collect", "Sample rollouts with a policy, with token IDs and logprobs."),
-    "validate": ("validate", "validate", "Check rollouts or pairs by token, and report every fault."),
-    "audit": ("audit", "audit", "Check saved logprobs against a model, and find causes."),
-    "score": ("score", "score", "Score saved rollouts again without sampling."),
-    "judge": ("judge", "judge", "Compare rollouts pairwise with a judge, for rewards."),
-    "pairs": ("pairs", "pairs", "Build preference pairs from scored rollouts."),
-    "experience": ("experience", "experience", "Turn scored rollouts into sequences with advantages."),
-    "filter": ("filter", "filter_", "Keep rollouts that pass conditions; report drops by reason."),
-    "train-sft": ("train", "train_sft", "Train on the exact tokens of the best rollouts."),
-    "train-dpo": ("train", "train_dpo", "Train with DPO on the exact tokens of saved pairs."),
-    "train-kto": ("train", "train_kto", "Train with KTO on the tokens of good and bad rollouts."),
-    "train-reward": ("train", "train_reward", "Train a reward model on saved pairs, and measure it."),
-    "train-rl": ("train", "train_rl", "Train with batch RL on saved experiences, ratios checked."),
-    "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
-    "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
-    "export": ("export", "export", "Write rollouts in another project's format."),
-    "show": ("show", "show", "Show rollouts or pairs as people read them."),
-    "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
-    "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
-    "docs": ("docs", "docs", "Read the documentation, topic by topic."),
-    "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
-=======
 #: Group → command → (module of this package, function, what it does: at most 60 characters, or the list of commands cuts
 #: it), in the order of the path from tasks to a checkpoint.
 GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
@@ -85,6 +58,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
     },
     "Look": {
+        "show": ("show", "show", "Show rollouts or pairs as people read them."),
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
@@ -96,17 +70,12 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
     },
->>>>>>> main
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 READERS = frozenset(
-<<<<<<< HEAD
-    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "show", "query"]
-=======
-    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query", "view"]
->>>>>>> main
+    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "show", "query", "view"]
     + [name for name in COMMANDS if name.startswith("train-")]
 )
 

@@ -306,8 +306,9 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         evidence.reward = reward.to_numpy(zero_copy_only=False)
     if "rewards" in names:
         evidence.parts, evidence.bad_parts = _parts(column("rewards"))
-    if "finish_reason" in parts:
-        cut = pc.fill_null(pc.equal(parts["finish_reason"], "length"), False)
+    struct = list_parts(column("turns"))[1]
+    if struct.type.get_field_index("finish_reason") >= 0:
+        cut = pc.fill_null(pc.equal(struct.field("finish_reason"), "length"), False)
         evidence.cut = cut.to_numpy(zero_copy_only=False)
     if "started_at" in names:
         evidence.started = pc.fill_null(column("started_at").cast("int64"), 0).to_numpy()

@@ -11,13 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-<<<<<<< HEAD
 from gymdata.errors import UsageError, printable
-from gymdata.public import short_repr
-=======
-from gymdata.errors import UsageError
 from gymdata.public import Report, Row
->>>>>>> main
 
 Severity = Literal["error", "warning", "info"]
 

@@ -20,7 +20,7 @@ from gymdata.errors import printable
 from gymdata.rollouts.violations import CODES, Violation, both_sides
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reading
+    from gymdata.rollouts.breaks import Reading
     from gymdata.show.run import Shown, ShownPair, ShownRollout
 
 #: Longer lines are hard to read, however wide the terminal is.

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, UsageError
-from gymdata.public import path_of
+from gymdata.public import Report, path_of
 from gymdata.rollouts.violations import Violation
+from gymdata.show.settings import ShowConfig
 from gymdata.store.paths import find_run_json, read_facts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.rollouts.continuity.breaks import Reading
+    from gymdata.rollouts.breaks import Reading
     from gymdata.rollouts.schema import Table
 
 _KEYS = ("rollout_id", "task_id", "rollout_index", "reward")
@@ -57,14 +59,15 @@ class ShownPair:
         return {**self.row, "fork_message": self.fork_message, "fork_token": self.fork_token}
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What was asked for: rollouts or one pair. ``total``: how many there are to choose from; ``reading``: what gives the
-    text of ids, where a tokenizer is known."""
+@dataclass(frozen=True, repr=False)
+class Shown(Report):
+    """What was asked for: rollouts or one pair. ``total``: how many there are to choose from; ``by_default``: nothing was
+    chosen; ``reading``: what gives the text of ids, where a tokenizer is known."""
 
     rollouts: list[ShownRollout]
     pair: ShownPair | None
     total: int
+    by_default: bool
     reading: Reading | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,42 +78,33 @@ class Shown:
 
 
 def show(
-    path: str | Path,
-    rollout_id: str | None = None,
-    *,
-    task: str | None = None,
-    best: bool = False,
-    worst: bool = False,
-    random: int | None = None,
-    pair: str | None = None,
-    seed: int = 0,
-    tokenizer: str | Path | None = None,
+    path: str | Path, rollout_id: str | None = None, *, config: ShowConfig | None = None, **settings: Any
 ) -> Shown:
     """The rollouts at ``path`` that are asked for, or the pair. Without a choice: the first rollout, or the first pair of
     a path that has no rollouts.
 
-    ``rollout_id``, ``pair``: an id, or the beginning of one. ``task``: all rollouts of a task. ``best``, ``worst``: by
-    reward. ``random``: so many, drawn with ``seed``. ``tokenizer``: a folder; else that of the model that run.json names.
-    Raises UsageError for two choices, DataError where there is nothing to show.
+    ``rollout_id`` may be the beginning of an id. Settings are those of ``ShowConfig``. Raises UsageError for two choices,
+    DataError where there is nothing to show.
     """
     path_of(path, "show")
-    given: dict[str, Any] = {"ROLLOUT_ID": rollout_id, "--task": task, "--best": best or None, "--worst": worst or None}
-    given |= {"--random": random, "--pair": pair}
+    config = ShowConfig.load(None, {**(config.model_dump(exclude_unset=True) if config else {}), **settings})
+    given = {"ROLLOUT_ID": rollout_id} | {
+        f"--{name}": getattr(config, name) or None for name in ("task", "best", "worst", "random", "pair")
+    }
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
-    if random is not None and random < 1:
-        raise UsageError.bad_value("--random", random, "at least 1")
-    from gymdata.engines.chat.token_text import reader_of
+    from gymdata.engines._transformers import reader_of
 
     found = find_run_json(path)
-    reader = reader_of(tokenizer, {} if found is None else read_facts(found))
-    if pair is not None or (not chosen and _holds_only_pairs(path)):
-        row, total = _pair(path, pair)
-        return Shown([], row, total, _read(reader))
+    reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))
+    if config.pair is not None or (not chosen and _holds_only_pairs(path)):
+        pair, total = _pair(path, config.pair)
+        return Shown([], pair, total, not chosen, _read(reader))
     keys = _keys(path)
-    rows = _choose(path, keys, rollout_id, task, best, worst, random, seed)
-    return Shown(_load(path, keys, rows, _careful(reader)), None, len(keys["rollout_id"]), _read(reader))
+    rows = _choose(path, keys, rollout_id, config)
+    rollouts = _load(path, keys, rows, _careful(reader))
+    return Shown(rollouts, None, len(keys["rollout_id"]), not chosen, _read(reader))
 
 
 def _read(reader: Any) -> Reading | None:
@@ -135,36 +129,26 @@ def _keys(path: str | Path) -> dict[str, list[Any]]:
     return columns
 
 
-def _choose(
-    path: str | Path,
-    keys: Mapping[str, list[Any]],
-    rollout_id: str | None,
-    task: str | None,
-    best: bool,
-    worst: bool,
-    random: int | None,
-    seed: int,
-) -> list[int]:
+def _choose(path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | None, config: ShowConfig) -> list[int]:
     ids = keys["rollout_id"]
     if rollout_id is not None:
         return [_one(path, "rollout_id", rollout_id, ids)]
-    if task is not None:
-        rows = [row for row, name in enumerate(keys["task_id"]) if name == task]
+    if config.task is not None:
+        rows = [row for row, name in enumerate(keys["task_id"]) if name == config.task]
         if not rows:
-            raise DataError.unknown_id(path, "task_id", task, sorted(set(keys["task_id"])))
+            raise DataError.unknown_id(path, "task_id", config.task, sorted(set(keys["task_id"])))
         return sorted(rows, key=lambda row: (keys["rollout_index"][row], ids[row]))
-    if best or worst:
-        import math
-
+    if config.best or config.worst:
         scored = [row for row, reward in enumerate(keys["reward"]) if reward is not None and math.isfinite(reward)]
         if not scored:
             raise DataError(f"{path}: no rollout has a reward", hint=f"`gymdata score {path} --reward …` gives some")
-        sign = -1 if best else 1
+        sign = -1 if config.best else 1
         return [min(scored, key=lambda row: (sign * keys["reward"][row], keys["task_id"][row], ids[row]))]
-    if random is not None:
+    if config.random is not None:
         import numpy as np
 
-        return sorted(np.random.default_rng(seed).permutation(len(ids))[:random].tolist())
+        drawn: list[int] = np.random.default_rng(config.seed).permutation(len(ids))[: config.random].tolist()
+        return sorted(drawn)
     return [0]
 
 
@@ -198,7 +182,7 @@ def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], 
 
 def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]:
     """One row each; only the row groups that hold them are read."""
-    from gymdata.store.random_access import row_groups
+    from gymdata.store.partial_reads import row_groups
 
     found: dict[int, pa.Table] = {}
     start = 0
@@ -219,7 +203,7 @@ def _shown(table: pa.Table, row: int, reader: Any, vocab: int | None) -> ShownRo
     (value,) = table.to_pylist()
     evidence = from_arrow(batch, row)
     found = check_batch(evidence, vocab_size=vocab, reader=reader)
-    if not evidence.has_ids().any():
+    if not evidence.turns.has_ids().any():
         # A rollout of texts, and not a damaged one.
         found = [v._replace(severity="warning") if v.code == "T205" else v for v in found]
     for name in ("task", "tools", "extra"):

@@ -14,12 +14,8 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError
-<<<<<<< HEAD
-from gymdata.rollouts.turn_columns import ROLES, SPELLED_CALL, TOOL_ERROR, Evidence, Messages, call_ids_of
-=======
 from gymdata.rollouts.ragged import Ragged, offsets_of
-from gymdata.rollouts.turn_columns import ROLES, Evidence, Messages, TurnColumns, call_ids_of
->>>>>>> main
+from gymdata.rollouts.turn_columns import ROLES, SPELLED_CALL, TOOL_ERROR, Evidence, Messages, TurnColumns, call_ids_of
 from gymdata.rollouts.violations import Violation
 from gymdata.store import journal
 from gymdata.store.lines import NON_FINITE, decode, iter_lines

@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 
 from gymdata.rollouts import checks
-<<<<<<< HEAD
-from gymdata.rollouts.behavior import Behavior
-from gymdata.rollouts.continuity.breaks import Reader
-=======
 from gymdata.rollouts.breaks import Reader
->>>>>>> main
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, sealed_twin
 from gymdata.validate import json_rows as validate_rows
+from gymdata.validate.behavior import Behavior
 
 
 def validate_rollouts(
@@ -37,15 +33,10 @@ def validate_rollouts(
 
     ``reader`` gives what decodes ids; it is called at the first break.
     """
-<<<<<<< HEAD
-    report = Report()
+    report = ValidationReport()
     across, behavior = checks.AcrossRows(), Behavior()
     # Texts are read for nothing else.
     behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
-=======
-    report = ValidationReport()
-    across = checks.AcrossRows()
->>>>>>> main
     named = names_reward(run or {})
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
     sampled_greedily = any_log_prob = False

@@ -290,16 +290,10 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
         return None
 
     def read() -> Any:
-<<<<<<< HEAD
-        from gymdata.engines.chat.token_text import reader_of
+        from gymdata.engines._transformers import reader_of
 
         found = reader_of(tokenizer, run or {})
         return None if found is None else found()
-=======
-        from gymdata.engines._transformers import text_reader
-
-        return text_reader(folder)()
->>>>>>> main
 
     import functools
 
@@ -350,7 +344,10 @@ def _nemo(
     reader: Reader | None,
     processes: int,
 ) -> ValidationReport:
+    import numpy as np
+
     from gymdata.interop.nemo_gym import scan as nemo_gym
+    from gymdata.validate.behavior import equal_rewards
 
     del run
     report = ValidationReport()
@@ -375,6 +372,10 @@ def _nemo(
                 if biases := sampling_biases(settings):
                     found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += nemo_gym.across_rows(parts)
+    across = [(file, one) for file, part in parts for one in part.across]
+    if (text := equal_rewards(np.array([one[3] for _, one in across], np.float64))) is not None:
+        file, first = across[0]
+        found.append(Violation("B806", first[0], first[4], detail=text, file=file))
     bad = rows_with_errors(found)
     report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
     order = {file: index for index, (file, _) in enumerate(parts)}

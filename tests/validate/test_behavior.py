@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.cli.main import main
-from gymdata.rollouts.behavior import loops
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.violations import CODES
+from gymdata.validate.behavior import loops
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -66,8 +67,7 @@ def test_loops_are_those_of_the_definition(before: list[list[int]], period: int,
     """Against every period tried by hand, on generations of three tokens and one that loops by construction."""
     looping = [5, *(10 + i for i in range(period))] * 1 + [10 + i for i in range(period)] * times + [2]
     generations = [*before, looping]
-    offsets = np.concatenate(([0], np.cumsum([len(g) for g in generations]))).astype(np.int64)
-    ids = np.array([x for g in generations for x in g], np.int32)
+    columns = Ragged.of_arrays(generations, np.int32)
     expected = []
     for k, tokens in enumerate(generations):
         tail = tokens[:-1]
@@ -76,8 +76,8 @@ def test_loops_are_those_of_the_definition(before: list[list[int]], period: int,
             if len(tail) >= n and tail[len(tail) - n : len(tail) - p] == tail[len(tail) - n + p :]:
                 expected.append((k, p))
                 break
-    assert [(k, p) for k, p, *_ in loops(ids, offsets)] == expected
-    for k, p, start, end in loops(ids, offsets):
+    assert [(k, p) for k, p, *_ in loops(columns)] == expected
+    for k, p, start, end in loops(columns):
         part = generations[k][start:end]
         assert part[:-p] == part[p:]
         assert start == 0 or generations[k][start - 1] != generations[k][start - 1 + p]

@@ -32,11 +32,7 @@ from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
-<<<<<<< HEAD
-from gymdata.rollouts.behavior import equal_rewards
-=======
 from gymdata.rollouts.breaks import Reader
->>>>>>> main
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
 from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import BOM, Source
@@ -356,7 +352,7 @@ def all_negative(data: bytes) -> bool:
 
 
 def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
-    """D701, D702, R503 and B806 over all rows of all files."""
+    """D701, D702 and R503 over all rows of all files."""
     seen: dict[str | int, str] = {}
     generations: dict[tuple[str, int], str] = {}
     groups: dict[str, list[Any]] = {}
@@ -375,10 +371,6 @@ def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
                 known = groups.setdefault(group, [row, name, file, reward, 0, False])
                 known[4] += 1
                 known[5] = known[5] or reward != known[3]
-    rewards = [math.nan if across[3] is None else across[3] for _, part in parts for across in part.across]
-    if (text := equal_rewards(np.array(rewards))) is not None:
-        file, part = next((file, part) for file, part in parts if part.across)
-        yield Violation("B806", part.across[0][0], part.across[0][4], detail=text, file=file)
     for row, name, file, reward, n, varies in groups.values():
         if n > 1 and not varies and math.isfinite(reward):
             yield Violation("R503", row, name, got=f"{reward:g} for all {n}", file=file)

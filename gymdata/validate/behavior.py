@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, Evidence, Ints, Messages, lengths
+from gymdata.rollouts.ragged import Ints, Ragged
+from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, Evidence, Messages
 from gymdata.rollouts.violations import Violation
 
 #: B801: a piece of at most this many tokens, repeated at least so often and over at least so many tokens.
@@ -51,22 +52,22 @@ class Behavior:
 
     def add(self, e: Evidence, file: str | None = None) -> list[Violation]:
         """B801, B803 and B804 of a batch; the rest of it is remembered for ``finish``."""
-        owner = e.rollout_of_turn()
+        turns = e.turns
 
         def at(code: str, r: int, **more: Any) -> Violation:
             return Violation(code, int(e.rows[r]), e.rollout_id[r], file=file, **more)
 
         def of_turn(code: str, k: int, **more: Any) -> Violation:
-            return at(code, int(owner[k]), turn=int(k - e.turn_offsets[owner[k]]), **more)
+            return at(code, int(turns.rollout[k]), turn=int(turns.number[k]), **more)
 
         if self._first is None and e.n:
             self._first = at("B806", 0)
         found = [
             of_turn("B801", k, position=start, detail=f"{_tokens(period)} repeated {(end - start) // period} times")
-            for k, period, start, end in loops(e.gen, e.gen_offsets)
+            for k, period, start, end in loops(turns.generation)
         ]
         if e.cut is not None:
-            self._calls += e.n_turns
+            self._calls += len(turns)
             self._cut += int(e.cut.sum())
             if self._first_cut is None and e.cut.any():
                 self._first_cut = of_turn("B802", int(np.flatnonzero(e.cut)[0]))
@@ -79,12 +80,12 @@ class Behavior:
         owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
         assistant = m.role == ASSISTANT
         # A call without a token is T212.
-        generated = lengths(e.gen_offsets)
+        generated, offsets = e.turns.generation.lengths, e.turns.offsets
         silent = np.flatnonzero(assistant & ~m.calls & ~m.says)
         for i in silent.tolist():
             r, turn = int(owner[i]), int(m.turn[i])
-            k = int(e.turn_offsets[r]) + turn
-            if 0 <= turn < e.turn_offsets[r + 1] - e.turn_offsets[r] and generated[k]:
+            k = int(offsets[r]) + turn
+            if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
                 yield at(
                     "B803", r, turn=turn, detail=f"message {i - m.offsets[r]}; {_tokens(int(generated[k]))} sampled"
                 )
@@ -114,7 +115,7 @@ class Behavior:
             known.append(e.parts.get(name, missing))
         self._rows += e.n
         if e.started is not None:
-            self._sizes.append(lengths(e.gen_offsets[e.turn_offsets]))
+            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths)
             self._started.append(e.started)
 
     def finish(self) -> list[Violation]:
@@ -139,9 +140,10 @@ class Behavior:
         return length_drift(np.concatenate(self._started), np.concatenate(self._sizes))
 
 
-def loops(ids: npt.NDArray[np.int32], offsets: Ints) -> list[tuple[int, int, int, int]]:
+def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
     """(generation, period, start, end) of generations that end in a piece repeated over and over; the last token, which may
     end the turn, aside. ``start`` and ``end`` count in the generation."""
+    ids, offsets = generations.values, generations.offsets
     ends = offsets[1:] - 1
     size = ends - offsets[:-1]
     long = np.flatnonzero(size >= LOOP_TOKENS)
