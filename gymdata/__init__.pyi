@@ -39,6 +39,8 @@ from gymdata.query.opened import expand_turns as expand_turns
 from gymdata.query.opened import load_rollouts as load_rollouts
 from gymdata.query.opened import open_run as open
 from gymdata.query.run import query as query
+from gymdata.report.run import ReportPage
+from gymdata.report.settings import ReportConfig as ReportConfig
 from gymdata.rewards import Rewards
 from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
@@ -65,6 +67,7 @@ __all__ = [
     "FinetuneConfig",
     "JudgeConfig",
     "PairsConfig",
+    "ReportConfig",
     "Samples",
     "ScoreConfig",
     "ServeConfig",
@@ -96,6 +99,7 @@ __all__ = [
     "pairs",
     "query",
     "reading",
+    "report",
     "score",
     "serve_genrm",
     "tokens",
@@ -193,7 +197,7 @@ def collect(
     allow_raw_logprobs: bool = False,
     engine: Mapping[str, Any] = ...,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -510,6 +514,29 @@ def pairs(
     truncated: Pairs with a truncated rollout.
     keep_duplicates: Keep pairs with identical token IDs (default: drop them).
     target_agents: Train only the turns of these agents: a,b.
+    """
+
+def report(
+    path: str | Path,
+    other: str | Path | None = None,
+    *,
+    config: ReportConfig | None = None,
+    write: bool = True,
+    output: str | Path | None = None,
+    png: str | Path | None = None,
+    threshold: float = 0.5,
+) -> ReportPage:
+    """What the run, stage or model folder at ``path`` amounts to; with ``other``, how that compares on the same tasks.
+
+    Settings are those of ``ReportConfig``. Writes ``output``, by default report.html in the folder that is reported on
+    (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
+    files were changed.
+
+    Settings
+    --------
+    output: HTML file to write (default: report.html in the folder).
+    png: Also write each chart as a PNG into this folder.
+    threshold: A rollout is a success if its reward is above this.
     """
 
 def score(
@@ -854,4 +881,17 @@ def view(
     ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
     ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
+
+    Settings
+    --------
+    host: Address to listen on.
+    port: Port; 0 selects a free one.
+    allow_host: Allowed Host header; repeatable (default: loopback and --host).
+    tokenizer: Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine).
+    export: Write one self-contained HTML file instead of serving; opens offline.
+    where: Export only rollouts that satisfy this condition.
+    limit: Export at most N rollouts.
+    sql_seconds: Seconds per statement of the SQL page.
+    sql_rows: Rows that the SQL page shows.
+    sql_memory: Bytes of memory per statement.
     """
