@@ -26,6 +26,7 @@ PLUG_EDGES = {("environments", "engines"), ("rewards", "engines")}
 EDGES = {
     ("validate", "interop"): {"formats", "nemo_gym"},
     ("collect", "check"): {"run"},
+    ("collect", "validate"): {"rollouts"},
     ("pairs", "judge"): {"groups"},
     ("finetune", "collect"): {"*"},
     ("finetune", "experience"): {"settings"},
