@@ -153,7 +153,8 @@ def _trained(
     dry_run: bool,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    path_of(source, f"train_{algorithm}")
+    # A path to nothing is named before settings that are missing.
+    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}
