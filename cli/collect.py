@@ -8,7 +8,7 @@ import typer
 
 from gymdata.collect.settings import CollectConfig
 
-from .console import Watch, command_words, emit_json, facts, prints_apart
+from .console import Watch, command_words, finish, prints_apart
 from .flags import DryRun, Json, with_flags
 
 
@@ -27,15 +27,7 @@ def collect(
     if dry_run:
         with prints_apart():
             planned = collecting.plan(config=settings)
-        if json:
-            emit_json(planned)
-        else:
-            facts("Dry run: nothing was started or written", collecting.plan_table(planned))
-        return 0
+        return finish(planned, "Dry run: nothing was started or written", json=json)
     with Watch("collect") as watch:
         summary = collecting.collect(config=settings, progress=watch, command=command_words())
-    if json:
-        emit_json(summary.to_dict())
-    else:
-        facts("Rollouts", summary.table())
-    return summary.exit_code
+    return finish(summary, "Rollouts", json=json)

@@ -8,7 +8,7 @@ import typer
 
 from gymdata.judge.settings import JudgeConfig
 
-from .console import Watch, command_words, emit_json, facts
+from .console import Watch, command_words, finish
 from .flags import Json, with_flags
 
 #: The published name of the negation is shorter than the option's.
@@ -26,8 +26,4 @@ def judge(
 
     with Watch("judge") as watch:
         summary = judging.judge(config=settings, progress=watch, command=command_words())
-    if json:
-        emit_json(summary.to_dict())
-    else:
-        facts("Judged", summary.table())
-    return summary.exit_code
+    return finish(summary, "Judged", json=json)

@@ -58,6 +58,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
     },
     "Look": {
+        "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {
@@ -73,7 +74,7 @@ COMMANDS = {name: command for commands in GROUPS.values() for name, command in c
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 READERS = frozenset(
-    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query"]
+    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query", "view"]
     + [name for name in COMMANDS if name.startswith("train-")]
 )
 

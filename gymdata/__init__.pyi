@@ -45,6 +45,7 @@ from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.settings import Dtype
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
+from gymdata.train.run import TrainReport
 from gymdata.train.settings import TrainDpoConfig as TrainDpoConfig
 from gymdata.train.settings import TrainKtoConfig as TrainKtoConfig
 from gymdata.train.settings import TrainRewardConfig as TrainRewardConfig
@@ -52,6 +53,7 @@ from gymdata.train.settings import TrainRlConfig as TrainRlConfig
 from gymdata.train.settings import TrainSftConfig as TrainSftConfig
 from gymdata.validate.run import fix as fix
 from gymdata.validate.run import validate as validate
+from gymdata.view.settings import ViewConfig as ViewConfig
 
 __version__: str
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "TrainRewardConfig",
     "TrainRlConfig",
     "TrainSftConfig",
+    "ViewConfig",
     "audit",
     "check",
     "check_endpoint",
@@ -102,6 +105,7 @@ __all__ = [
     "train_rl",
     "train_sft",
     "validate",
+    "view",
 ]
 
 def audit(
@@ -189,7 +193,7 @@ def collect(
     allow_raw_logprobs: bool = False,
     engine: Mapping[str, Any] = ...,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -670,7 +674,7 @@ def train_dpo(
     pair_weights: bool = True,
     margin_scale: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
@@ -703,7 +707,7 @@ def train_kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
     ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest.
 
@@ -735,7 +739,7 @@ def train_reward(
     pair_weights: bool = True,
     margin_scale: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
@@ -771,7 +775,7 @@ def train_rl(
     tis_cap: float = 2.0,
     allow_biased_logprobs: bool = False,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
     Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
@@ -811,7 +815,7 @@ def train_sft(
     packing: bool = False,
     pack_length: int | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest.
 
@@ -827,4 +831,40 @@ def train_sft(
     min_reward: Train only rollouts with at least this reward.
     packing: Pack several sequences into one row, with separate attention.
     pack_length: Tokens per packed row (default: --max-length, else 1024, or the longest sequence).
+    """
+
+def view(
+    paths: Paths,
+    *,
+    config: ViewConfig | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    host: str = "127.0.0.1",
+    port: int = 8040,
+    allow_host: Sequence[str] = ...,
+    tokenizer: str | Path | None = None,
+    export: str | Path | None = None,
+    where: str | None = None,
+    limit: int = 100,
+    sql_seconds: float = 10.0,
+    sql_rows: int = 1000,
+    sql_memory: int = 268435456,
+) -> None:
+    """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
+
+    ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
+    ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
+    OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
+
+    Settings
+    --------
+    host: Address to listen on.
+    port: Port; 0 selects a free one.
+    allow_host: Allowed Host header; repeatable (default: loopback and --host).
+    tokenizer: Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine).
+    export: Write one self-contained HTML file instead of serving; opens offline.
+    where: Export only rollouts that satisfy this condition.
+    limit: Export at most N rollouts.
+    sql_seconds: Seconds per statement of the SQL page.
+    sql_rows: Rows that the SQL page shows.
+    sql_memory: Bytes of memory per statement.
     """

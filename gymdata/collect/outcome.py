@@ -14,7 +14,7 @@
 | the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
 | the first prompt leaves no room for a single token | failed, kind ``environment`` | |
 | ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
-| the user quit (second Ctrl-C) | nothing is kept: the rollout is owed | |
+| the user quit (second Ctrl-C) | nothing is kept: the rollout is pending | |
 
 Invariants: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
 truncated rollouts are scored alike, because a policy that never ends must be able to learn that. A failed attempt counts
@@ -118,7 +118,7 @@ def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
 
 
 def start_took_too_long(limits: Limits) -> Failure:
-    """The time limit passed before there was a prompt: nothing was asked of the policy."""
+    """The time limit passed before there was a prompt: nothing was requested of the policy."""
     return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit:g} s limit")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from gymdata.errors import UsageError
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 
 Severity = Literal["error", "warning", "info"]
 
@@ -141,9 +141,10 @@ CODES: dict[str, Code] = _registry(
         "T209",
         "digest mismatch",
         "error",
-        "the turn's content changed after it was collected",
+        "the content changed after it was collected",
         "The digest over the parent's stored digest, prefix length, ids and log-probabilities does not match the stored "
-        "one. Exactly this turn was changed, or its digest was.",
+        "one. Exactly this turn was changed, or its digest was. Or a whole file is not the one that run.json describes, by "
+        "its size or its bytes (then row is 0, there is no turn, and its rows may each be sound).",
     ),
     Code(
         "T210",
@@ -404,11 +405,10 @@ class Selection:
         return kept
 
 
-@dataclass(slots=True)
-class Report:
+@dataclass(slots=True, repr=False)
+class ValidationReport(Report):
     """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
-    those of them that have token ids to train on and no error, whatever codes were selected. ``notes``:
-    files that are not as they were sealed; what that did to their rows is among the violations, or nothing."""
+    those of them that have token ids to train on and no error, whatever codes were selected."""
 
     path: str = ""
     files: list[str] = field(default_factory=list)
@@ -417,7 +417,6 @@ class Report:
     turns: int = 0
     tokens: int = 0
     violations: list[Violation] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -445,7 +444,9 @@ class Report:
         """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
         return any(v.code in codes for v in self.violations)
 
-    __repr__ = short_repr
+    def rows(self) -> list[Row]:
+        """What each code that was found means, and how often it was."""
+        return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints. Complete, never capped."""
@@ -459,14 +460,8 @@ class Report:
             "infos": self.infos,
             "by_code": self.by_code,
             "files": self.files,
-            "notes": self.notes,
             "violations": [v.as_dict() for v in self.violations],
         }
-
-    def to_json(self, indent: int | None = None) -> str:
-        import json
-
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def table(self) -> Any:
         """The violations as an Arrow table of the violations schema."""
