@@ -95,8 +95,6 @@ def _fix(
 def _show(report: Report, everything: bool, quiet: bool) -> None:
     from gymdata.rollouts.violations import CODES
 
-    from .console import say
-
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
@@ -119,8 +117,6 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
         print(f"{count:>9,}  {code}  {CODES[code].meaning}")
     if report.violations:
         print()
-    for text in report.notes:
-        say(f"note: {text}")
     print(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")

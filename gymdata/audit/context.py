@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from gymdata.audit.causes import RunMetadata
 from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError
-from gymdata.rollouts.chains import split_messages
 from gymdata.rollouts.logprobs import temperature_biases, truncations
+from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.turns import expand_prompts
+from gymdata.rollouts.turns import Turn, expand_prompts
 from gymdata.store import scan_batches
 
 #: Tokens of the same sequence that are shown before one of the worst.
@@ -178,9 +178,9 @@ def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str |
     return rows
 
 
-def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[dict[str, Any]]]:
+def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[Turn]]:
     wanted = pa.array(sorted(names), pa.string())
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Turn]] = {}
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), 4_096):
             some = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted))

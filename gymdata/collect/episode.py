@@ -26,7 +26,8 @@ from gymdata.engines.port import Chat, Conversation, Generation, Sampler, Sample
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
 from gymdata.errors import GymdataError, OutsideError
 from gymdata.rollouts.messages import Message, Task
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, next_prompt
+from gymdata.rollouts.next_prompt import next_prompt
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts
 
 #: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
 NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
@@ -227,7 +228,7 @@ class Rollout:
         if setting.limits.room(len(self.prompt)) < 1:
             self.outcome = ends.NO_ROOM
 
-    def _encode(self, generation: Generation) -> dict[str, Any]:
+    def _encode(self, generation: Generation) -> Turn:
         # Own copies: in process, the reported prompt is the very list that was passed in.
         prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
         self._seen.append(prompt)
@@ -273,13 +274,13 @@ class Rollout:
                 )
 
 
-def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[dict[str, float | int]]] | None:
+def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[TopLogProb]] | None:
     if top is None:
         return None
     return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
 
 
-def turns_as_json(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def turns_as_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Turns with plain lists, for failures.jsonl."""
     return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in turn.items()} for turn in turns]
 

@@ -254,11 +254,10 @@ def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     ids, attention, place = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     mask = np.zeros(shape, np.bool_)
     for line, row in enumerate(rows.tolist()):
-        span = given.span(row)
-        size = span.stop - span.start
-        ids[line, :size], mask[line, :size], attention[line, :size] = given.ids[span], given.mask[span], 1
-        scores = given.scored_span(row)
-        place[line, :size][given.mask[span]] = np.arange(scores.start, scores.stop)
+        own, scored = given.token_ids[row], given.mask[row]
+        size = len(own)
+        ids[line, :size], mask[line, :size], attention[line, :size] = own, scored, 1
+        place[line, :size][scored] = given.scores[row]
     return ids, attention, mask, place
 
 

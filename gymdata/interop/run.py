@@ -20,8 +20,8 @@ from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.importing import ODD, reason_of
 from gymdata.public import path_of, paths_of, short_repr
+from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
-from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import vocabulary

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.rollouts.responses import json_text, loads
+from gymdata.rollouts.messages import json_text, loads
 
 Losses = Counter[str]
 #: A row in another format, or None when it has no place there.

@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.genrm.aggregate import Adjustments, Rewards
 from gymdata.genrm.matches import Matches
 from gymdata.judge.pairwise import STATUSES, Candidate, Comparison, sizes_of
-from gymdata.rollouts import chains
+from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import SCORES
 
 COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
@@ -47,7 +47,7 @@ class JudgeGroups:
 
 def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
     """Comparisons by group, groups by id, members by index. ``limit`` takes the first N groups."""
-    prompts, completions = chains.split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
+    prompts, completions = split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
     groups: dict[str, list[int]] = {}
     names = {name: rollouts[name].to_pylist() for name in COLUMNS if name != "messages"}
     for row, group in enumerate(names["group_id"]):

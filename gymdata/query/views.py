@@ -287,7 +287,7 @@ class Views:
         import numpy as np
         import pyarrow as pa
 
-        from gymdata.rollouts.prompt_rebuild import with_prompts
+        from gymdata.rollouts.turn_columns import with_prompts
 
         def prompts(turns: Any, rollout_ids: Any) -> Any:
             turns, rollout_ids = (x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x])

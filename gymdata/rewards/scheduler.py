@@ -17,6 +17,7 @@ from typing import Any
 
 from gymdata.errors import DataError, OutsideError
 from gymdata.rewards.port import RewardFunction, RewardPart
+from gymdata.rollouts.turns import Turn
 
 View = Mapping[str, Any]
 _BATCH = 64
@@ -95,7 +96,7 @@ def view_of(
     produced_by: Sequence[int | None],
     task: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
-    turns: Sequence[Mapping[str, Any]],
+    turns: Sequence[Turn],
     status: str,
 ) -> dict[str, Any]:
     """What a reward function sees of a rollout.
@@ -118,7 +119,7 @@ def view_of(
     }
 
 
-def _after_first_prompt(turns: Sequence[Mapping[str, Any]]) -> list[int]:
+def _after_first_prompt(turns: Sequence[Turn]) -> list[int]:
     ids: list[int] = []
     for k, turn in enumerate(turns):
         if k:

@@ -149,12 +149,12 @@ def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
     return None
 
 
-def altered(run_json: Path, files: Iterable[Path]) -> list[str]:
-    """A line for each of ``files`` that is not what ``run_json`` recorded of it (size, then every byte); files that it does
-    not name are passed over."""
+def altered(run_json: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
+    """Those of ``files`` that are not what ``run_json`` recorded of them (size, then every byte), each with how; files that
+    it does not name are passed over."""
     recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
     found = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
-    return [f"{file} differs from what run.json recorded: {why}" for file, why in found if why is not None]
+    return [(file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None]
 
 
 def changed_files(sources: Iterable[Source], table: Table | None = None) -> list[str]:

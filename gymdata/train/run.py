@@ -181,7 +181,9 @@ def train(
     """
     from gymdata.train.trainers.launch import run_job
 
-    _refuse_no_rows(source, settings.table)  # and a missing file, before torch is loaded
+    # What costs nothing to see, before torch is loaded.
+    _refuse_no_rows(source, settings.table)
+    _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
     return train_resolved(
         source,
@@ -267,7 +269,7 @@ def run_training(
     dry_run: bool,
 ) -> dict[str, Any]:
     """Start, resume or find finished the training in ``out``; ``overwrite`` starts again."""
-    refuse_other_kind(out / RUN_JSON, str(begun["stage"]))
+    _refuse_place(out, str(begun["stage"]))
     job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
@@ -312,11 +314,9 @@ def run_training(
                 out.rmdir()
 
 
-def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
-    """What ``out`` holds of this very training. Raises StoreError when it cannot be written or holds something else.
-
-    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
-    """
+def _refuse_place(out: Path, stage: str) -> None:
+    """Raises StoreError when ``out`` cannot be written, or holds something that is no training of this kind."""
+    refuse_other_kind(out / RUN_JSON, stage)
     refuse_unwritable(out)
     ours = (out / JOB / "job.json").is_file()
     if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {"lock", JOB})):
@@ -324,6 +324,14 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
             f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
             hint="give another output folder",
         )
+
+
+def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
+    """What ``out`` holds of this very training. Raises StoreError when it holds another one.
+
+    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
+    """
+    ours = (out / JOB / "job.json").is_file()
     finished = (out / SUCCESS).is_file()
     if overwrite or not ours or not (finished or _checkpoints(out)):
         return "nothing"
@@ -391,7 +399,7 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.ids, model, source)
+    check_vocabulary(data.sequences.token_ids.values, model, source)
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)

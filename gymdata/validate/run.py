@@ -21,8 +21,8 @@ from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reader
-    from gymdata.rollouts.continuity.repair import Choice, FixReport
+    from gymdata.rollouts.breaks import Reader
+    from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
 
 __all__ = ["Report", "Violation", "fix", "validate"]
@@ -38,7 +38,7 @@ _FOREIGN = {
 }
 
 
-# What was changed is checked like anything else, and noted; damaged journal lines are violations.
+# What was changed is checked like anything else, and is a fault itself; damaged journal lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
 def validate(
     path: str | Path,
@@ -77,7 +77,8 @@ def validate(
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
-        report.notes = altered(described, [s.path for s in sources])
+        changed = altered(described, [s.path for s in sources])
+        report.violations += selection.apply(Violation("T209", 0, detail=why, file=str(f)) for f, why in changed)
     report.seconds = time.perf_counter() - began
     return report
 
@@ -93,7 +94,7 @@ def fix(
     source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
     when a file cannot be read at all.
     """
-    from gymdata.rollouts.continuity.repair import CHOICES, FixReport
+    from gymdata.rollouts.repair import CHOICES, FixReport
 
     target = local_output(output)
     if choice not in CHOICES:
@@ -134,6 +135,8 @@ def _fix(
     from gymdata.store.lineage import parent_of
 
     report, name = validate(path), out.names[0]
+    # That a file was changed is the fault of none of its rows.
+    report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
     if nemo:
         from gymdata.interop.nemo_gym.fix import fix_nemo_gym
 

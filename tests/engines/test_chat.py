@@ -15,7 +15,7 @@ from transformers import AddedToken, AutoTokenizer
 
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.rollouts.turns import next_prompt
+from gymdata.rollouts.next_prompt import next_prompt
 
 pytestmark = pytest.mark.torch
 

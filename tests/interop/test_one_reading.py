@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.read import table_rows
-from gymdata.rollouts.responses import walk, written_by_model
+from gymdata.rollouts.messages import walk, written_by_model
 from gymdata.store import resolve
 from gymdata.validate.run import fix, validate
 from tests.validate.generate import conversation, write_lines

@@ -19,7 +19,7 @@ from typing import Any
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.messages import Message
-from gymdata.rollouts.turns import bridge_ids
+from gymdata.rollouts.next_prompt import bridge_ids
 
 #: Code points that canonical composition can make one of.
 _COMPOSED = 4

@@ -29,9 +29,8 @@ from gymdata.engines.sampling import Sampling
 from gymdata.engines.servers.completions_response import of_chat
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice
 from gymdata.rollouts.messages import Message
-from gymdata.rollouts.turns import next_prompt
+from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice
 
 Way = Literal["ids", "prefix", "messages"]
 Tools = Sequence[Mapping[str, Any]] | None

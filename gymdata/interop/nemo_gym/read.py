@@ -21,7 +21,7 @@ from gymdata.errors import DataError
 from gymdata.interop.importing import ODD, Check, Numbering, Reject, Rejected, reason_of
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, Outcome, PromptRebuilder
-from gymdata.rollouts.responses import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
+from gymdata.rollouts.messages import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source

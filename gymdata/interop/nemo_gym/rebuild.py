@@ -20,9 +20,8 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message
-from gymdata.rollouts.responses import chat_tools, loads, messages_of, walk
-from gymdata.rollouts.turns import SpliceRefusedError, splice
+from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, walk
+from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
 
 #: On an item: its prompt was not captured but rebuilt.
 MARK = "prompt_token_ids_rebuilt"
@@ -171,7 +170,7 @@ class _Row:
             self._check_statements(number - 1, before[end - 1], held, history)
             return splice(held, history, rendered, self._chat.end_of_turn_ids)
         except SpliceRefusedError as no:
-            raise _Refusal(no.message, no.position, no.expected, no.got) from no
+            raise _Refusal(no.message, no.position, no.expected_ids, no.got_ids) from no
         except DataError as no:
             raise _Refusal(no.message) from no
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from gymdata.rollouts.responses import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
 
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
 CallBytes = tuple[bytes, bytes, bytes | None]

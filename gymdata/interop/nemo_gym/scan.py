@@ -30,16 +30,16 @@ import xxhash
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rows import Row
+from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
-from gymdata.rollouts.continuity import breaks
-from gymdata.rollouts.continuity.breaks import Reader
 from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import BOM, Source
 from gymdata.tuning import rare_collections
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reader
+    from gymdata.rollouts.breaks import Reader
 
 _BLOCK = 1 << 20
 #: Below this many bytes a second process costs more than it gives.

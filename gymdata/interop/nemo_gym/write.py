@@ -14,8 +14,8 @@ from typing import Any
 from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK
 from gymdata.interop.trajectories.own import list_of, shortest
-from gymdata.rollouts.responses import GENERATION, LOG_PROBS, PROMPT, items_of, loads, response_tools
-from gymdata.rollouts.turns import prompts_of
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, response_tools
+from gymdata.rollouts.turns import Turn, prompts_of
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
@@ -48,7 +48,7 @@ def line_of(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
 
 
-def _lists(turn: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
+def _lists(turn: Turn, prompt: Any) -> dict[str, Any]:
     return {
         PROMPT: prompt.tolist(),
         GENERATION: list_of(turn["generation_token_ids"]),

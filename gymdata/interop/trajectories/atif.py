@@ -47,8 +47,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, loads, text_of
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.messages import json_text, loads, text_of
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -416,7 +416,7 @@ def _root(row: Mapping[str, Any], own: Mapping[str, Any], steps: list[dict[str, 
     }
 
 
-def metrics_of(turn: Mapping[str, Any], prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A model call as ``metrics``; without ``logprobs`` when some are not finite. ``spell``: how a float32 is written."""
     generation = list_of(turn["generation_token_ids"])
     metrics = {
@@ -429,7 +429,7 @@ def metrics_of(turn: Mapping[str, Any], prompt: Any, spell: Callable[[Any], floa
     return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
 
 
-def _words(turn: Mapping[str, Any]) -> list[float | str]:
+def _words(turn: Turn) -> list[float | str]:
     """Log-probabilities with words for those that JSON has no number for."""
     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
     values = [shortest(value) for value in list_of(turn["generation_log_probs"])]

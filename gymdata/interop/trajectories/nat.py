@@ -48,8 +48,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, loads
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
 
@@ -283,10 +283,10 @@ def _token_id(token: Any) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and int(digits) < 2**31 else None
 
 
-def _alternatives(content: list[Any], where: str) -> list[list[dict[str, float | int]]] | None:
-    tops: list[list[dict[str, float | int]]] = []
+def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | None:
+    tops: list[list[TopLogProb]] = []
     for position, token in enumerate(content):
-        top: list[dict[str, float | int]] = []
+        top: list[TopLogProb] = []
         given = token.get("top_logprobs")
         if given is not None and not isinstance(given, list):
             raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")
@@ -388,7 +388,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     }
 
 
-def log_probs(turn: Mapping[str, Any], spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")

@@ -29,7 +29,7 @@ from gymdata.interop.trajectories.own import (
     refuse_surrogates,
     shortest,
 )
-from gymdata.rollouts.responses import STRICT
+from gymdata.rollouts.messages import STRICT
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.paths import Source
 

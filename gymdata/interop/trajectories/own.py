@@ -17,9 +17,9 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.importing import BadItem
-from gymdata.rollouts.responses import STRICT, meant_role
+from gymdata.rollouts.messages import STRICT, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
-from gymdata.rollouts.turns import TurnEncoder
+from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
 
 #: Under this name our facts lie in a foreign object.
@@ -158,14 +158,13 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
     return made
 
 
-def turn_facts(turn: Mapping[str, Any]) -> dict[str, Any]:
+def turn_facts(turn: Turn) -> dict[str, Any]:
     """What a turn says beside its ids and log-probabilities."""
     facts: dict[str, Any] = {"finish_reason": turn["finish_reason"]}
     facts |= {name: turn[name] for name in ("agent", "reward") if turn.get(name) is not None}
-    if turn.get("top_log_probs") is not None:
+    if (top := turn.get("top_log_probs")) is not None:
         facts["top_log_probs"] = [
-            [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token]
-            for token in turn["top_log_probs"]
+            [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in top
         ]
     return facts
 

@@ -22,7 +22,7 @@ METRICS = "metrics.jsonl"
 CURVE = "curve.png"
 
 
-def event(kind: str, **facts: Any) -> None:
+def event(kind: str, /, **facts: Any) -> None:
     """Tell the parent process something."""
     sys.stdout.write(f"{EVENT}{json.dumps({'event': kind, **facts})}\n")
     sys.stdout.flush()
