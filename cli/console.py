@@ -10,7 +10,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gymdata.errors import ACTS, printable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
     from rich.table import Table
+
+    from gymdata.public import Report
 
 _typed: list[str] = []
 _answers: list[int] = []
@@ -52,14 +54,12 @@ def emit_json(value: Any) -> None:
     """One JSON value on stdout; non-finite numbers as the strings "NaN", "Infinity" and "-Infinity"."""
     import json
 
-    write_json(json.dumps(_finite(value), ensure_ascii=False, default=str))
-
-
-def write_json(text: str) -> None:
-    """A JSON text on stdout, with JSON's own escapes for what a terminal would act on: only strings hold such."""
-    import json
-
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
     _answers.append(len(text))
+    # JSON's own escapes for what a terminal would act on: only strings hold such.
     sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
 
 
@@ -76,6 +76,18 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int:
+    """What every command ends with: the report as one JSON object, or as the summary table titled ``text``; where a
+    summary is more than that table, ``text`` prints it. Returns the exit code."""
+    if json:
+        emit_json(report.to_dict())
+    elif callable(text):
+        text()
+    else:
+        facts(text, report.rows())
+    return report.exit_code
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:

@@ -116,7 +116,8 @@ def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumCo
     first = kept[: count_included(len(kept), percentile)]
     left_out |= {g.task_id: "beyond the epoch's percentile" for g in kept[len(first) :]}
     drawn = _subsample([g.task_id for g in first], epoch, config)
-    left_out |= {g.task_id: "not sampled by random_subsample" for g in first if g.task_id not in set(drawn)}
+    included = set(drawn)
+    left_out |= {g.task_id: "not sampled by random_subsample" for g in first if g.task_id not in included}
     return Selection(tuple(drawn), left_out, _state(epoch, config, percentile, len(groups), drawn))
 
 

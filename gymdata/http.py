@@ -150,6 +150,8 @@ class HttpClient:
         not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: what the answer to
         this request can sensibly have; a longer one is not read to its end and is a fault.
         """
+        # tenacity and stamina know tries and pauses, but no limit of one kind of fault (hangs) beside that of all, so their
+        # predicates would carry the same state; the loop below is what their hooks for Retry-After and counting would be.
         retries = self.max_retries if retries is None else retries
         timeout_s = timeout_s or self.timeout_s
         hangs = 0

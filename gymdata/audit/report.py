@@ -21,7 +21,7 @@ from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import ToScore
 from gymdata.errors import DataError, RefusedError
 from gymdata.progress import Progress
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
@@ -36,8 +36,8 @@ _BATCH_ROWS = 1_024
 _LACKS = ("T205", "L301", "L302", "L303")
 
 
-@dataclass(slots=True)
-class AuditReport:
+@dataclass(slots=True, repr=False)
+class AuditReport(Report):
     """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, reported first.
 
     ``summary``: figures over all tokens (``gymdata.audit.compare.summary``); ``positions`` and ``turns``: the same by place;
@@ -62,8 +62,6 @@ class AuditReport:
         """The saved log-probabilities are the model's."""
         return not self.violations
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
@@ -80,6 +78,22 @@ class AuditReport:
             "worst": self.worst,
             "violations": [v.as_dict() for v in self.violations],
         }
+
+    def rows(self) -> list[Row]:
+        summary, ratio = self.summary, self.summary["ratio"]
+        return [
+            ("rollouts, tokens", f"{summary['rollouts']:,}, {summary['tokens']:,}"),
+            *((f"  left out: {code}", n) for code, n in self.left_out.items()),
+            ("max |Δ log p|", summary["max_abs_difference"]),
+            ("mean |Δ log p|", summary["mean_abs_difference"]),
+            (f"tokens beyond {self.tolerance:g}", summary["tokens_beyond_tolerance"]),
+            ("ratio: mean, min, max", ", ".join(f"{ratio[k]:.6g}" for k in ("mean", "min", "max"))),
+            ("ratio: 1 %, 50 %, 99 %", ", ".join(f"{ratio['quantiles'][q]:.6g}" for q in ("0.01", "0.5", "0.99"))),
+            ("outside [0.9, 1.1]", f"{summary['share_outside']:.2%}"),
+            ("KL sampler to model: k1, k3", f"{summary['kl_k1']:.3g}, {summary['kl_k3']:.3g}"),
+            ("effective sample size", f"{summary['effective_sample_size']:.1%}"),
+            *([("written to", self.path)] if self.path else []),
+        ]
 
 
 class Audit:

@@ -26,7 +26,7 @@ from gymdata.errors import DataError, UsageError, require
 from gymdata.progress import Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
-from gymdata.rollouts.violations import Report
+from gymdata.rollouts.violations import ValidationReport
 from gymdata.store import StageOutput, read_run_json, read_table, resolve
 from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
 from gymdata.store.paths import RUN_JSON, local_output
@@ -164,7 +164,7 @@ def _write(
     from gymdata.audit._logprob_plot import draw
 
     # Columns of an earlier audit go with it, for this run.json does not describe them.
-    tables = [(VIOLATIONS, Report(violations=report.violations).table())]
+    tables = [(VIOLATIONS, ValidationReport(violations=report.violations).table())]
     if config.write_as is not None:
         tables.append((AUDIT, work.columns()))
     for table, rows in tables:

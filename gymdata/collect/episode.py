@@ -162,7 +162,7 @@ class Rollout:
 
     def remaining_s(self) -> float | None:
         """Seconds until the time limit; None without one."""
-        limit = self.setting.limits.time_limit_s
+        limit = self.setting.limits.time_limit
         return None if limit is None else max(0.0, self._began + limit - time.monotonic())
 
     def out_of_time(self) -> None:
@@ -293,7 +293,7 @@ class WorkflowRollout(Rollout):
 
     def out_of_time(self) -> None:
         """The time limit passed and there is nothing to keep."""
-        limit = self.setting.limits.time_limit_s
+        limit = self.setting.limits.time_limit
         self.failure = ends.failure(
             OutsideError("environment", f"the workflow gave no rollout within the {limit:g} s limit"), "workflow"
         )

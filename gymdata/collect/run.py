@@ -21,7 +21,7 @@ from gymdata.collect.episode import EpisodeConfig
 from gymdata.collect.loop import Collector
 from gymdata.collect.outcome import Limits
 from gymdata.collect.report import COLUMNS as SUMMARY_COLUMNS
-from gymdata.collect.report import CollectSummary, facts_of
+from gymdata.collect.report import CollectPlan, CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
@@ -39,9 +39,7 @@ from gymdata.store.paths import refuse_unwritable
 from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
 
-__all__ = ["CollectSummary", "Parts", "collect", "plan", "plan_table"]
-
-_SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
+__all__ = ["CollectPlan", "CollectSummary", "Parts", "collect", "plan"]
 
 
 def collect(
@@ -98,7 +96,7 @@ def plan(
     env: Any = None,
     config: CollectConfig | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> CollectPlan:
     """What ``collect`` would do, without starting an engine or writing anything.
 
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
@@ -116,38 +114,17 @@ def plan(
     there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
     if config.overwrite or there < count * config.num_rollouts:
         parts.notes.extend(check_start(config, parts, read))
-    return {
-        "path": str(folder),
-        "tasks": count,
-        "skipped_rows": skipped,
-        "rollouts_wanted": count * config.num_rollouts,
-        "rollouts_there": 0 if config.overwrite else there,
-        "rollouts_removed": there if config.overwrite else 0,
-        "identity": identity_of(config, parts, config.seed),
-        "notes": parts.notes,
-        "config": redacted_all(config.model_dump(mode="json")),
-    }
-
-
-def plan_table(planned: dict[str, Any]) -> list[tuple[str, object]]:
-    """Names and values of a plan for people."""
-    config, identity = planned["config"], planned["identity"]
-    rewards = [f"{r['name']} × {r['weight']:g}" for r in identity["rewards"]]
-    rows: list[tuple[str, object]] = [
-        ("tasks", planned["tasks"]),
-        ("rollouts wanted", planned["rollouts_wanted"]),
-        ("  there already", planned["rollouts_there"]),
-        ("model", config["model"]),
-        ("engine", next((config[key] for key in _SERVERS if config[key]), "vLLM in process")),
-        ("environment", config["env"]),
-        ("rewards", ", ".join(rewards) or None),
-        ("path", planned["path"]),
-    ]
-    if planned["skipped_rows"]:
-        rows.insert(1, ("bad task rows skipped", planned["skipped_rows"]))
-    if planned["rollouts_removed"]:
-        rows.append(("removed by --overwrite", f"{planned['rollouts_removed']:,} rollouts that are there"))
-    return rows + [("note", text) for text in planned["notes"]]
+    return CollectPlan(
+        path=str(folder),
+        tasks=count,
+        skipped_rows=skipped,
+        rollouts_wanted=count * config.num_rollouts,
+        rollouts_there=0 if config.overwrite else there,
+        rollouts_removed=there if config.overwrite else 0,
+        identity=identity_of(config, parts, config.seed),
+        notes=parts.notes,
+        config=redacted_all(config.model_dump(mode="json")),
+    )
 
 
 def default_output(config: CollectConfig) -> Path:
@@ -254,13 +231,7 @@ async def _play(
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
-            limits = Limits(
-                max_tokens=config.max_tokens,
-                max_turns=config.max_turns,
-                max_context=tightest[0],
-                time_limit_s=config.time_limit,
-                limited_by=tightest[1],
-            )
+            limits = config.limits() | {"max_context": tightest[0]}
             if progress is not None:
                 for text in facts.get("notes", ()):
                     progress.message(text)
@@ -269,13 +240,13 @@ async def _play(
                 parts.chat,
                 parts.environment,
                 key,
-                limits,
+                Limits(**limits, limited_by=tightest[1]),
                 seed,
                 float(config.temperature),
                 on_break=config.on_break,
                 next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
-                sampling=config.sampling() | limits.as_dict(),
+                sampling=config.sampling() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows

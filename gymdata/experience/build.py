@@ -25,7 +25,7 @@ from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
 from gymdata.progress import Progress
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.store import scan_batches
@@ -37,8 +37,8 @@ _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_fin
 _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
 
 
-@dataclass(slots=True)
-class ExperiencesReport:
+@dataclass(slots=True, repr=False)
+class ExperiencesReport(Report):
     """What ``gymdata.experience`` wrote. ``left_out``: rollouts by reason; ``dropped_groups``: reason → group ids;
     ``advantage``: mean and spread before normalisation; ``notes``: what a reader of the numbers must know."""
 
@@ -51,8 +51,6 @@ class ExperiencesReport:
     advantage: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         """The report without the group ids, which run.json has."""
         dropped = {reason: len(groups) for reason, groups in self.dropped_groups.items()}
@@ -60,6 +58,22 @@ class ExperiencesReport:
             "path": str(self.path), "estimator": self.estimator, "score": self.score, "counts": self.counts,
             "left_out": self.left_out, "dropped_groups": dropped, "advantage": self.advantage, "notes": self.notes,
         }  # fmt: skip
+
+    def rows(self) -> list[Row]:
+        counts = self.counts
+        return [
+            ("rollouts", counts["rollouts"]),
+            *((f"  left out: {why.replace('_', ' ')}", n) for why, n in self.left_out.items()),
+            ("groups", counts["groups"]),
+            *((f"  dropped: {why.replace('_', ' ')}", len(ids)) for why, ids in self.dropped_groups.items()),
+            ("sequences", counts["sequences"]),
+            *([("  rollouts cut into several", counts["rollouts_cut"])] if counts["rollouts_cut"] else []),
+            *([("  abandoned turns dropped", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
+            ("trained tokens", counts["trained_tokens"]),
+            ("advantage, mean", self.advantage["mean"]),
+            ("advantage, std", self.advantage["std"]),
+            ("written to", self.path),
+        ]
 
 
 class Crediting:

@@ -24,7 +24,7 @@ from gymdata.filter.expressions import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import Progress
-from gymdata.public import paths_of, short_repr
+from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import TurnColumns
@@ -37,8 +37,8 @@ from gymdata.store.stage_output import described_by
 _BATCH_ROWS = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class FilterReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class FilterReport(Report):
     """What ``gymdata.filter`` kept, and why the rest is not there.
 
     ``sides``: side ("kept", or "train" and "test") → rollouts and tasks; ``files``: side → file, empty after a dry run.
@@ -52,10 +52,18 @@ class FilterReport:
     sides: dict[str, dict[str, int]]
     files: dict[str, Path] = field(default_factory=dict)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
+
+    def rows(self) -> list[Row]:
+        split = len(self.sides) > 1
+        sides = {side: f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks" for side, n in self.sides.items()}
+        return [
+            ("rollouts", f"{self.rollouts_out:,} of {self.rollouts_in:,}"),
+            ("groups", f"{self.groups_out:,} of {self.groups_in:,}"),
+            *(sides.items() if split else ()),
+            *((f"{side} file" if split else "written to", str(path)) for side, path in self.files.items()),
+        ]
 
 
 def filter(

@@ -116,6 +116,8 @@ class CommandRunner:
         if code not in (0, 1) or not text:
             raise failed(f"`gymdata {words[0]}`", code, log)
         printed = json.loads(text.splitlines()[-1])
+        if isinstance(printed, dict) and "error" in printed:
+            raise failed(f"`gymdata {words[0]}`", code, log)
         return {**printed, "exit_code": code} if isinstance(printed, dict) else {"exit_code": code, "value": printed}
 
 

@@ -19,7 +19,7 @@ from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.importing import ODD, reason_of
-from gymdata.public import path_of, paths_of, short_repr
+from gymdata.public import Report, Row, path_of, paths_of
 from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
@@ -42,17 +42,17 @@ NOT_REBUILT = "not_rebuilt.jsonl"
 _BATCH_ROWS = 256
 
 
-@dataclass(slots=True)
-class ImportSummary:
-    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code,
-    ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
+@dataclass(slots=True, repr=False)
+class ImportSummary(Report):
+    """What came in. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected
+    rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
 
     run: str
     format: str
-    rows: int = 0
+    rows_in: int = 0
     rollouts: int = 0
     pairs: int = 0
     rejected: int = 0
@@ -66,34 +66,67 @@ class ImportSummary:
     reasons: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
-    __repr__ = short_repr
+    @property
+    def ok(self) -> bool:
+        return not self.rejected
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}
+
+    def rows(self) -> list[Row]:
+        rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
+        first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected]
+        if SOURCES[self.format] == "pairs":
+            return [*first, ("pairs, without token data", self.pairs), ("written to", self.run)]
+        rebuilt: list[Row] = [("prompts rebuilt", self.prompts_rebuilt), ("prompts not rebuilt", self.prompts_refused)]
+        return [
+            *first,
+            ("rollouts", self.rollouts),
+            ("turns with token ids", self.turns),
+            ("breaks", self.breaks),
+            ("rollouts without token data", self.without_token_data),
+            ("rollouts without reward", self.without_reward),
+            ("duplicate rollouts", self.duplicates),
+            *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
+            ("written to", self.run),
+        ]
 
     def count_rejected(self, rejected: Sequence[Rejected]) -> None:
         """Add up after the last row."""
         self.rejected = len(rejected)
-        self.rows = self.rollouts + self.pairs + self.rejected
+        self.rows_in = self.rollouts + self.pairs + self.rejected
         self.reasons = dict(sorted(Counter(r.code for r in rejected).items()))
 
 
-@dataclass(slots=True)
-class ExportSummary:
-    """What went out. ``lost``: what the format cannot hold → in how many rows; ``skipped``: rows without a place in it."""
+@dataclass(slots=True, repr=False)
+class ExportSummary(Report):
+    """What went out: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many rows;
+    ``skipped``: rows without a place in it."""
 
     output: str
     format: str
-    rows: int = 0
+    rows_out: int = 0
     skipped: int = 0
     turns: int = 0
     turns_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
 
-    __repr__ = short_repr
+    @property
+    def ok(self) -> bool:
+        """Not when the format could hold nothing: a script must not go on with an empty file."""
+        return self.rows_out > 0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"rows" if name == "rows_out" else name: value for name, value in asdict(self).items()}
+
+    def rows(self) -> list[Row]:
+        return [
+            ("rows", self.rows_out),
+            *([("left out", self.skipped)] if self.skipped else []),
+            *((f"  lost: {what}", n) for what, n in self.lost.items()),
+            *([("turns delivered", self.turns - self.turns_lost)] if self.format == "nemo-gym" else []),
+            ("written to", self.output),
+        ]
 
 
 def import_rollouts(
@@ -385,15 +418,15 @@ def _export(
             _write_nemo_gym(rows(), part.path, summary, lost)
             lost["turns that no message names"] = summary.turns_lost
         else:
-            summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
-            summary.skipped = seen - summary.rows
+            summary.rows_out = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
+            summary.skipped = seen - summary.rows_out
     except DataError:
         raise
     except ODD as error:
         # What odd JSON in messages, tools and extra does to a writer is the fault of its row.
         what = f"{path}: {'pair' if table is PAIRS else 'rollout'} {current}"
         raise DataError.unwritable_row(what, format, reason_of(error)) from error
-    part.rows = summary.rows
+    part.rows = summary.rows_out
     if not seen:
         raise _nothing_there(path, table)
     summary.lost = {what: n for what, n in lost.items() if n}
@@ -426,7 +459,7 @@ def _write_nemo_gym(
     with path.open("wb") as file:
         for row in rows:
             made, lost = nemo_gym_row(row)
-            summary.rows += 1
+            summary.rows_out += 1
             summary.turns += row["n_turns"]
             summary.turns_lost += lost
             digits[DIGITS] += lost_digits(row)

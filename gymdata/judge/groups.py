@@ -47,15 +47,15 @@ class JudgeGroups:
 
 def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
     """Comparisons by group, groups by id, members by index. ``limit`` takes the first N groups."""
+    import polars as pl
+
     prompts, completions = split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
-    groups: dict[str, list[int]] = {}
     names = {name: rollouts[name].to_pylist() for name in COLUMNS if name != "messages"}
-    for row, group in enumerate(names["group_id"]):
-        groups.setdefault(group, []).append(row)
-    chosen = sorted(groups)[:limit]
+    keys = pl.DataFrame(pl.from_arrow(rollouts.select(["group_id", "rollout_index", "rollout_id"])))
+    ordered = keys.lazy().with_row_index("row").sort("rollout_index", "rollout_id")
+    groups = ordered.group_by("group_id").agg("row").sort("group_id").collect()[:limit]
     comparisons, alone = [], 0
-    for group in chosen:
-        rows = sorted(groups[group], key=lambda r: (names["rollout_index"][r], names["rollout_id"][r]))
+    for group, rows in groups.iter_rows():
         if len(rows) < 2:
             alone += 1
             continue
@@ -64,7 +64,7 @@ def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | 
         comparisons.append(
             Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
-    return JudgeGroups(comparisons, alone, sum(len(groups[g]) for g in chosen))
+    return JudgeGroups(comparisons, alone, int(groups["row"].list.len().sum()))
 
 
 def _candidate(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Candidate:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata import genrm
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import (
     COLUMNS,
@@ -35,7 +35,7 @@ from gymdata.judge.port import Judge, JudgeAnswer
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import Progress
-from gymdata.public import path_of, short_repr
+from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
@@ -44,8 +44,8 @@ from gymdata.store.paths import RUN_JSON, local_output
 from gymdata.tuning import rare_collections
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class JudgeSummary(Report):
     """What was judged and how far the judge can be trusted. ``asked`` counts calls of the judge in this run."""
 
     path: str
@@ -63,16 +63,10 @@ class JudgeSummary:
     bias: dict[str, Any]
 
     @property
-    def exit_code(self) -> int:
-        missing = sum(self.comparisons.values()) - self.comparisons["judged"]
-        return EXIT_FAULTS if missing or self.unscored else EXIT_OK
+    def ok(self) -> bool:
+        return sum(self.comparisons.values()) == self.comparisons["judged"] and not self.unscored
 
-    __repr__ = short_repr
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> list[tuple[str, object]]:
+    def rows(self) -> list[Row]:
         counts = self.comparisons
         return [
             ("judge", self.judge),
@@ -85,7 +79,7 @@ class JudgeSummary:
                 f"rewards ({self.aggregator})",
                 f"{self.scored:,}" + (f", {self.unscored:,} without" * bool(self.unscored)),
             ),
-            *((name.replace("_", " "), _rate(self.bias[name])) for name in self.bias if "ci95" in self.bias[name]),
+            *((name.replace("_", " "), rate_text(b, b["n"])) for name, b in self.bias.items() if "ci95" in b),
             (
                 "cycles a > b > c > a",
                 f"{self.bias['cycles']['triples']:,} in {self.bias['cycles']['groups']:,} group(s)",
@@ -318,13 +312,6 @@ def _identity(config: JudgeConfig, judge: Judge) -> dict[str, Any]:
         "principle": config.principle_for(None),
         "show": config.show,
     }
-
-
-def _rate(figure: Mapping[str, Any]) -> str:
-    if figure["rate"] is None:
-        return "–"
-    low, high = figure["ci95"]
-    return f"{100 * figure['rate']:.1f} % of {figure['n']:,} (95 %: {100 * low:.1f} to {100 * high:.1f})"
 
 
 __all__ = ["Comparison", "JudgeSummary", "judge"]

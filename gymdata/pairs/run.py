@@ -25,7 +25,7 @@ from gymdata.pairs import select
 from gymdata.pairs.contents import CONTENTS, contents
 from gymdata.pairs.select import at_fork
 from gymdata.pairs.settings import PairsConfig
-from gymdata.public import paths_of, short_repr
+from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
@@ -53,8 +53,8 @@ _SCALARS = (
 _BATCH_ROWS = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class PairsReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class PairsReport(Report):
     """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``left_out`` counts rollouts that were
@@ -72,8 +72,6 @@ class PairsReport:
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         """The report without the tables; ``pairs`` counts both sides."""
         sides = {"train": self.table.num_rows} | (
@@ -83,6 +81,26 @@ class PairsReport:
         more = {"comparisons": self.comparisons} if self.comparisons else {}
         whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files, "notes": self.notes}
         return asdict(self.counts) | whole | more
+
+    def rows(self) -> list[Row]:
+        counts, sides = self.counts, {"train": self.table, "heldout": self.heldout}
+        written: list[Row] = [("written to", str(path)) for path in self.files.values()]
+        if self.heldout is not None:
+            titles = {"train": "train pairs", "heldout": "held-out pairs"}
+            written = [(titles[side], f"{sides[side].num_rows:,} in {path}") for side, path in self.files.items()]
+        return [
+            ("rollouts", counts.rollouts),
+            *((f"  left out: {why}", n) for why, n in self.left_out.items() if n),
+            *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
+            *((name.replace("_", " "), n) for name, n in self.comparisons.items() if n),
+            ("groups", counts.groups),
+            *([("  fewer than two scored", counts.groups_too_small)] if counts.groups_too_small else []),
+            ("  without variance", counts.groups_without_variance),
+            ("candidates", counts.candidates),
+            *((f"  dropped: {reason.replace('_', ' ')}", n) for reason, n in counts.dropped.items() if n),
+            ("pairs", counts.pairs),
+            *written,
+        ]
 
 
 def pairs(

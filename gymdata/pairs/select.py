@@ -316,19 +316,18 @@ class _Candidates:
 
     def _contradicted(self, key: np.ndarray, prompt: np.ndarray | None) -> npt.NDArray[np.bool_]:
         """Pairs of two contents that another pair has the other way round, under the same prompt."""
+        import polars as pl
+
         live = np.flatnonzero(self.alive)
-        bad = np.zeros(len(self.alive), dtype=bool)
         better, worse = key[self.chosen[live]], key[self.rejected[live]]
         under = prompt[self.chosen[live]] if prompt is not None else np.zeros(len(live), np.uint64)
-        lower, upper = np.minimum(better, worse), np.maximum(better, worse)
-        order = np.lexsort((upper, lower, under))
-        low, up, top = lower[order], upper[order], under[order]
-        new = np.ones(len(order), dtype=bool)
-        new[1:] = (low[1:] != low[:-1]) | (up[1:] != up[:-1]) | (top[1:] != top[:-1])
-        case = np.cumsum(new) - 1
-        ups = np.bincount(case, weights=better[order] > worse[order])
-        sizes = np.bincount(case)
-        bad[live[order]] = ((ups > 0) & (ups < sizes))[case] & (low != up) & (low != 0)
+        low, high = np.minimum(better, worse), np.maximum(better, worse)
+        cases = pl.LazyFrame({"row": live, "under": under, "low": low, "high": high, "up": better > worse})
+        both_ways = pl.col("up").any() & ~pl.col("up").all()
+        odd = cases.filter(pl.col("low") != pl.col("high"), pl.col("low") != 0)
+        odd = odd.filter(both_ways.over("under", "low", "high"))
+        bad = np.zeros(len(self.alive), dtype=bool)
+        bad[odd.collect()["row"].to_numpy()] = True
         return bad
 
     def drop_duplicates(self) -> None:

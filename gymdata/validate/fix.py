@@ -17,7 +17,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts import repair
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.rollouts.violations import Report, Violation
+from gymdata.rollouts.violations import ValidationReport, Violation
 from gymdata.store import scan_batches
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import decode, encode, iter_lines
@@ -28,7 +28,7 @@ _BATCH_ROWS = 4096
 
 
 def fixed_rollouts(
-    sources: Sequence[Source], report: Report, choice: repair.Choice, account: repair.FixReport
+    sources: Sequence[Source], report: ValidationReport, choice: repair.Choice, account: repair.FixReport
 ) -> Iterator[pa.RecordBatch]:
     """The repaired rollouts of ``sources``, whose validation gave ``report``; counts in ``account``.
 
@@ -37,7 +37,7 @@ def fixed_rollouts(
     return _fixed(sources, faults_by_row(report), choice, account)
 
 
-def faults_by_row(report: Report) -> dict[str, dict[int, list[Violation]]]:
+def faults_by_row(report: ValidationReport) -> dict[str, dict[int, list[Violation]]]:
     """The errors of each row of each file."""
     found: dict[str, dict[int, list[Violation]]] = defaultdict(lambda: defaultdict(list))
     for v in report.violations:

@@ -18,7 +18,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.checks import odd_log_probs, outside
 from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts, places
 from gymdata.rollouts.schema import PAIRS
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
 
@@ -163,9 +163,11 @@ def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, 
         yield row, code, {"position": position, "got": str(logprobs.values[place]), "detail": f"in {side}"}
 
 
-def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_size: int | None = None) -> Report:
+def validate_pairs(
+    sources: Iterable[Source], *, selection: Selection, vocab_size: int | None = None
+) -> ValidationReport:
     """The report over pairs; ``rollouts`` counts pairs, ``tokens`` their prompt, chosen and rejected ids."""
-    report = Report()
+    report = ValidationReport()
     checks = PairChecks(vocab_size)
     found: list[Violation] = []
     with_ids: list[tuple[str, int]] = []

@@ -15,7 +15,7 @@ from gymdata.rollouts import checks
 from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, sealed_twin
 from gymdata.validate import json_rows as validate_rows
 
@@ -27,12 +27,12 @@ def validate_rollouts(
     run: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     reader: Reader | None = None,
-) -> Report:
+) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
     ``reader`` gives what decodes ids; it is called at the first break.
     """
-    report = Report()
+    report = ValidationReport()
     across = checks.AcrossRows()
     named = names_reward(run or {})
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})

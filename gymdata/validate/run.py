@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, UsageError
 from gymdata.public import path_of
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
 
-__all__ = ["Report", "Violation", "fix", "validate"]
+__all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
@@ -49,7 +49,7 @@ def validate(
     tokenizer: str | Path | None = None,
     decode: bool = False,
     processes: int | None = None,
-) -> Report:
+) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
 
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
@@ -66,7 +66,7 @@ def validate(
     run = _run_json(path)
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     reader = _reader(tokenizer, run)
-    report = Report(path=str(path))
+    report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
     for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
@@ -303,7 +303,7 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
     return functools.cache(read)
 
 
-def _merge(report: Report, more: Report) -> None:
+def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.rollouts += more.rollouts
     report.trainable += more.trainable
     report.turns += more.turns
@@ -318,7 +318,7 @@ def _rollouts(
     vocab: int | None,
     reader: Reader | None,
     processes: int,
-) -> Report:
+) -> ValidationReport:
     from gymdata.validate.rollouts import validate_rollouts
 
     del processes
@@ -332,7 +332,7 @@ def _pairs(
     vocab: int | None,
     reader: Reader | None,
     processes: int,
-) -> Report:
+) -> ValidationReport:
     from gymdata.validate.pairs import validate_pairs
 
     del processes, run, reader
@@ -346,11 +346,11 @@ def _nemo(
     vocab: int | None,
     reader: Reader | None,
     processes: int,
-) -> Report:
+) -> ValidationReport:
     from gymdata.interop.nemo_gym import scan as nemo_gym
 
     del run
-    report = Report()
+    report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []
     for source in sources:
@@ -381,7 +381,7 @@ def _nemo(
 
 
 def _decode(
-    report: Report,
+    report: ValidationReport,
     sources: list[Source],
     selection: Selection,
     run: Mapping[str, Any] | None,

@@ -92,7 +92,7 @@ def test_our_pairs_are_written_as_text(run: Path, tmp_path: Path) -> None:
     (made,) = [json.loads(x) for x in (tmp_path / "a.jsonl").read_text().splitlines()]
     asked = {"role": "user", "content": "question a"}
     assert made == {"prompt": [asked], "chosen_response": "answer 1", "rejected_response": "answer 0"}
-    assert (done.rows, done.skipped) == (1, 2)
+    assert (done.rows_out, done.skipped) == (1, 2)
     assert {SEVERAL: 1, CALLS: 1, IDS: 1}.items() <= done.lost.items()
 
 

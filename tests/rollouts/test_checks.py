@@ -15,7 +15,7 @@ from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.repair import plan
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.rollouts.turns import Call, encode_turns
-from gymdata.rollouts.violations import Report, Selection, Violation
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation
 from tests.rollout_files import rollout, rollouts_table, two_turns
 
 _ids = st.lists(st.integers(0, 5), max_size=6)
@@ -118,7 +118,7 @@ def test_prefixes_select_codes() -> None:
 def test_a_report_counts_and_tabulates() -> None:
     """Counts are those of the list, strict turns warnings into errors, and the table has the schema's columns."""
     found = [Violation("T200", 0, "a", 1, 3, "1 2", "1 9"), Violation("R503", 0), Violation("T211", 2)]
-    report = Report(violations=Selection.of().apply(found))
+    report = ValidationReport(violations=Selection.of().apply(found))
     assert (report.errors, report.warnings, report.infos, report.ok) == (1, 1, 1, False)
     assert report.by_code == {"R503": 1, "T200": 1, "T211": 1}
     assert report.has("R503")

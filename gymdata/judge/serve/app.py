@@ -20,9 +20,10 @@ from gymdata import genrm
 from gymdata.judge.groups import response_transcript
 from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
-from gymdata.judge.serve.requests import Bodies, OnlyHosts, Refused, refused_fields
+from gymdata.judge.serve.requests import Bodies, Refused, refused_fields
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache
+from gymdata.urls import OnlyHosts
 
 _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
 #: Time for what is being judged when the server stops; those who wait for members are answered before.
