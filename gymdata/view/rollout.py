@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gymdata.engines.vocabulary import Vocabulary
 from gymdata.errors import printable
-from gymdata.rollouts.continuity.breaks import Reading, Relation, relations
+from gymdata.rollouts.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.view.stages import Stages, facts_of
 
