@@ -1,7 +1,10 @@
-"""What a rollouts row must look like before it is journaled.
+"""Rows as JSON spells them to Arrow arrays and back, and what a rollouts row must look like before it is journaled.
 
-Invariants: a row that passes can be sealed, so nothing that was sampled gets stuck in a journal. The check looks
-at keys, types and array dtypes, not at every element, and costs a few microseconds.
+Invariants: building is strict (an id that is 2.0, "2", true or null is refused, never rounded or dropped), an unknown
+key is refused rather than lost, and ``to_rows`` of what was built gives the same rows. Token lists are moved through
+flat buffers; nothing is boxed on the way out. A rollouts row that passes its check can be sealed, so nothing that was
+sampled gets stuck in a journal; the check looks at keys, types and array dtypes, not at every element, and costs a few
+microseconds.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Invariants: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
 moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
+Sealing keeps one order: temporary name, fsync, rename, fsync of the folder, name in run.json, drop the journal; a crash
+between any two steps leaves every row readable, sealing again gives the same file, and memory is bounded by one row
+group.
 """
 
 from __future__ import annotations
