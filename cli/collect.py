@@ -9,7 +9,7 @@ import typer
 from gymdata.collect.settings import CollectConfig
 
 from .console import Watch, command_words, finish, prints_apart
-from .flags import DryRun, Json, Overwrite, with_flags
+from .flags import DryRun, Json, with_flags
 
 
 @with_flags(CollectConfig)
@@ -18,7 +18,6 @@ def collect(
     tasks: Annotated[
         str | None, typer.Argument(help="Task file or glob: .jsonl or .parquet, also .gz and .zst.")
     ] = None,
-    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:

@@ -166,7 +166,7 @@ def _print(table: Table) -> None:
     if sys.stdout.isatty():
         console.print(table)
         return
-    # The padding of cells is of use to nobody who reads a file or a pipe.
+    # In a file or a pipe the padding of cells is noise.
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
@@ -242,7 +242,7 @@ class Watch:
         self._every_s = every_s
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line_at = time.monotonic()
         self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
@@ -278,7 +278,7 @@ class Watch:
         if self.bar is not None and self._task is not None:
             done, total = self._counts.get("done", 0), self._counts.get("total")
             self.bar.update(self._task, completed=done, total=total, of=self._of(), facts=self._facts())
-        elif time.monotonic() - self._said >= self._every_s:
+        elif time.monotonic() - self._last_line_at >= self._every_s:
             self._say()
 
     def message(self, text: str) -> None:
@@ -288,7 +288,7 @@ class Watch:
             note(text)
 
     def _say(self) -> None:
-        self._said = time.monotonic()
+        self._last_line_at = time.monotonic()
         note(f"{self._what} {self._of()}  {self._facts()}".rstrip())
 
     def _since(self, name: str) -> float:

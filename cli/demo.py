@@ -13,13 +13,16 @@ from gymdata.demo.run import demo as run
 from .console import finish, note
 from .flags import DryRun, Json, Overwrite, with_flags
 
+_Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Output folder (default: runs/demo).", show_default=False)
+]
+
 
 @with_flags(DemoConfig)
 def demo(
+    output: _Output = Path("runs/demo"),
+    *,
     settings: DemoConfig,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Output folder (default: runs/demo).")] = Path(
-        "runs/demo"
-    ),
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     json: Json = False,

@@ -21,7 +21,7 @@ _Output = Annotated[
 
 @with_flags(ExportConfig)
 def export(
-    path: _Path, settings: ExportConfig, output: _Output, overwrite: Overwrite = False, json: Json = False
+    path: _Path, output: _Output, *, settings: ExportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """What the format cannot hold is reported."""
     from gymdata.interop.run import export as run

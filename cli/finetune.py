@@ -46,10 +46,11 @@ _SPARED = ("share", "groups", "KL", "tokens", "95 %", "used", "loss")
 
 @with_flags(FinetuneFlags, _NAMES, file=False)
 def finetune(
-    settings: FinetuneFlags,
     config: _Config = None,
     config_file: _ConfigFile = None,
     override: _Override = None,
+    *,
+    settings: FinetuneFlags,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:

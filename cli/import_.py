@@ -18,7 +18,7 @@ _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to wri
 
 @with_flags(ImportConfig, {"source": ["--from"]})
 def import_(
-    files: _Files, settings: ImportConfig, output: _Output, overwrite: Overwrite = False, json: Json = False
+    files: _Files, output: _Output, *, settings: ImportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """NeMo Gym rows, trajectories and DPO rows of the NeMo Agent Toolkit, ATIF trajectories. Exit code 1 when some rows were
     rejected.

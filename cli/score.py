@@ -9,7 +9,7 @@ import typer
 from gymdata.score.settings import ScoreConfig
 
 from .console import Watch, command_words, facts, finish, grid
-from .flags import Json, Overwrite, with_flags
+from .flags import Json, with_flags
 
 if TYPE_CHECKING:
     from gymdata.score.run import ScoreSummary
@@ -22,7 +22,6 @@ _SHOWN = 20
 def score(
     settings: ScoreConfig,
     path: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder, file or glob of rollouts.")] = None,
-    overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:
     """Earlier scores are kept, and flips are reported."""

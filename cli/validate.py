@@ -11,11 +11,12 @@ import typer
 from gymdata.errors import printable
 from gymdata.validate.settings import ValidateConfig
 
-from .console import command_words, facts, finish, grid, say
+from .console import command_words, facts, finish, grid
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
     from gymdata.rollouts.continuity.repair import FixReport
+
     from gymdata.rollouts.violations import ValidationReport, Violation
 
 #: Errors shown of each code before the rest is only counted.
@@ -107,8 +108,6 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
         print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()
-    for text in report.notes:
-        say(f"note: {text}")
     print(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")

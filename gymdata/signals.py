@@ -57,6 +57,19 @@ def interruptions_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 T = TypeVar("T")
 _STARTING = "stopping: what is being started is closed as soon as it is up (again to quit at once)"
 _PLAYING = "stopping: rollouts in flight are finished and sealed (again to quit at once)"

@@ -33,6 +33,8 @@ EDGES = {
     ("finetune", "pairs"): {"settings"},
     ("finetune", "train"): {"settings", "trainer_settings"},
     ("demo", "judge"): {"groups"},
+    ("view", "filter"): {"columns", "conditions", "expressions"},
+    ("view", "query"): {"views"},
 }
 HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.

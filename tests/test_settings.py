@@ -103,8 +103,12 @@ def test_numbers_are_no_truths(given: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: \x00", b"a: 2026-13-45"])
-def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(tmp_path: Path, content: bytes) -> None:
-    """Bytes that are not UTF-8, control characters and dates that are none are errors that name the file."""
+def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that are not UTF-8, control characters and dates that are none are errors that name the file, whatever other
+    libraries did to PyYAML's own loader."""
+    monkeypatch.setitem(yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:timestamp", lambda *_: "a date")
     file = tmp_path / "c.yaml"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=r"c\.yaml.*YAML"):

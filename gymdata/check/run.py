@@ -144,8 +144,8 @@ def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[Transfor
     what = ", ".join(found.strips) or "earlier turns"
     cure = _cure(chat)
     if cure is not None and cure.check.ok:
-        said = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
-        return chat.with_template(cure.template, tool_parser=tool_parser), [said]
+        note = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
+        return chat.with_template(cure.template, tool_parser=tool_parser), [note]
     if found.bridges:
         return chat, [f"the chat template rewrites {what}: train from the saved ids, not from rendered messages"]
     return chat, [f"the chat template rewrites {what}, and no known form keeps it: some later turns will be refused"]

@@ -1,7 +1,7 @@
-"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
+"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is pending.
 
 Invariants: everything that can be wrong with the input is found before an engine is started or a folder is made;
-a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
+a run with nothing pending starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def collect(
     command: Sequence[str] = (),
     **settings: Any,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -156,7 +156,7 @@ def _collect(
         else ledger.resume_state(tasks, run.folder)
     )
     done = _Done()
-    if resume_state.owed:
+    if resume_state.pending:
         done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()
@@ -178,7 +178,7 @@ def _collect(
         new_rollouts=done.rollouts,
         failures=done.failed,
         empty_generations=done.empty,
-        owed=resume_state.owed,
+        owed=resume_state.pending,
         exhausted=resume_state.exhausted,
         skipped_rows=tasks.skipped,
         seconds=round(time.monotonic() - began, 3),
@@ -188,7 +188,12 @@ def _collect(
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
     run.note(
-        counts={**known, "owed": resume_state.owed, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
+        counts={
+            **known,
+            "owed": resume_state.pending,
+            "exhausted": resume_state.exhausted,
+            "skipped_rows": tasks.skipped,
+        }
     )
     return summary
 
@@ -226,13 +231,7 @@ async def _play(
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
-            limits = Limits(
-                max_tokens=config.max_tokens,
-                max_turns=config.max_turns,
-                max_context=tightest[0],
-                time_limit_s=config.time_limit,
-                limited_by=tightest[1],
-            )
+            limits = config.limits() | {"max_context": tightest[0]}
             if progress is not None:
                 for text in facts.get("notes", ()):
                     progress.message(text)
@@ -241,17 +240,17 @@ async def _play(
                 parts.chat,
                 parts.environment,
                 key,
-                limits,
+                Limits(**limits, limited_by=tightest[1]),
                 seed,
                 float(config.temperature),
                 on_break=config.on_break,
                 next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
-                sampling=config.sampling() | limits.as_dict(),
+                sampling=config.sampling() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
-            collector = Collector(run, setting, scheduler, ledger, resume_state.owed, progress, there)
+            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
             began = time.monotonic()
             with contextlib.suppress(Cancelled):
                 concurrency = config.concurrency or parts.source.default_concurrency

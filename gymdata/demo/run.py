@@ -161,9 +161,9 @@ def demo(
 ) -> DemoReport:
     """Run the main job; what it measured is also in ``OUTPUT/summary.json``.
 
-    ``limit`` takes only so many tasks of each file; ``judged_groups``: of so many the judge compares the rollouts (0: no
-    judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both ways, and the
-    paired 95 % interval of the rise is above zero.
+    ``limit`` takes only the first N tasks of each file; ``judged_groups``: in how many groups the judge compares
+    rollouts (0: no judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both
+    ways, and the paired 95 % interval of the rise is above zero.
     """
     folder = local_output(output)
     _clear(folder, overwrite)

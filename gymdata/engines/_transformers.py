@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError, nearest_beside, needs
-from gymdata.rollouts.continuity.breaks import Reader, Reading
+from gymdata.rollouts.breaks import Reader, Reading
 
 
 def local_folder(name: str | Path) -> Path:

@@ -25,9 +25,9 @@ from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import Progress
 from gymdata.public import Report, Row, paths_of
-from gymdata.rollouts.chains import generated_keys
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, read_run_json, resolve, scan_batches
 from gymdata.store.lineage import Paths, parent_of, refuse_other_settings, run_folder
 from gymdata.store.paths import RUN_JSON, output_file
@@ -110,8 +110,10 @@ def _filter(
     columns = load_columns(sources, plan.named)
     funnel = _run(plan, columns, sources)
     if not funnel.alive.any():
-        told = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
-        raise RefusedError(f"none of the {len(funnel.alive):,} rollouts is left ({told})", hint="nothing was written")
+        reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+        raise RefusedError(
+            f"none of the {len(funnel.alive):,} rollouts is left ({reasons})", hint="nothing was written"
+        )
     sides = _sides(columns.table, funnel.alive, config)
     report = FilterReport(
         rollouts_in=len(funnel.alive),
@@ -197,12 +199,18 @@ def _answer(expression: conditions.Expression, columns: RolloutColumns) -> pa.Ar
 
 def _generations(sources: Sequence[str | Path], rows: int) -> Any:
     keys = [
-        generated_keys(batch.column("turns"))
+        _generated(TurnColumns.of(batch.column("turns")))
         for source in sources
         for batch in scan_batches(source, ROLLOUTS, ["turns"], _BATCH_ROWS)
     ]
     # More rows may have been collected since; these were not chosen from.
     return np.concatenate(keys)[:rows]
+
+
+def _generated(turns: TurnColumns) -> np.ndarray:
+    """A 64-bit hash of all that each rollout generated, in turn order; 0 where nothing was."""
+    lists = turns.by_rollout(turns.generation)
+    return np.where(lists.lengths > 0, lists.hashes(), np.uint64(0))
 
 
 def _sides(table: pa.Table, alive: np.ndarray, config: FilterConfig) -> dict[str, np.ndarray]:

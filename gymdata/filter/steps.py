@@ -66,7 +66,7 @@ class Funnel:
         self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
     def best(self, n: int, by: str, score: Array, index: Array) -> None:
-        """Keep the ``n`` highest scores of each group; one that is not finite is none. Ties go to the lower index."""
+        """Keep the ``n`` highest scores of each group; one that is not finite does not count. Ties go to the lower index."""
         finite = np.isfinite(score)
         beyond = self._after_first(n, finite, of={"group": self._groups}, order={"score": -score + 0.0, "index": index})
         self.drop("best-n", f"{n} by {by}", {f"no {by}": ~finite, f"not among the best {n}": beyond})

@@ -326,7 +326,7 @@ def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> st
         raise UsageError(f"{where} is missing", hint="a task file, or give --dataset")
     path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
     tasks = str(Path(path).absolute())
-    _ = TaskFile(tasks).files  # a missing file is told at once
+    _ = TaskFile(tasks).files  # a missing file is reported at once
     return tasks
 
 
@@ -384,10 +384,10 @@ def _validation(
         builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
         scoring = _scoring(own, beside)
         # What the file says of these is meant for validation; what the main one says is meant for training.
-        said = read_yaml(path)
+        document = read_yaml(path)
         name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
-        stated = {**((said.get("llms") or {}).get(target_of(own)) or {}),
-                  **((said.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
+        stated = {**((document.get("llms") or {}).get(target_of(own)) or {}),
+                  **((document.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
         held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
         if own.eval.general.dataset != config.eval.general.dataset:
             section = section.model_copy(update={"dataset": own.eval.general.dataset})

@@ -77,7 +77,7 @@ def select(
         "rollouts": rows.num_rows,
         "groups": len(stats),
         "groups_selected": len(included),
-        "groups_learnable": sum(one.spread > 0 for one in stats if one.task_id in included),
+        "groups_learnable": sum(one.score_range > 0 for one in stats if one.task_id in included),
         "groups_left_out": dict(sorted(reasons.items())),
         "too_old_left_out": too_old,
         "stale_rollouts": int(pc.sum(pc.greater(lag, 0)).as_py() or 0),
@@ -104,7 +104,7 @@ def _groups(rows: pa.Table, version: int) -> dict[str, tuple[str, list[float | N
 
 
 def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
-    """The rollouts of these groups to ``folder``/rollouts.parquet, and what a judge said of them beside it."""
+    """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
     wanted = pa.array(sorted(group_ids), pa.string())
     schema = ROLLOUTS.schema
 

@@ -1,7 +1,7 @@
 """``gymdata.import_rollouts`` and ``gymdata.export``: other projects' files to runs and back.
 
 Invariants: every row that goes in comes out as a rollout (or a pair) or is named in rejected.jsonl with its line and
-reason; what a format cannot hold is counted and told; an output appears whole.
+reason; what a format cannot hold is counted and reported; an output appears whole.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.importing import ODD, reason_of
 from gymdata.public import Report, Row, path_of, paths_of
+from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
-from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
-from gymdata.store.columns import build, spread
+from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, local_output
@@ -142,7 +142,7 @@ def import_rollouts(
 ) -> ImportSummary:
     """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
 
-    ``source``: one of ``SOURCES``, told from the files when not given. Files of pairs become ``output/pairs.parquet``.
+    ``source``: one of ``SOURCES``, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
     others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
@@ -200,7 +200,7 @@ def import_rollouts(
         overwrite=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        # An import that was stopped after it had met an unfit row goes on with the rows that it had found fit.
+        # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.
         careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
         try:
             _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)
@@ -218,8 +218,8 @@ def import_rollouts(
         _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
             summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
-            told = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
-            _write_lines(Path(output) / NOT_REBUILT, told)
+            lines = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
+            _write_lines(Path(output) / NOT_REBUILT, lines)
         run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
         if shapes:
             run.note(documents=shapes)
@@ -252,7 +252,7 @@ def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
     """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
     columns = [name for name in table.schema.names if name in row]
     try:
-        spread(build([row], table, columns, "", [0]))
+        to_rows(build([row], table, columns, "", [0]))
     except DataError as error:
         # The row's place is reported beside the reason.
         raise DataError(error.reason) from error
@@ -323,11 +323,11 @@ def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator
 
 
 def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
-    told = (
+    lines = (
         {"file": str(b.file), "line": b.line, "code": b.code, "reason": _unicode(b.reason), "text": b.text}
         for b in rejected
     )
-    return [encode_any(one) + b"\n" for one in told]
+    return [encode_any(one) + b"\n" for one in lines]
 
 
 def _unicode(text: str) -> str:
@@ -407,7 +407,7 @@ def _export(
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
             refuse_unsound_rows(batch, str(path), known)
-            for row in spread(batch):
+            for row in to_rows(batch):
                 current = row["pair_id"] if table is PAIRS else row["rollout_id"]
                 yield row
 

@@ -1,7 +1,7 @@
 """``judge``: rollouts of a group compared pairwise, and rewards from the comparisons, beside the rollouts.
 
 Invariants: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
-and started again, no judgement is paid for twice; aggregating anew judges nothing.
+and started again, no judgement is paid for twice; aggregating again judges nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def judge(
     config = JudgeConfig.load(None, {**base, **settings})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
-    if not field.contests:
+    if not field.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
     source = find_run_json(config.path)
     how = Aggregation(config.aggregator_method, Adjustments(**config.adjustments()))
@@ -139,8 +139,8 @@ def judge(
         judged, pairwise_judge = asyncio.run(_judge_field(config, field, lazy, kept, progress))
         rows = [
             row
-            for contest, results in zip(field.contests, judged, strict=True)
-            for row in comparison_rows(contest, results, pairwise_judge.judge_name)
+            for comparison, results in zip(field.comparisons, judged, strict=True)
+            for row in comparison_rows(comparison, results, pairwise_judge.judge_name)
         ]
         comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
         facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
@@ -192,12 +192,12 @@ async def _judge_field(
         seed=config.seed,
         concurrency=config.concurrency,
     )
-    results: list[list[Judged]] = [[] for _ in field.contests]
+    results: list[list[Judged]] = [[] for _ in field.comparisons]
 
     def plan(n: int) -> list[genrm.Match]:
         return genrm.schedule(config.comparison_strategy, n, config.num_judges_per_comparison)
 
-    total, done = sum(len(plan(len(c.candidates))) for c in field.contests), 0
+    total, done = sum(len(plan(len(c.candidates))) for c in field.comparisons), 0
 
     def finished(place: int, judged: list[Judged]) -> None:
         nonlocal done
@@ -209,7 +209,7 @@ async def _judge_field(
 
     try:
         concurrency = config.concurrency or judge.default_concurrency
-        await judge_all(field.contests, plan, pairwise_judge, finished, concurrency=concurrency)
+        await judge_all(field.comparisons, plan, pairwise_judge, finished, concurrency=concurrency)
     finally:
         await pairwise_judge.close()
         await judge.close()
@@ -255,7 +255,7 @@ def _finish(
         name=name,
         judge=judge_is,
         rollouts=field.rollouts,
-        groups=len(field.contests),
+        groups=len(field.comparisons),
         groups_of_one=field.alone,
         comparisons={status: statuses[status] for status in STATUSES},
         asked=int(facts["asked"]),

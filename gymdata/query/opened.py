@@ -59,8 +59,8 @@ def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
     import pyarrow as pa
 
     from gymdata.errors import DataError
-    from gymdata.rollouts.prompt_rebuild import with_prompts
     from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.rollouts.turn_columns import with_prompts
     from gymdata.store.columns import reshape
 
     if "turns" not in table.column_names:

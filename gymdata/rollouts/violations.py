@@ -141,9 +141,10 @@ CODES: dict[str, Code] = _registry(
         "T209",
         "digest mismatch",
         "error",
-        "the turn's content changed after it was collected",
+        "the content changed after it was collected",
         "The digest over the parent's stored digest, prefix length, ids and log-probabilities does not match the stored "
-        "one. Exactly this turn was changed, or its digest was.",
+        "one. Exactly this turn was changed, or its digest was. Or a whole file is not the one that run.json describes, by "
+        "its size or its bytes (then row is 0, there is no turn, and its rows may each be sound).",
     ),
     Code(
         "T210",
@@ -407,8 +408,7 @@ class Selection:
 @dataclass(slots=True, repr=False)
 class ValidationReport(Report):
     """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
-    those of them that have token ids to train on and no error, whatever codes were selected. ``notes``:
-    files that are not as they were sealed; what that did to their rows is among the violations, or nothing."""
+    those of them that have token ids to train on and no error, whatever codes were selected."""
 
     path: str = ""
     files: list[str] = field(default_factory=list)
@@ -417,7 +417,6 @@ class ValidationReport(Report):
     turns: int = 0
     tokens: int = 0
     violations: list[Violation] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -461,7 +460,6 @@ class ValidationReport(Report):
             "infos": self.infos,
             "by_code": self.by_code,
             "files": self.files,
-            "notes": self.notes,
             "violations": [v.as_dict() for v in self.violations],
         }
 

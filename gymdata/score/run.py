@@ -128,7 +128,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ScoreConfig.load(None, {**base, **settings})
-    resolve(config.path, ROLLOUTS)  # a missing path is told at once
+    resolve(config.path, ROLLOUTS)  # a missing path is reported at once
     source = find_run_json(config.path)
     sources = load_sources(config, progress, functions)
     name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))

@@ -72,10 +72,12 @@ def unframe(raw: bytes) -> bytes | None:
     return body
 
 
-def scan(path: Path) -> Iterator[Line]:
-    """Every line of a journal with its offset. A last line without newline is good when its crc is."""
-    offset, rest = 0, b""
+def scan(path: Path, offset: int = 0) -> Iterator[Line]:
+    """Every line of a journal with its offset, from the one that begins at ``offset``. A last line without newline is good
+    when its crc is."""
+    rest = b""
     with path.open("rb") as file:
+        file.seek(offset)
         while block := file.read(_BLOCK):
             *whole, rest = (rest + block).split(b"\n")
             for raw in whole:

@@ -44,7 +44,7 @@ class Lock:
         _held.add(self)
 
     def release(self) -> None:
-        """Give the run free. The file stays, for whoever looks at the folder meanwhile."""
+        """Release the lock. The file stays, for whoever looks at the folder meanwhile."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             # Unlocking frees every copy of this descriptor, also one that a child forked just now has not yet closed.

@@ -228,7 +228,7 @@ def _wipe_stage(stage: Path) -> None:
 
 
 def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
-    """Bring the rollouts folder into a state that can be gone on with. ``files``: what run.json names as sealed."""
+    """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
     found = Recovered()
     named = {Path(f["path"]).name for f in files}
@@ -395,7 +395,7 @@ class Run:
         """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
 
         When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
-        DataError for a row that is none, StoreError.from_os when the disk is full: then the row is not in the journal and
+        DataError for an invalid row, StoreError.from_os when the disk is full: then the row is not in the journal and
         all before it are.
         """
         self._raise_trouble()
@@ -418,7 +418,7 @@ class Run:
         """Write rows, each with about how many tokens it has, straight into sealed files; returns how many.
 
         For rows that can be read again: they are not journaled, and a crash loses those of the file in hand. Times are
-        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for a row that is none.
+        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for an invalid row.
         """
         self._raise_trouble()
         self._roll()

@@ -234,7 +234,9 @@ def train(
     """
     from gymdata.train.trainers.launch import run_job
 
-    _refuse_no_rows(source, settings.table)  # and a missing file, before torch is loaded
+    # What costs nothing to see, before torch is loaded.
+    _refuse_no_rows(source, settings.table)
+    _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
     facts = train_resolved(
         source,
@@ -279,8 +281,8 @@ def train_resolved(
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
     files = [found.path for found in resolve(source, config.table)]
-    if said := data.cost.text():
-        progress.message(said)
+    if cost := data.cost.text():
+        progress.message(cost)
     expected = data.sequences.trained()
     out = local_output(config.output)
     job = {
@@ -321,11 +323,11 @@ def run_training(
     dry_run: bool,
 ) -> dict[str, Any]:
     """Start, resume or find finished the training in ``out``; ``overwrite`` starts again."""
-    refuse_other_kind(out / RUN_JSON, str(begun["stage"]))
+    _refuse_place(out, str(begun["stage"]))
     job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
-        return _rehearse(job, begun, run_job, progress)
+        return _dry_run(job, begun, run_job, progress)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
         return read_run_json(out)
@@ -341,7 +343,7 @@ def run_training(
         _write(job_file, json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         try:
-            told = run_job(job_file.resolve(), progress)
+            announced = run_job(job_file.resolve(), progress)
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -350,7 +352,7 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **_announced(told)})
+        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         if "save_total_limit" not in job["settings"]:
@@ -366,11 +368,9 @@ def run_training(
                 out.rmdir()
 
 
-def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
-    """What ``out`` holds of this very training. Raises StoreError when it cannot be written or holds something else.
-
-    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
-    """
+def _refuse_place(out: Path, stage: str) -> None:
+    """Raises StoreError when ``out`` cannot be written, or holds something that is no training of this kind."""
+    refuse_other_kind(out / RUN_JSON, stage)
     refuse_unwritable(out)
     ours = (out / JOB / "job.json").is_file()
     if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {"lock", JOB})):
@@ -378,6 +378,14 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
             f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
             hint="give another output folder",
         )
+
+
+def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
+    """What ``out`` holds of this very training. Raises StoreError when it holds another one.
+
+    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
+    """
+    ours = (out / JOB / "job.json").is_file()
     finished = (out / SUCCESS).is_file()
     if overwrite or not ours or not (finished or _checkpoints(out)):
         return "nothing"
@@ -397,7 +405,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
     """Everything up to the first step, in a folder that is gone afterwards."""
     import tempfile
 
@@ -405,15 +413,15 @@ def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progr
         job_file = Path(folder) / JOB / "job.json"
         job_file.parent.mkdir()
         job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
-        told = run_job(job_file, progress)
-    proof = told.get("proof", {})
+        announced = run_job(job_file, progress)
+    proof = announced.get("proof", {})
     proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
-    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(told)}
+    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(announced)}
 
 
-def _announced(told: Mapping[str, Any]) -> dict[str, Any]:
+def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
     """What a trainer measured before its first step, other than the proof."""
-    return {"ratio": {k: v for k, v in told["ratio"].items() if k != "event"}} if "ratio" in told else {}
+    return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 
 def _clear(out: Path) -> None:
@@ -445,7 +453,7 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.ids, model, source)
+    check_vocabulary(data.sequences.token_ids.values, model, source)
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)

@@ -21,8 +21,8 @@ from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reader
-    from gymdata.rollouts.continuity.repair import Choice, FixReport
+    from gymdata.rollouts.breaks import Reader
+    from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
@@ -38,7 +38,7 @@ _FOREIGN = {
 }
 
 
-# What was changed is checked like anything else, and noted; damaged journal lines are violations.
+# What was changed is checked like anything else, and is a fault itself; damaged journal lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
 def validate(
     path: str | Path,
@@ -77,7 +77,8 @@ def validate(
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
-        report.notes = altered(described, [s.path for s in sources])
+        changed = altered(described, [s.path for s in sources])
+        report.violations += selection.apply(Violation("T209", 0, detail=why, file=str(f)) for f, why in changed)
     report.seconds = time.perf_counter() - began
     return report
 
@@ -93,7 +94,7 @@ def fix(
     source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
     when a file cannot be read at all.
     """
-    from gymdata.rollouts.continuity.repair import CHOICES, FixReport
+    from gymdata.rollouts.repair import CHOICES, FixReport
 
     target = local_output(output)
     if choice not in CHOICES:
@@ -134,6 +135,8 @@ def _fix(
     from gymdata.store.lineage import parent_of
 
     report, name = validate(path), out.names[0]
+    # That a file was changed is the fault of none of its rows.
+    report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
     if nemo:
         from gymdata.interop.nemo_gym.fix import fix_nemo_gym
 
@@ -144,7 +147,7 @@ def _fix(
         from gymdata.validate.fix import fixed_rollouts
 
         out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # How the rollouts were sampled is asked of the copy as it was of them.
+    # How the rollouts were sampled is looked up for the copy as it was for them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
@@ -218,9 +221,9 @@ def _is_task(line: bytes) -> bool:
         return False
     if not isinstance(row, dict):
         return False
-    said = row.get("messages")
-    if isinstance(said, list) and said:
-        return isinstance(said[-1], dict) and said[-1].get("role") != "assistant"
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages:
+        return isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
     return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 
@@ -357,9 +360,9 @@ def _nemo(
         report.rollouts += part.rollouts
         report.turns += part.turns
         report.tokens += part.tokens
-        calm = part.turns_with_ids == 0
+        without_ids = part.turns_with_ids == 0
         for v in part.violations:
-            severity: Any = "warning" if calm and v.code == "T205" else v.severity
+            severity: Any = "warning" if without_ids and v.code == "T205" else v.severity
             found.append(v._replace(file=file, severity=severity))
         # Without a single log-probability none is biased.
         if part.turns_with_log_probs:

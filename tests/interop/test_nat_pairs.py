@@ -15,7 +15,7 @@ import gymdata
 from gymdata.errors import StoreError, UsageError
 from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
-from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.messages import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.interop.trajectories import in_order, same, some, text, through_json, value, write_lines

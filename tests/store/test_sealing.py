@@ -139,6 +139,7 @@ with Run.open(sys.argv[1], identity={"model": "tiny"}, extent={}, operation={}, 
         if row["rollout_id"] not in have:
             run.append(row)
             print(i, flush=True)
+            sys.stdin.read(1)
 """
 
 
@@ -148,12 +149,15 @@ def test_a_process_killed_again_and_again_ends_with_the_same_table(tmp_path: Pat
     run = tmp_path / "killed"
     for rows_before_kill in (1, 6, 7, 8, 13, 3, None):
         command = [sys.executable, "-c", _COLLECT, str(run), str(Path(__file__).parent)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        # It waits for a byte after each row, so that it is never done before it is killed.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+            assert process.stdin is not None
             assert process.stdout is not None
             for count, _ in enumerate(process.stdout, 1):
                 if count == rows_before_kill:
                     process.kill()
                     break
+                process.stdin.write(b".")
         assert process.returncode == (0 if rows_before_kill is None else -9)
     expected = build_table([row(i, n_turns=3) for i in range(60)], tmp_path)
     assert read_table(run).sort_by("rollout_id").equals(expected)

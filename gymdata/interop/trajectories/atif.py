@@ -47,8 +47,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, loads, text_of
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.messages import json_text, loads, text_of
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -193,11 +193,11 @@ class _Found:
             if not isinstance(speaker, str) or speaker not in _SOURCES:
                 got = speaker if isinstance(step, dict) else step
                 raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
-            said = with_facts(read_step(step), _own(step))
+            message = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
-                self._calls.append((said["turn"], here, call, said))
-            messages.append(said)
+                self._calls.append((message["turn"], here, call, message))
+            messages.append(message)
             for result in _results(step):
                 messages.append(with_facts(read_result(result), _own(result)))
                 for named in _references(result):
@@ -213,7 +213,7 @@ class _Found:
         name = about.get("name") if isinstance(about, dict) else None
         before = len(self._calls)
         self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
-        # What a subagent said is no message of this conversation.
+        # A subagent's message does not belong to this conversation.
         self._calls[before:] = [(None, where, call, None) for _, where, call, _ in self._calls[before:]]
 
     def encoder(self) -> TurnEncoder:
@@ -225,11 +225,11 @@ class _Found:
             if len({turn for turn, *_ in calls}) < len(calls):
                 raise BadItem("T208", "two steps are of one turn")
         encoder = TurnEncoder()
-        for number, (_, path, call, said) in enumerate(calls):
+        for number, (_, path, call, message) in enumerate(calls):
             encoder.add(call)
             self.places.append(path)
-            if said is not None:
-                said["turn"] = number
+            if message is not None:
+                message["turn"] = number
         return encoder
 
 
@@ -350,7 +350,7 @@ LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The trajectory of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """
@@ -416,7 +416,7 @@ def _root(row: Mapping[str, Any], own: Mapping[str, Any], steps: list[dict[str, 
     }
 
 
-def metrics_of(turn: Mapping[str, Any], prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A model call as ``metrics``; without ``logprobs`` when some are not finite. ``spell``: how a float32 is written."""
     generation = list_of(turn["generation_token_ids"])
     metrics = {
@@ -429,7 +429,7 @@ def metrics_of(turn: Mapping[str, Any], prompt: Any, spell: Callable[[Any], floa
     return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
 
 
-def _words(turn: Mapping[str, Any]) -> list[float | str]:
+def _words(turn: Turn) -> list[float | str]:
     """Log-probabilities with words for those that JSON has no number for."""
     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
     values = [shortest(value) for value in list_of(turn["generation_log_probs"])]

@@ -48,8 +48,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, loads
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
 
@@ -283,10 +283,10 @@ def _token_id(token: Any) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and int(digits) < 2**31 else None
 
 
-def _alternatives(content: list[Any], where: str) -> list[list[dict[str, float | int]]] | None:
-    tops: list[list[dict[str, float | int]]] = []
+def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | None:
+    tops: list[list[TopLogProb]] = []
     for position, token in enumerate(content):
-        top: list[dict[str, float | int]] = []
+        top: list[TopLogProb] = []
         given = token.get("top_logprobs")
         if given is not None and not isinstance(given, list):
             raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")
@@ -338,7 +338,7 @@ STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in 
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The ``Trajectory`` of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """
@@ -388,7 +388,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     }
 
 
-def log_probs(turn: Mapping[str, Any], spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")
@@ -415,7 +415,7 @@ def _item(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
-    """One number an item: an answer's step reward, 0 for what others said. None unless every answer has one."""
+    """One number an item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
     ]

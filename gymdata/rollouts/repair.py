@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from gymdata.public import Report, Row
+from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.continuity import breaks
 from gymdata.rollouts.violations import BREAKS, Violation
 
 Choice = Literal["split", "truncate", "drop"]
@@ -110,7 +110,7 @@ def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], c
     return [list(range(a, b)) for a, b in pairwise(edges) if b > a]
 
 
-def chain_roots(turns: Sequence[Mapping[str, Any]]) -> list[int]:
+def chain_roots(turns: Sequence[tokens.Turn]) -> list[int]:
     """For each turn, the turn at which its unbroken chain began: itself where it breaks."""
     prompts = tokens.expand_prompts(turns, check_digests=False)
     late = {r.turn for r in breaks.relations(turns) if r.code in _SPLITTABLE}
