@@ -193,7 +193,7 @@ def collect(
     allow_raw_logprobs: bool = False,
     engine: Mapping[str, Any] = ...,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -854,4 +854,17 @@ def view(
     ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
     ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
+
+    Settings
+    --------
+    host: Address to listen on.
+    port: Port; 0 selects a free one.
+    allow_host: Allowed Host header; repeatable (default: loopback and --host).
+    tokenizer: Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine).
+    export: Write one self-contained HTML file instead of serving; opens offline.
+    where: Export only rollouts that satisfy this condition.
+    limit: Export at most N rollouts.
+    sql_seconds: Seconds per statement of the SQL page.
+    sql_rows: Rows that the SQL page shows.
+    sql_memory: Bytes of memory per statement.
     """
