@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from gymdata.rollouts.continuity.repair import FixReport
 
 import gymdata
 from gymdata.errors import DataError, UsageError
 from gymdata.finetune.run import FinetuneReport
 from gymdata.public import Report
+from gymdata.rollouts.repair import FixReport
 from gymdata.store import Run
 from gymdata.train.run import TrainReport
 from tests.rollout_files import rollout, two_turns, write_run
