@@ -243,10 +243,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
         raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
     for kind, source in split:
         if kind == "tasks":
-            raise DataError(
-                f"{source.path}: holds tasks, and no rollouts or pairs",
-                hint=f"`gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them; validate RUN then",
-            )
+            raise DataError.tasks(source.path, "rollouts or pairs")
 
 
 def _first_lines(source: Source, count: int) -> Iterator[bytes]:
