@@ -14,13 +14,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gymdata import __version__
 from gymdata.engines.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.errors import GymdataError
 from gymdata.rollouts.violations import CODES
-from gymdata.view import comparing
+from gymdata.view import comparing, lineage, sql, training
 from gymdata.view.index import RolloutIndex, Snapshot
 from gymdata.view.rollout import Tokens, shown_messages
 from gymdata.view.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
@@ -54,7 +54,8 @@ class Pages:
         self.config = config
         self.index = RolloutIndex(paths)
         self.stages = Stages(self.index.paths)
-        self.selector = Selector(self.index)
+        self.selector = Selector()
+        self._columns: tuple[int, dict[str, list[str]]] | None = None
 
     def close(self) -> None:
         self.index.close()
@@ -70,6 +71,9 @@ class Pages:
             "/pair": self.pair,
             "/comparisons": self.comparisons,
             "/comparison": self.comparison,
+            "/sql": self.sql,
+            "/training": self.training,
+            "/lineage": self.lineage,
         }
 
     def data(self) -> Mapping[str, Callable[[Request], Response]]:
@@ -79,6 +83,8 @@ class Pages:
             "/data/tokens": self.answering(self.tokens),
             "/data/token": self.answering(self.token),
             "/data/why": self.answering(self.why),
+            "/data/curves": self.answering(self.curves),
+            "/sql/download": self.download,
         }
 
     def answering(self, make: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -127,7 +133,7 @@ class Pages:
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
             "runs": sorted(pc.unique(snapshot.table["run_id"]).to_pylist()),
-            "command": command_of(self.index.paths, query) if query.conditions() else "",
+            "command": command_of(snapshot.paths, query) if query.conditions() else "",
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
         values |= (
@@ -373,6 +379,63 @@ class Pages:
             "other": None if swapped < 0 else verdicts.listed([swapped])[0],
             "other_raw": None if swapped < 0 else rows.row(swapped)["raw"],
         }
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    def sql(self, request: Request) -> Page:
+        text = request.query_params.get("q", "").strip()
+        values: dict[str, Any] = {"sql": text, "saved": sql.SAVED, "error": None, "result": None, "command": None}
+        values["rows_shown"] = self.config.sql_rows
+        try:
+            values["views"] = self._views()
+            if text:
+                values["result"] = sql.answer(text, self.index.paths, self.config)
+                if values["result"]["condition"]:
+                    values["command"] = sql.command_of(self.index.snapshot().paths, values["result"]["condition"])
+        except (GymdataError, OSError) as error:
+            values["error"] = str(error)
+            values.setdefault("views", {})
+        return "sql.html", values
+
+    def _views(self) -> dict[str, list[str]]:
+        version = self.index.snapshot().version
+        if self._columns is None or self._columns[0] != version:
+            self._columns = (version, sql.known_columns(self.index.paths))
+        return self._columns[1]
+
+    def download(self, request: Request) -> Response:
+        """The whole result of a statement as a file."""
+        kind = request.query_params.get("format", "csv")
+        try:
+            if kind not in sql.FORMATS:
+                raise Missing(f"format: got {kind!r}, expected one of {', '.join(sql.FORMATS)}")
+            return sql.download(request.query_params.get("q", ""), self.index.paths, self.config, kind)
+        except (Missing, GymdataError, OSError) as error:
+            return PlainTextResponse(f"{error}\n", 422)
+
+    def training(self, request: Request) -> Page:
+        files = training.find_metrics(self.index.paths)
+        number = _chosen(request, len(files))
+        return "training.html", {
+            "trainings": [training.described(file) for file in files],
+            "number": number,
+            "curves": training.curves(files[number]) if files else None,
+        }
+
+    def curves(self, request: Request) -> dict[str, Any]:
+        """The curves of one training."""
+        files = training.find_metrics(self.index.paths)
+        if not files:
+            raise Missing("there is no metrics.jsonl in the given folders")
+        return training.curves(files[_chosen(request, len(files))])
+
+    def lineage(self, _: Request) -> Page:
+        return "lineage.html", lineage.graph(self.index.paths)
+
+
+def _chosen(request: Request, below: int) -> int:
+    text = request.query_params.get("n", "0")
+    return min(int(text), max(below - 1, 0)) if text.isdecimal() and len(text) < 9 else 0
 
 
 def _page(request: Request) -> int:
