@@ -100,7 +100,7 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
         stage, "models" if stage.startswith(("train", "finetune")) or (base / "config.json").is_file() else "rollouts"
     )
     missing = not path.exists()
-    title = base.name or str(base)
+    title = Path(key).name or key
     nodes[key] = node = Node(
         key, kind, title, _detail(facts, stage, missing), _href(stage, here), facts, missing=missing
     )

@@ -112,7 +112,7 @@ class Pages:
             "problems": [] if bare else snapshot.problems,
             "paths": [str(path) for path in self.index.paths],
             "here": request.url.path,
-            "there": {} if bare else self.stages.counts(),
+            "there": {} if bare else {name: self.stages.there(name) for name in ("pairs", "comparisons")},
             "gymdata_version": __version__,
         }
 
