@@ -28,7 +28,8 @@ SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "co
 METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "endpoint": "URL",
     "env": "SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "reward_url": "URL",
-    "select": "CODE", "top_logprobs": "K", "where": "CONDITION", "workflow_url": "URL",
+    "pair": "ID", "random": "N", "select": "CODE", "task": "ID", "top_logprobs": "K", "where": "CONDITION",
+    "workflow_url": "URL",
 }  # fmt: skip
 #: The widest line of ``--help`` that a list of choices may fill; longer lists stand in the text.
 _WIDEST = 76

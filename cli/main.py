@@ -58,7 +58,9 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
     },
     "Look": {
+        "show": ("show", "show", "Show rollouts or pairs as people read them."),
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
+        "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {
@@ -74,7 +76,20 @@ COMMANDS = {name: command for commands in GROUPS.values() for name, command in c
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 READERS = frozenset(
-    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query", "view"]
+    [
+        "audit",
+        "score",
+        "judge",
+        "pairs",
+        "experience",
+        "filter",
+        "finetune",
+        "export",
+        "report",
+        "show",
+        "query",
+        "view",
+    ]
     + [name for name in COMMANDS if name.startswith("train-")]
 )
 

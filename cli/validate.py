@@ -125,31 +125,15 @@ def _worth_a_line(violations: list[Violation]) -> list[Violation]:
 
 def _windows(evidence: dict[str, Any]) -> str:
     """The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧."""
-    first = evidence["spans"][0]
+    from gymdata.rollouts.violations import both_sides
+
     lines = [f"    {evidence['explanation']}"]
-    if evidence["left"] is None:
-        return lines[0]
-    for side, right in zip(("before", "prompt"), evidence["right"], strict=True):
-        left, middle = _cut(evidence["left"], 40, "end"), _cut(first[side]["text"], 80, "middle")
-        lines.append(f"    {side}  {left}{_marked(middle)}{_cut(right, 40, 'start')}")
-    if (more := len(evidence["spans"]) - 1) > 0:
+    for side, left, middle, right in both_sides(evidence):
+        marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
+        lines.append(f"    {side}  {left}{marked}{right}")
+    if len(lines) > 1 and (more := len(evidence["spans"]) - 1) > 0:
         lines.append(f"    {_many(more, 'more place')} of this turn differ")
     return "\n".join(lines)
-
-
-def _marked(text: str) -> str:
-    return f"\033[7m⟦{text}⟧\033[0m" if sys.stdout.isatty() else f"⟦{text}⟧"
-
-
-def _cut(text: str, width: int, keep: str) -> str:
-    """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
-    line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    line = printable(line, lines=False)
-    if len(line) <= width:
-        return line
-    if keep == "middle":
-        return f"{line[: width // 2]} … {line[-width // 2 :]}"
-    return line[:width] + "…" if keep == "start" else "…" + line[-width:]
 
 
 def _many(n: int, what: str) -> str:

@@ -35,6 +35,10 @@ EDGES = {
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions", "expressions"},
     ("view", "query"): {"views"},
+    ("report", "show"): {"run"},
+    ("report", "validate"): {"run"},
+    ("finetune", "report"): {"run"},
+    ("demo", "report"): {"run"},
 }
 HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.

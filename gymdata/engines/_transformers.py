@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,20 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+
+
+def text_reader(folder: str | Path) -> Callable[[], Reading]:
+    """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
+    return functools.cache(lambda: load_reader(folder))
+
+
+def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[[], Reading] | None:
+    """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
+    neither is there."""
+    if tokenizer is not None:
+        return text_reader(tokenizer)
+    model = (run.get("identity") or {}).get("model")
+    return text_reader(model) if isinstance(model, str) and Path(model, "tokenizer.json").is_file() else None
 
 
 def load_reader(folder: str | Path) -> Reading:

@@ -114,8 +114,6 @@ class OpenedRun:
 
     def rollout(self, rollout_id: str) -> dict[str, Any]:
         """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError when there is none of that id."""
-        import difflib
-
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -131,11 +129,7 @@ class OpenedRun:
                 row: dict[str, Any] = expand_turns(table).to_pylist()[0]
                 return row
             known += ids.to_pylist()
-        near = difflib.get_close_matches(rollout_id, known, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else "`gymdata query 'SELECT rollout_id FROM rollouts' RUN` lists them"
-        )
-        raise DataError(f"{self.path}: got rollout_id {rollout_id!r}, expected one of its {len(known):,}", hint=hint)
+        raise DataError.unknown_id(self.path, "rollout_id", rollout_id, known)
 
 
 def open_run(path: str | Path) -> OpenedRun:

@@ -241,6 +241,12 @@ class Messages:
     answers: Callable[[int, int], bool]
     #: Where a tool message is known to answer the message that holds the calls before it; others are asked.
     surely_answered: npt.NDArray[np.bool_]
+    #: True where there is text or reasoning, more than white space.
+    says: npt.NDArray[np.bool_]
+    #: True where a tool's result is an error message.
+    fails: npt.NDArray[np.bool_]
+    #: Gives where an assistant's text spells a tool call; only asked where that matters.
+    spelled_calls: Callable[[], npt.NDArray[np.bool_]]
 
 
 @dataclass(slots=True)
@@ -254,6 +260,14 @@ class Evidence:
     messages: Messages | None = None
     reward: npt.NDArray[np.float64] | None = None
     reward_null: npt.NDArray[np.bool_] | None = None
+    #: Named reward parts: (n,), NaN where a rollout has none.
+    parts: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    #: (T,) whether a limit cut the generation.
+    cut: npt.NDArray[np.bool_] | None = None
+    #: (n,) when a rollout began, in microseconds.
+    started: Ints | None = None
+    #: Whether any rollout of the batch was given tools.
+    offers_tools: bool = False
     #: Index of the rollout and name of each named reward part that is not finite.
     bad_parts: list[tuple[int, str, float]] = field(default_factory=list)
     temperature: npt.NDArray[np.float32] | None = None
@@ -272,6 +286,8 @@ class Evidence:
 
 def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
     """``batch`` has some columns of the rollouts table, types as in the schema; ``first_row`` is its first row's number."""
+    import pyarrow.compute as pc
+
     names = set(batch.schema.names)
 
     def column(name: str) -> Any:
@@ -289,7 +305,15 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         evidence.reward_null = reward.is_null().to_numpy(zero_copy_only=False)
         evidence.reward = reward.to_numpy(zero_copy_only=False)
     if "rewards" in names:
-        evidence.bad_parts = _bad_parts(column("rewards"))
+        evidence.parts, evidence.bad_parts = _parts(column("rewards"))
+    struct = list_parts(column("turns"))[1]
+    if struct.type.get_field_index("finish_reason") >= 0:
+        cut = pc.fill_null(pc.equal(struct.field("finish_reason"), "length"), False)
+        evidence.cut = cut.to_numpy(zero_copy_only=False)
+    if "started_at" in names:
+        evidence.started = pc.fill_null(column("started_at").cast("int64"), 0).to_numpy()
+    if "tools" in names:
+        evidence.offers_tools = bool(pc.any(pc.greater(pc.binary_length(column("tools")), 2)).as_py())
     if "temperature" in names:
         evidence.temperature = column("temperature").to_numpy(zero_copy_only=False)
     for name in ("n_turns", "n_context_tokens", "n_generated_tokens"):
@@ -318,17 +342,50 @@ def _numbers(array: Any) -> Any:
     return array.to_numpy(zero_copy_only=array.null_count == 0)
 
 
-def _bad_parts(column: Any) -> list[tuple[int, str, float]]:
+def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[int, str, float]]]:
+    """The named parts as columns, and those that are neither null nor finite: (rollout, name, value)."""
     offsets, parts = list_parts(column)
     values = parts.field("value")
     if not len(values):
-        return []
+        return {}, []
     known = values.is_valid().to_numpy(zero_copy_only=False)
     numbers = values.to_numpy(zero_copy_only=False)
+    owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    coded = parts.field("name").dictionary_encode()
+    names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+    columns = {}
+    for code, name in enumerate(names):
+        columns[name] = np.full(len(offsets) - 1, np.nan)
+        mine = codes == code
+        columns[name][owners[mine]] = np.where(known, numbers, np.nan)[mine]
     bad = np.flatnonzero(known & ~np.isfinite(numbers))
-    owners = np.searchsorted(offsets, bad, side="right") - 1
-    names = parts.field("name")
-    return [(int(r), names[int(k)].as_py(), float(numbers[k])) for r, k in zip(owners, bad, strict=True)]
+    return columns, [(int(owners[k]), names[int(codes[k])], float(numbers[k])) for k in bad.tolist()]
+
+
+#: How a tool's result begins when it is an error message.
+TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
+#: What models write around or in a tool call.
+SPELLED_CALL = (
+    r"<tool_call>|<function_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call|"
+    r'"name"\s*:\s*"[^"]*"\s*,\s*"(arguments|parameters)"\s*:'
+)
+#: Texts up to this long may be white space alone.
+_BLANK = 16
+
+
+def _says(*texts: Any) -> npt.NDArray[np.bool_]:
+    """Where any of some text columns has more than white space."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    result = np.zeros(len(texts[0]), np.bool_)
+    for text in texts:
+        size = pc.fill_null(pc.binary_length(text), 0).to_numpy()
+        result |= size > _BLANK
+        short = np.flatnonzero((size > 0) & ~result)
+        trimmed = pc.binary_length(pc.utf8_trim_whitespace(text.take(pa.array(short))))
+        result[short] |= trimmed.to_numpy() > 0
+    return result
 
 
 #: The first call id in the JSON text of tool_calls, when the text is as gymdata writes it.
@@ -365,7 +422,26 @@ def _messages(column: Any) -> Messages:
     def answers(assistant: int, tool: int) -> bool:
         return call_ids[tool].as_py() in call_ids_of(tool_calls[assistant].as_py())
 
-    return Messages(offsets, role, turn, calls, has_id, answers, sure)
+    texts = [parts[name] for name in ("content", "reasoning") if name in parts]
+    says = _says(*texts) if texts else np.ones(n, np.bool_)
+    fails = np.zeros(n, np.bool_)
+    results = np.flatnonzero((role == TOOL) | (role == FUNCTION))
+
+    def matches(rows: Ints, pattern: str) -> Ints:
+        found = pc.match_substring_regex(parts["content"].take(pa.array(rows)), pattern)
+        kept: Ints = rows[pc.fill_null(found, False).to_numpy(zero_copy_only=False)]
+        return kept
+
+    if "content" in parts and len(results):
+        fails[matches(results, TOOL_ERROR)] = True
+
+    def spelled_calls() -> npt.NDArray[np.bool_]:
+        spelled = np.zeros(n, np.bool_)
+        if "content" in parts:
+            spelled[matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL)] = True
+        return spelled
+
+    return Messages(offsets, role, turn, calls, has_id, answers, sure, says, fails, spelled_calls)
 
 
 def call_ids_of(tool_calls: str | None) -> set[str]:

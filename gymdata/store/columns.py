@@ -197,6 +197,10 @@ def _named_values(value: Any) -> Any:
     return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
 
 
+#: Keys that no task has.
+_ANSWERED = {"turns", "response", "chosen", "completion"}
+
+
 def _first_fault(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> DataError | None:
@@ -207,6 +211,8 @@ def _first_fault(
         except _MismatchError as fault:
             hint = None
             if isinstance(row, Mapping) and not row.keys() & {"rollout_id", "pair_id", "comparison_id"}:
+                if row.keys() & {"prompt", "responses_create_params"} and not row.keys() & _ANSWERED:
+                    return DataError.tasks(where, table.name)
                 hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
             return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
         for name in columns:

@@ -18,6 +18,7 @@ from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, sealed_twin
 from gymdata.validate import json_rows as validate_rows
+from gymdata.validate.behavior import Behavior
 
 
 def validate_rollouts(
@@ -33,7 +34,9 @@ def validate_rollouts(
     ``reader`` gives what decodes ids; it is called at the first break.
     """
     report = ValidationReport()
-    across = checks.AcrossRows()
+    across, behavior = checks.AcrossRows(), Behavior()
+    # Texts are read for nothing else.
+    behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
     named = names_reward(run or {})
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
     sampled_greedily = any_log_prob = False
@@ -45,7 +48,7 @@ def validate_rollouts(
         report.files.append(file)
         here: list[Violation] = []
         before = report.tokens
-        for batch in _scan(source):
+        for batch in _scan(source, behaves):
             if isinstance(batch, Violation):
                 here.append(batch)
                 continue
@@ -60,11 +63,13 @@ def validate_rollouts(
             digests = selection.wants("T209")
             here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
             here += across.add(batch, file)
+            if behaves:
+                here += behavior.add(batch, file)
         found += (
             v if v.file else v._replace(file=file)
             for v in downgrade_t205(sorted(here, key=_place), report.tokens > before)
         )
-    found += across.finish()
+    found += across.finish() + behavior.finish()
     settings = (run or {}).get("identity") or {}
     # Without a single log-probability none is biased.
     if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
@@ -85,15 +90,15 @@ def _place(v: Violation) -> tuple[int, int, str, int]:
     return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0
 
 
-def _scan(source: Source) -> Iterator[Evidence | Violation]:
+def _scan(source: Source, texts: bool) -> Iterator[Evidence | Violation]:
     if source.kind == "parquet":
         # Late, so that JSON lines are validated without pyarrow.
         from gymdata.validate import parquet as validate_parquet
 
-        return validate_parquet.scan(source.path)
+        return validate_parquet.scan(source.path, texts)
     if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
         # The run sealed it since it was found.
-        return _scan(sealed)
+        return _scan(sealed, texts)
     return validate_rows.scan(source)
 
 

@@ -243,10 +243,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
         raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
     for kind, source in split:
         if kind == "tasks":
-            raise DataError(
-                f"{source.path}: holds tasks, and no rollouts or pairs",
-                hint=f"`gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them; validate RUN then",
-            )
+            raise DataError.tasks(source.path, "rollouts or pairs")
 
 
 def _first_lines(source: Source, count: int) -> Iterator[bytes]:
@@ -292,18 +289,15 @@ def _vocab_size(folder: str | Path) -> int:
 
 
 def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
-    """What decodes ids: by the tokenizer that was given, or that of the model folder in run.json; None without one."""
-    folder = tokenizer
-    if folder is None:
-        model = ((run or {}).get("identity") or {}).get("model")
-        if not isinstance(model, str) or not Path(model, "tokenizer.json").is_file():
-            return None
-        folder = model
+    """What decodes ids, loaded when it is first asked: most files have no break."""
+    if tokenizer is None and run is None:
+        return None
 
     def read() -> Any:
-        from gymdata.engines._transformers import load_reader
+        from gymdata.engines._transformers import reader_of
 
-        return load_reader(folder)
+        found = reader_of(tokenizer, run or {})
+        return None if found is None else found()
 
     import functools
 
@@ -321,7 +315,10 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
 def _nemo(
     sources: list[Source], selection: Selection, vocab: int | None, reader: Reader | None, processes: int
 ) -> ValidationReport:
+    import numpy as np
+
     from gymdata.interop.nemo_gym import scan as nemo_gym
+    from gymdata.validate.behavior import equal_rewards
 
     report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
@@ -345,6 +342,10 @@ def _nemo(
                 if biases := sampling_biases(settings):
                     found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += nemo_gym.across_rows(parts)
+    across = [(file, one) for file, part in parts for one in part.across]
+    if (text := equal_rewards(np.array([one[3] for _, one in across], np.float64))) is not None:
+        file, first = across[0]
+        found.append(Violation("B806", first[0], first[4], detail=text, file=file))
     bad = rows_with_errors(found)
     report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
     order = {file: index for index, (file, _) in enumerate(parts)}
