@@ -193,7 +193,9 @@ def test_lineage_draws_what_run_json_names(serve: Serve, run: Path, tmp_path: Pa
     gymdata.pairs(run)
     model = tmp_path / "model"
     model.mkdir()
-    (model / "run.json").write_text(json.dumps({"stage": "train-dpo", "parents": [{"path": str(run / "pairs-reward")}]}))
+    (model / "run.json").write_text(
+        json.dumps({"stage": "train-dpo", "parents": [{"path": str(run / "pairs-reward")}]})
+    )
     page = get(serve(run, model) + "/lineage")[1]
     names = re.findall(r'<text class="name"[^>]*>([^<]*)</text>', page)
     assert set(names) >= {"run", "judge-tiny", "pairs-reward", "model", "gone.jsonl"}
