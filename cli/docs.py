@@ -28,6 +28,7 @@ TOPICS = (
     "finetune",
     "querying",
     "python-api",
+    "settings",
     "file-format",
     "nemo-gym",
     "nemo-agent-toolkit",

@@ -11,10 +11,12 @@ import typer
 from gymdata.errors import printable
 from gymdata.validate.settings import ValidateConfig
 
+from .console import command_words, facts, finish, grid
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.violations import Report, Violation
+    from gymdata.rollouts.repair import FixReport
+    from gymdata.rollouts.violations import ValidationReport, Violation
 
 #: Errors shown of each code before the rest is only counted.
 SHOWN = 50
@@ -53,13 +55,7 @@ def validate(
     from gymdata.validate.run import validate as run
 
     report = run(path, **dict(settings))
-    if json:
-        from .console import write_json
-
-        write_json(report.to_json())
-    else:
-        _show(report, everything=verbose, quiet=quiet)
-    return 0 if report.ok else 1
+    return finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
 
 
 def _fix(
@@ -68,33 +64,27 @@ def _fix(
     from gymdata.errors import UsageError
     from gymdata.validate.run import fix
 
-    from .console import command_words, emit_json, grid, say
-
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
     account = fix(path, choice, output, overwrite=overwrite, command=command_words())
-    if as_json:
-        emit_json(account.to_dict())
-        return 0 if not account.errors_after else 1
+    return finish(account, lambda: _show_fix(account), json=as_json)
+
+
+def _show_fix(account: FixReport) -> None:
     columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
     clean = account.rollouts_in - account.rollouts_with_errors
     rows = []
     for name, cost in account.costs.items():
         removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-        mark = f"→ {name}" if name == choice else name
+        mark = f"→ {name}" if name == account.choice else name
         after = clean + cost.rollouts_after
         rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
-    grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")
-    if account.rows_unreadable:
-        print(f"{account.rows_unreadable:,} rows could not be read and were left out")
-    say(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
-    return 0 if not account.errors_after else 1
+    grid(columns, rows, title="what each choice would cost")
+    facts("fix", account.rows())
 
 
-def _show(report: Report, everything: bool, quiet: bool) -> None:
-    from gymdata.rollouts.violations import CODES
-
+def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
@@ -113,8 +103,8 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
         print()
-    for code, count in report.by_code.items():
-        print(f"{count:>9,}  {code}  {CODES[code].meaning}")
+    for meaning, count in report.rows():
+        print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()
     print(verdict)

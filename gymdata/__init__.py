@@ -3,7 +3,7 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, validate, fix, audit, query, reading.
+Check them: check, check_endpoint, validate, fix, audit, query, view, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_rl, finetune, demo.
@@ -46,6 +46,7 @@ _HOME = {
     "TrainRewardConfig": "train.settings",
     "TrainRlConfig": "train.settings",
     "TrainSftConfig": "train.settings",
+    "ViewConfig": "view.settings",
     "audit": "audit.run",
     "check": "check.run",
     "check_endpoint": "check.run",
@@ -73,6 +74,7 @@ _HOME = {
     "train_rl": "train.run",
     "train_sft": "train.run",
     "validate": "validate.run",
+    "view": "view.run",
 }
 
 #: Folders and files that are public as they are: the maths.
@@ -95,6 +97,7 @@ __all__ = [
     "TrainRewardConfig",
     "TrainRlConfig",
     "TrainSftConfig",
+    "ViewConfig",
     "audit",
     "check",
     "check_endpoint",
@@ -126,6 +129,7 @@ __all__ = [
     "train_rl",
     "train_sft",
     "validate",
+    "view",
 ]
 
 

@@ -75,9 +75,9 @@ EXIT_INTERRUPTED = 130
 
 #: The extra of pyproject.toml that brings a module which the base install lacks, where no command knows it better.
 BROUGHT_BY = {
-    **dict.fromkeys(("aiohttp", "huggingface_hub", "jinja2", "tokenizers", "transformers"), "collect"),
+    **dict.fromkeys(("aiohttp", "huggingface_hub", "tokenizers", "transformers"), "collect"),
     **dict.fromkeys(("accelerate", "datasets", "matplotlib", "numba", "peft", "safetensors", "torch", "trl"), "train"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
+    "fastapi": "serve",
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
     "vllm": "engine",
@@ -109,11 +109,11 @@ class GymdataError(Exception):
     code: str | None = None
     #: The parts of the message, where it has them: the file, row, field or flag; what was there; what should be.
     where: str | None = None
-    got: str | None = None
-    expected: str | None = None
+    got: Any = None
+    expected: Any = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        # Whatever is said of a URL, its secrets are not repeated.
+        # No message has the secrets of a URL.
         message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
         self.message = message
@@ -370,7 +370,7 @@ class RefusedError(GymdataError):
 
 
 class StoreError(GymdataError):
-    """A run folder cannot be opened or written as asked."""
+    """A run folder cannot be opened or written as requested."""
 
     kind = "store"
 

@@ -1,6 +1,8 @@
-"""Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it.
+"""Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it; in child processes, too.
 
-Invariants: signals are handled in the main thread only, and as before once the work is over.
+Invariants: signals are handled in the main thread only, and as before once the work is over. A child gets each
+interruption once, whether it came from the terminal or was sent to the parent alone, and the parent waits for what the
+child makes of it (a checkpoint, a drained engine).
 """
 
 from __future__ import annotations
@@ -55,6 +57,19 @@ def interruptions_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 T = TypeVar("T")

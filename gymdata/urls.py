@@ -1,19 +1,23 @@
-"""URLs of outside systems in settings: how they are checked, put together, and handed to child processes.
+"""URLs: of outside systems in settings (how they are checked, put together, and handed to child processes), and those
+that our own servers listen on.
 
 Invariants: a user name or password in a URL is refused; a query string goes along with every request and is shown to
 nobody (``gymdata.errors``); the settings file of a child process holds placeholders, and their values are in its
-environment only.
+environment only. A server of ours answers only requests that name the machine it runs on.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import re
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gymdata.errors import HIDDEN, PLACEHOLDER, UsageError, redacted
+from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, redacted
 
 #: Environment variables that may hold the API key of a system, the first one set wins.
 ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
@@ -21,6 +25,7 @@ JUDGE_KEYS = ("JUDGE_API_KEY", *ENGINE_KEYS)
 WORKFLOW_KEYS = ("WORKFLOW_API_KEY",)
 ENVIRONMENT_KEYS = ("ENVIRONMENT_API_KEY",)
 REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SCHEMES = ("http://", "https://")
 #: Placeholder names and values that child processes of this one need.
 _for_children: dict[str, str] = {}
@@ -126,3 +131,58 @@ def expanded(settings: Any, where: str) -> Any:
             raise UsageError(f"{where}: {settings}: {name} is not in the environment",
                              hint="set it to the value that the URL needs there, or give the URL again")  # fmt: skip
     return PLACEHOLDER.sub(lambda found: os.environ[found[1]], settings)
+
+
+class OnlyHosts:
+    """ASGI middleware that refuses requests whose Host header names another machine: a web page whose name was made to point
+    here has its own.
+
+    The loopback names and the address that the request came in at are always taken, and ``hosts``.
+    """
+
+    def __init__(self, app: Any, hosts: Iterable[str]) -> None:
+        self.app, self.hosts = app, [*LOOPBACK, *(host.lower() for host in hosts)]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            names = [host_name(value) for value in given]
+            here = [*self.hosts, *([str(scope["server"][0])] if scope.get("server") else [])]
+            if len(names) != 1 or names[0] not in here:
+                got = ", ".join(given) or "none"
+                detail = f"Host: got {got!r}, expected one of {', '.join(dict.fromkeys(here))}"
+                hint = f"--allow-host {names[0] if names else 'NAME'}"
+                body = {"detail": f"{detail} (start the server with {hint})", "kind": "host", "hint": hint}
+                text = json.dumps(body).encode()
+                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
+                await send({"type": "http.response.start", "status": 403, "headers": headers})
+                await send({"type": "http.response.body", "body": text})
+                return
+        await self.app(scope, receive, send)
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header: without the port, the brackets of an IPv6 address and a final dot."""
+    bracketed = re.fullmatch(r"\[([^]]*)\](:\d*)?", header.strip())
+    name = bracketed[1] if bracketed else re.sub(r":\d*$", "", header.strip())
+    return name.lower().removesuffix(".")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket bound to ``host``; port 0 takes a free one. Raises OutsideError when it cannot be had."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OutsideError(
+            "environment", f"{host}:{port} cannot be served on: {error.strerror}", hint="give another --port"
+        ) from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """The base URL of a server that listens on ``bound``."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -20,7 +20,9 @@ def test_a_small_demo_leaves_a_chain_from_checkpoint_to_tasks(tmp_path: Path):
     """One round on a few tasks trains what it sampled, from rewards and from comparisons; the summary says what the sealed
     runs say."""
     out = tmp_path / "demo"
-    summary = demo(out, rounds=1, num_rollouts=4, limit=24, judged_groups=12, threshold=False, say=lambda _: None)
+    report = demo(out, rounds=1, num_rollouts=4, limit=24, judged_groups=12, threshold=False, say=lambda _: None)
+    summary = report.to_dict()
+    assert json.loads((out / "summary.json").read_text()) == summary
     assert summary["breaks"] == 0
     assert summary["before"]["n"] == summary["after"]["n"] == 24
     again = summarise(

@@ -120,7 +120,6 @@ def test_every_library_that_an_extra_brings_is_declared_there():
     below = {
         "huggingface_hub": "transformers",
         "tokenizers": "transformers",
-        "starlette": "fastapi",
         "safetensors": "peft",
     }
     for module, extra in declared.items():

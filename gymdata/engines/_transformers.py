@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError, nearest_beside, needs
-from gymdata.rollouts.continuity.breaks import Reader, Reading
+from gymdata.rollouts.breaks import Reading
 
 
 def local_folder(name: str | Path) -> Path:
@@ -104,11 +104,6 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
-
-
-def text_reader(folder: str | Path) -> Reader:
-    """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
-    return functools.cache(lambda: load_reader(folder))
 
 
 def load_reader(folder: str | Path) -> Reading:

@@ -7,7 +7,7 @@ describes the group as it was given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ NUMBERS = [n for n in _SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(
 #: The same for every rollout of a group.
 _OF_GROUP = ("group_id", "task_id", "policy", "policy_hash", "policy_version")
 _COUNTS = ("n_rollouts", "n_scored")
-_KINDS: dict[type, Kind] = {bool: "truth", int: "number", float: "number", str: "text"}
+_KINDS: dict[type, Kind] = {bool: "boolean", int: "number", float: "number", str: "text"}
 
 
 @dataclass
@@ -56,11 +56,30 @@ class RolloutColumns:
         return self.values[name].to_numpy(zero_copy_only=False)
 
 
-def load_columns(sources: Sequence[str | Path], named: Mapping[str, str]) -> RolloutColumns:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Rollouts that are in memory already: ``columns`` gives those of some names, ``batches`` one column's batches."""
+
+    columns: Callable[[Sequence[str]], pa.Table]
+    batches: Callable[[str], Iterable[pa.RecordBatch]]
+
+
+def loaded_from(sources: Sequence[str | Path]) -> Loaded:
+    """The rollouts under path arguments, read when they are asked for."""
+    return Loaded(
+        lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
+        lambda column: (batch for path in sources for batch in scan_batches(path, ROLLOUTS, [column])),
+    )
+
+
+def load_columns(
+    sources: Sequence[str | Path], named: Mapping[str, str], rollouts: Loaded | None = None
+) -> RolloutColumns:
     """The columns that are ``named`` (name → where, for errors) of the rollouts under ``sources``.
 
-    Raises UsageError for an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701)
-    when a rollout is there twice.
+    ``rollouts``: their rows, where they are in memory; ``sources`` then say where their scores are. Raises UsageError for
+    an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701) when a rollout is there
+    twice.
     """
     plain = [name for name in named if name in _SCALARS]
     under = [name.partition("_")[2] for name in named if name.partition("_")[0] in STATISTICS]
@@ -69,13 +88,14 @@ def load_columns(sources: Sequence[str | Path], named: Mapping[str, str]) -> Rol
     wanted = {*_ALWAYS, *plain, *(n for n in under if n in NUMBERS)}
     if rewards or unknown or "n_scored" in named:
         wanted |= {"reward", "rewards"}
-    table = concat([read_table(path, ROLLOUTS, [n for n in ROLLOUTS.schema.names if n in wanted]) for path in sources])
+    rollouts = rollouts or loaded_from(sources)
+    table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
     refuse_duplicates(table)
     columns = RolloutColumns(table)
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-    tasks = _TaskFields(sources, [name.removeprefix("task.") for name in named if name.startswith("task.")])
+    tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
     if unknown:
         plain_names = [*_SCALARS, *(f"reward_{name}" for name in named_scores(sources, table)), *_COUNTS]
         plain_names += [f"task.{name}" for name in tasks.names()]
@@ -161,8 +181,8 @@ def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:
 class _TaskFields:
     """Fields of the tasks' rows, read once, all that are asked for together."""
 
-    def __init__(self, sources: Sequence[str | Path], paths: Iterable[str]) -> None:
-        self._sources = sources
+    def __init__(self, rollouts: Loaded, paths: Iterable[str]) -> None:
+        self._rollouts = rollouts
         self._paths = list(dict.fromkeys(paths))
         self._values: dict[str, list[Any]] | None = None
         self._seen: dict[str, None] = {}
@@ -185,22 +205,21 @@ class _TaskFields:
         kind: Kind = next(iter(kinds), "text")
         if kind == "number":
             return pa.array([None if v is None else float(v) for v in values], pa.float64(), from_pandas=True), kind
-        return pa.array(values, pa.bool_() if kind == "truth" else pa.string()), kind
+        return pa.array(values, pa.bool_() if kind == "boolean" else pa.string()), kind
 
     def _read(self) -> dict[str, list[Any]]:
         if self._values is not None:
             return self._values
         self._values = {path: [] for path in self._paths}
-        for source in self._sources:
-            for batch in scan_batches(source, ROLLOUTS, ["task"]):
-                # Each task is decoded once, not once for each of its rollouts.
-                encoded = batch.column("task").dictionary_encode(null_encoding="encode")
-                tasks = [_object(text) for text in encoded.dictionary.to_pylist()]
-                for task in tasks:
-                    self._seen |= dict.fromkeys(_paths(task))
-                for path, values in self._values.items():
-                    of_task = [_at(task, path) for task in tasks]
-                    values += map(of_task.__getitem__, encoded.indices.to_pylist())
+        for batch in self._rollouts.batches("task"):
+            # Each task is decoded once, not once for each of its rollouts.
+            encoded = batch.column("task").dictionary_encode(null_encoding="encode")
+            tasks = [_object(text) for text in encoded.dictionary.to_pylist()]
+            for task in tasks:
+                self._seen |= dict.fromkeys(_paths(task))
+            for path, values in self._values.items():
+                of_task = [_at(task, path) for task in tasks]
+                values += map(of_task.__getitem__, encoded.indices.to_pylist())
         return self._values
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.public import path_of, wrong_argument
+from gymdata.query.guard import Limits, check_statement, stopping_after
 from gymdata.query.types import json_value, printable, python_values
-from gymdata.query.views import Views, check_statement, find_files
+from gymdata.query.views import Views, find_files
 from gymdata.store.paths import beside, local_output
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -53,14 +54,17 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
 
 
 @contextlib.contextmanager
-def run_query(sql: str, *paths: str | Path, as_text: bool = False) -> Iterator[pa.RecordBatchReader]:
+def run_query(
+    sql: str, *paths: str | Path, as_text: bool = False, limits: Limits = Limits()
+) -> Iterator[pa.RecordBatchReader]:
     """Like ``query``, but a stream of record batches, for results that need not fit into memory.
 
-    ``as_text``: values of types that JSON and CSV have no form for are DuckDB's text for them.
+    ``as_text``: values of types that JSON and CSV have no form for are DuckDB's text for them. ``limits``: time, until the
+    block is left, and memory.
     """
     import duckdb
 
-    with Views(find_files(paths)) as views:
+    with Views(find_files(paths), limits) as views, stopping_after(views.con, limits.seconds) as clock:
         try:
             check_statement(views.con, sql)
             views.prepare(sql)
@@ -74,13 +78,19 @@ def run_query(sql: str, *paths: str | Path, as_text: bool = False) -> Iterator[p
             finally:
                 reader.close()
         except duckdb.Error as error:
-            raise _explain(error, views) from error
+            raise _over_time(limits) if clock.ran_out else _explain(error, views) from error
         except OSError as error:
             # What DuckDB raises while batches are fetched arrives as Arrow's OSError, which has no errno; a real one
             # (a closed pipe, a full disk) is not about the SQL.
             if error.errno is not None:
                 raise
+            if clock.ran_out:
+                raise _over_time(limits) from error
             raise views.fault or _unread(error, views) or UsageError(f"SQL: {_first_line(error)}") from error
+
+
+def _over_time(limits: Limits) -> UsageError:
+    return UsageError(f"SQL: took longer than {limits.seconds:g} s", hint="add a LIMIT, or read fewer columns")
 
 
 def _with_text(con: duckdb.DuckDBPyConnection, sql: str, result: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError
+from gymdata.query.guard import Limits, lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.journal import FAILURES
 from gymdata.store.lines import foreign_format
@@ -153,8 +154,9 @@ def _first_keys(source: Source) -> list[str]:
 class Views:
     """A DuckDB connection over files. Use as a context manager: leaving it removes what was registered."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, limits: Limits = Limits()) -> None:
         self.files = files
+        self.limits = limits
         self.names: tuple[str, ...] = tuple(dict.fromkeys((*self._possible(), *files.by_table)))
         #: An error of ours that went through DuckDB, which keeps only its text.
         self.fault: DataError | None = None
@@ -190,7 +192,7 @@ class Views:
         if self._con is not None:
             # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
             if self._udf:
-                with contextlib.suppress(duckdb.Error):  # what ended the block is told, not that a result is open
+                with contextlib.suppress(duckdb.Error):  # what ended the block is reported, not that a result is open
                     self._con.remove_function(_UDF)
             self._con.close()
             self._spill.cleanup()
@@ -212,8 +214,7 @@ class Views:
         self._make(named or self.names, rewards=everything or "reward_" in text,
                    prompts=everything or "prompt_token_ids" in text)  # fmt: skip
         self._warn_of_copies(named or self.names)
-        self.con.execute("SET enable_external_access=false")
-        self.con.execute("SET lock_configuration=true")
+        lock(self.con, self.limits)
 
     def columns(self) -> dict[str, list[str]]:
         """Each view's columns, for an error message."""
@@ -287,7 +288,7 @@ class Views:
         import numpy as np
         import pyarrow as pa
 
-        from gymdata.rollouts.prompt_rebuild import with_prompts
+        from gymdata.rollouts.turn_columns import with_prompts
 
         def prompts(turns: Any, rollout_ids: Any) -> Any:
             turns, rollout_ids = (x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x])
@@ -308,37 +309,6 @@ class Views:
         create: Any = self.con.create_function
         create(_UDF, prompts, [f"STRUCT({fields})[]", "VARCHAR"], "INTEGER[][]", type="arrow")
         self._udf = True
-
-
-def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raises UsageError unless ``sql`` is one statement that only reads."""
-    import duckdb
-
-    try:
-        sql.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError.bad_value("SQL", ascii(sql[error.start : error.start + 1]), "text in UTF-8") from error
-    statements = con.extract_statements(sql)
-    if len(statements) != 1:
-        raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")
-    try:
-        kind = statements[0].type
-    except ValueError:
-        # DuckDB's bindings do not know all of its statements.
-        raise UsageError(
-            "SQL: got a statement that is no SELECT: query only reads",
-            hint="`-o FILE.parquet` writes the result of a SELECT",
-        ) from None
-    explained = re.sub(r"^\s*explain(\s+analyze)?\s+", "", statements[0].query, flags=re.IGNORECASE)
-    if kind == duckdb.StatementType.EXPLAIN and explained != statements[0].query:
-        check_statement(con, explained)
-        return
-    pivots = kind == duckdb.StatementType.MULTI and re.match(r"\s*(pivot|with|from|select)\b", sql, re.IGNORECASE)
-    if kind != duckdb.StatementType.SELECT and not pivots:
-        raise UsageError(
-            f"SQL: got a statement of kind {kind.name}, expected a SELECT: query only reads",
-            hint="`-o FILE.parquet` writes the result of a SELECT",
-        )
 
 
 def _text(value: str) -> str:

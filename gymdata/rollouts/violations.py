@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from gymdata.errors import UsageError
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 
 Severity = Literal["error", "warning", "info"]
 
@@ -405,8 +405,8 @@ class Selection:
         return kept
 
 
-@dataclass(slots=True)
-class Report:
+@dataclass(slots=True, repr=False)
+class ValidationReport(Report):
     """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
     those of them that have token ids to train on and no error, whatever codes were selected."""
 
@@ -444,7 +444,9 @@ class Report:
         """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
         return any(v.code in codes for v in self.violations)
 
-    __repr__ = short_repr
+    def rows(self) -> list[Row]:
+        """What each code that was found means, and how often it was."""
+        return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints. Complete, never capped."""
@@ -460,11 +462,6 @@ class Report:
             "files": self.files,
             "violations": [v.as_dict() for v in self.violations],
         }
-
-    def to_json(self, indent: int | None = None) -> str:
-        import json
-
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def table(self) -> Any:
         """The violations as an Arrow table of the violations schema."""

@@ -2,6 +2,9 @@
 
 Invariants: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
 moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
+Sealing keeps one order: temporary name, fsync, rename, fsync of the folder, name in run.json, drop the journal; a crash
+between any two steps leaves every row readable, sealing again gives the same file, and memory is bounded by one row
+group.
 """
 
 from __future__ import annotations
@@ -235,7 +238,7 @@ def _wipe_stage(stage: Path) -> None:
 
 
 def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
-    """Bring the rollouts folder into a state that can be gone on with. ``files``: what run.json names as sealed."""
+    """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
     found = Recovered()
     named = {Path(f["path"]).name for f in files}
@@ -405,7 +408,7 @@ class Run:
         """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
 
         When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
-        DataError for a row that is none, StoreError.from_os when the disk is full: then the row is not in the journal and
+        DataError for an invalid row, StoreError.from_os when the disk is full: then the row is not in the journal and
         all before it are.
         """
         self._raise_trouble()
@@ -428,7 +431,7 @@ class Run:
         """Write rows, each with about how many tokens it has, straight into sealed files; returns how many.
 
         For rows that can be read again: they are not journaled, and a crash loses those of the file in hand. Times are
-        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for a row that is none.
+        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for an invalid row.
         """
         self._raise_trouble()
         self._roll()

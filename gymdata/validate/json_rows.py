@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.rollouts.turn_columns import ROLES, Evidence, Messages, call_ids_of
+from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.rollouts.turn_columns import ROLES, Evidence, Messages, TurnColumns, call_ids_of
 from gymdata.rollouts.violations import Violation
 from gymdata.store import journal
 from gymdata.store.lines import NON_FINITE, decode, iter_lines
@@ -199,16 +200,18 @@ def _gather(rows: list[_Row]) -> Evidence:
     reward = [_number(v.get("reward")) for v in values]
     evidence = Evidence(
         rows=np.asarray([row.number for row in rows], np.int64),
-        turn_offsets=_offsets([len(row.turns) for row in rows]),
-        parent=np.asarray([t["parent"] for t in turns], np.int32),
-        prefix=np.asarray([t["prefix_length"] for t in turns], np.int32),
-        digest=np.asarray([t["digest"] for t in turns], np.int64),
-        **_flat(turns, "delta", "prompt_delta_ids"),
-        **_flat(turns, "gen", "generation_token_ids"),
-        **_flat(turns, "lp", "generation_log_probs"),
+        turns=TurnColumns(
+            offsets=offsets_of([len(row.turns) for row in rows]),
+            parent=np.asarray([t["parent"] for t in turns], np.int32),
+            prefix=np.asarray([t["prefix_length"] for t in turns], np.int32),
+            digest=np.asarray([t["digest"] for t in turns], np.int64),
+            delta=_lists(turns, "prompt_delta_ids"),
+            generation=_lists(turns, "generation_token_ids"),
+            logprobs=_lists(turns, "generation_log_probs"),
+            agent=[t["agent"] for t in turns],
+        ),
         rollout_id=[v["rollout_id"] for v in values],
         group_id=[v.get("group_id") for v in values],
-        agent=[t["agent"] for t in turns],
         messages=gather_messages([row.messages for row in rows]),
         reward=np.asarray([np.nan if r is None else r for r in reward], np.float64),
         reward_null=np.asarray([r is None for r in reward], np.bool_),
@@ -248,14 +251,8 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _offsets(counts: list[int]) -> np.ndarray:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
-
-
-def _flat(turns: list[dict[str, Any]], short: str, name: str) -> dict[str, Any]:
-    arrays = [t[name] for t in turns]
-    joined = np.concatenate(arrays) if arrays else np.empty(0, _LISTS[name])
-    return {f"{short}_offsets": _offsets([len(a) for a in arrays]), short: joined}
+def _lists(turns: list[dict[str, Any]], name: str) -> Ragged:
+    return Ragged.of_arrays([t[name] for t in turns], _LISTS[name])
 
 
 def gather_messages(rollouts: list[list[dict[str, Any]]]) -> Messages:
@@ -276,7 +273,7 @@ def gather_messages(rollouts: list[list[dict[str, Any]]]) -> Messages:
         return str(flat[tool]["tool_call_id"]) in calls(flat[assistant])
 
     return Messages(
-        offsets=_offsets([len(messages) for messages in rollouts]),
+        offsets=offsets_of([len(messages) for messages in rollouts]),
         role=np.asarray([code.get(str(m.get("role")), -1) for m in flat], np.int8),
         turn=np.asarray([turn(m) for m in flat], np.int32),
         calls=np.asarray([bool(m.get("tool_calls")) and m["tool_calls"] != "[]" for m in flat], np.bool_),

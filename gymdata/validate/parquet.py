@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from gymdata.errors import DataError
 from gymdata.rollouts import schema
+from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
 from gymdata.tuning import ahead, in_order
@@ -126,28 +127,23 @@ def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | 
     if "rollout_id" in batch.schema.names:
         for at in np.flatnonzero(batch.column("rollout_id").is_null()):
             yield int(at), None, "rollout_id", None
-    turns = batch.column("turns")
-    offsets = turns.offsets.to_numpy()
-    struct = turns.values.slice(offsets[0], offsets[-1] - offsets[0])
-
-    def owner(k: int) -> tuple[int, int]:
-        at = int(np.searchsorted(offsets, k + offsets[0], side="right")) - 1
-        return at, int(k + offsets[0] - offsets[at])
+    offsets, struct = list_parts(batch.column("turns"))
+    turns = Ragged(np.arange(len(struct)), offsets)
 
     def where_null(values: pa.Array) -> Any:
         return np.flatnonzero(values.is_null()) if values.null_count else ()
 
     for k in where_null(struct):
-        yield *owner(k), "a turn", None
+        yield *turns.locate(k), "a turn", None
     for name in ("parent", "prefix_length", "digest"):
         for k in where_null(struct.field(name)):
-            yield *owner(k), name, None
+            yield *turns.locate(k), name, None
     for name in ("prompt_delta_ids", "generation_token_ids"):
-        lists = struct.field(name)
-        bounds = lists.offsets.to_numpy()
-        for i in where_null(lists.values.slice(bounds[0], bounds[-1] - bounds[0])):
-            k = int(np.searchsorted(bounds, i + bounds[0], side="right")) - 1
-            yield *owner(k), name, int(i + bounds[0] - bounds[k])
+        offsets, values = list_parts(struct.field(name))
+        lists = Ragged(values, offsets)
+        for i in where_null(values):
+            k, position = lists.locate(i)
+            yield *turns.locate(k), name, position
 
 
 def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

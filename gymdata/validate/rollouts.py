@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from gymdata.rollouts import checks
-from gymdata.rollouts.continuity.breaks import Reader
+from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, sealed_twin
 from gymdata.validate import json_rows as validate_rows
 
@@ -27,12 +27,12 @@ def validate_rollouts(
     run: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     reader: Reader | None = None,
-) -> Report:
+) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
-    ``reader`` gives what decodes ids; it is asked when the first break is met.
+    ``reader`` gives what decodes ids; it is called at the first break.
     """
-    report = Report()
+    report = ValidationReport()
     across = checks.AcrossRows()
     named = names_reward(run or {})
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
@@ -50,13 +50,13 @@ def validate_rollouts(
                 here.append(batch)
                 continue
             report.rollouts += batch.n
-            report.turns += batch.n_turns
+            report.turns += len(batch.turns)
             report.tokens += batch.n_tokens
             sampled_greedily = sampled_greedily or (
                 batch.temperature is not None and bool((batch.temperature == 0).any())
             )
-            any_log_prob = any_log_prob or bool(np.isfinite(batch.lp).any())
-            with_ids.setdefault(file, []).extend(batch.rows[batch.has_ids()].tolist())
+            any_log_prob = any_log_prob or bool(np.isfinite(batch.turns.logprobs.values).any())
+            with_ids.setdefault(file, []).extend(batch.rows[batch.turns.has_ids()].tolist())
             digests = selection.wants("T209")
             here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
             here += across.add(batch, file)

@@ -15,8 +15,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from gymdata.pairs.contents import token_columns
 from gymdata.pairs.select import Strategy, select_pairs
-from gymdata.rollouts import chains
+from gymdata.rollouts.turn_columns import TurnColumns
 from tests.benchmarks.bench_experience import rollouts
 from tests.benchmarks.rows import Row, interleave, seconds
 
@@ -86,17 +87,17 @@ def training_columns() -> list[Row]:
     wanted = np.unique(np.concatenate([selection.chosen, selection.rejected]))
     turns, ids = (table[name].combine_chunks().take(pa.array(wanted)) for name in ("turns", "rollout_id"))
     sides = [pa.array(np.searchsorted(wanted, rows)) for rows in (selection.chosen, selection.rejected)]
-    there = chains.chain_columns(turns, ids).select(LISTS)
+    there = token_columns(turns, ids).select(LISTS)
 
     def copied() -> list[pa.Table]:
         return [there.take(sides[0]), there.select(LISTS[1:]).take(sides[1])]
 
     def built() -> list[pa.Table]:
-        columns = chains.chain_columns(turns, ids)
+        columns = token_columns(turns, ids)
         return [columns.select(LISTS).take(sides[0]), columns.select(LISTS[1:]).take(sides[1])]
 
     def checked() -> None:
-        chains.check_digests(chains.FlatTurns(turns), ids)
+        TurnColumns.of(turns).refuse_altered(ids)
 
     assert [t.to_pydict() for t in built()] == [t.to_pydict() for t in copied()]
     timing, digests = interleave(built, copied), interleave(checked, copied)

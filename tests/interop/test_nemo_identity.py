@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.interop.run import import_rollouts
-from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.messages import meant_role
 from gymdata.store import read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from tests.interop.trajectories import same
 
 _SETTINGS = settings(
@@ -107,7 +107,7 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, A
     if not summary.rollouts:
         return [], [], rejected
     gymdata.export(run, out, "nemo-gym", overwrite=True)
-    return spread(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
+    return to_rows(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
 
 
 @_SETTINGS

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,12 +21,10 @@ import orjson
 import pydantic
 from fastapi import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gymdata.judge.settings import ServeConfig
 
 T = TypeVar("T")
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Lists and objects in a body for each response that is allowed: a response of 100 items with their parts has some 500.
 OBJECTS_PER_RESPONSE = 2_000
 #: A smaller body is parsed sooner than a thread takes it.
@@ -134,7 +132,7 @@ async def _read_on(stream: AsyncIterator[bytes], left: int) -> None:
 
 
 def shape(body: bytes) -> tuple[int, int]:
-    """(levels of nesting, lists and objects) of a JSON text, told from its brackets outside of strings.
+    """(levels of nesting, lists and objects) of a JSON text, counted from its brackets outside of strings.
 
     Time and memory are those of a few passes over the bytes, whatever they hold.
     """
@@ -148,34 +146,3 @@ def refused_fields(error: pydantic.ValidationError) -> Refused:
     """What a body lacks or has wrong, in the shape that FastAPI answers with."""
     listed = error.errors(include_url=False, include_context=False, include_input=False)
     return Refused(422, {"detail": [{**one, "loc": ["body", *one["loc"]]} for one in listed], "kind": "fields"})
-
-
-class OnlyHosts:
-    """Refuses requests whose Host header names another machine: a web page whose name was made to point here has its own.
-
-    The loopback names and the address that the request came in at are always taken, and ``hosts``.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
-        self.app, self.hosts = app, [*LOOPBACK, *(host.lower() for host in hosts)]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            names = [host_name(value) for value in given]
-            here = [*self.hosts, *([str(scope["server"][0])] if scope.get("server") else [])]
-            if len(names) != 1 or names[0] not in here:
-                got = ", ".join(given) or "none"
-                detail = f"Host: got {got!r}, expected one of {', '.join(dict.fromkeys(here))}"
-                hint = f"--allow-host {names[0] if names else 'NAME'}"
-                body = {"detail": f"{detail} (start the server with {hint})", "kind": "host", "hint": hint}
-                await JSONResponse(body, 403)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header: without the port, the brackets of an IPv6 address and a final dot."""
-    bracketed = re.fullmatch(r"\[([^]]*)\](:\d*)?", header.strip())
-    name = bracketed[1] if bracketed else re.sub(r":\d*$", "", header.strip())
-    return name.lower().removesuffix(".")

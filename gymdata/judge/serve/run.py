@@ -8,21 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import OutsideError, UsageError, needs
+from gymdata.errors import UsageError, needs
 from gymdata.judge.judges import load_judge, reading_of
 from gymdata.judge.pairwise import PairwiseJudge
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import FolderClaim, VerdictCache, VerdictLog
+from gymdata.signals import sigterm_interrupts
 from gymdata.store import read_run_json, write_run_json
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.stage_output import refuse_other_kind
+from gymdata.urls import address_of, listening_socket
 
 
 def serve_genrm(
@@ -104,41 +104,27 @@ def serve_genrm(
                 await service.stop("the server is stopping")
                 await super().shutdown(sockets)
 
-        socket = _bind(config)
+        socket = listening_socket(config.host, config.port)
         stack.callback(socket.close)
-        stack.enter_context(_sigterm_interrupts())
-        host = f"[{config.host}]" if ":" in config.host else config.host
+        stack.enter_context(sigterm_interrupts())
         where = (
             f"writing to {folder}"
             if folder is not None
             else "keeping nothing on disk (-o FOLDER keeps what was judged)"
         )
-        say(f"serving on http://{host}:{socket.getsockname()[1]}, {where}")
+        say(f"serving on {address_of(socket)}, {where}")
         with contextlib.suppress(SystemExit):
             Server(options).run(sockets=[socket])
         if trouble:
             raise trouble[0]
 
 
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _refuse_workers(config: ServeConfig) -> None:
-    asked = os.environ.get("WEB_CONCURRENCY", "1")
-    if config.workers > 1 or asked not in ("", "1"):
+    web_concurrency = os.environ.get("WEB_CONCURRENCY", "1")
+    if config.workers > 1 or web_concurrency not in ("", "1"):
         raise UsageError(
-            f"{config.workers if config.workers > 1 else asked} workers: the members of a cohort would wait for each other "
-            "in different processes",
+            f"{config.workers if config.workers > 1 else web_concurrency} workers: the members of a cohort would wait for "
+            "each other in different processes",
             hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
             "start several servers on their own ports and folders, and send each group to one",
         )
@@ -157,24 +143,6 @@ def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: Sequence[s
     }
     write_run_json(folder, facts)
     return run_id
-
-
-def _bind(config: ServeConfig) -> Any:
-    import socket
-
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((config.host, config.port))
-    except OSError as error:
-        bound.close()
-        raise OutsideError(
-            "environment",
-            f"{config.host}:{config.port} cannot be served on: {error.strerror}",
-            hint="give another --port",
-        ) from error
-    return bound
 
 
 def _allow_many_connections() -> None:

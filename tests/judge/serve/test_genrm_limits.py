@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.judge.serve.requests import host_name, shape
+from gymdata.judge.serve.requests import shape
+from gymdata.urls import host_name
 from tests.judge.serve.conftest import Server
 from tests.judge.serve.requests import QUESTION, compare, post_all, response, verify_all, verify_body
 from tests.judge_server import Behaviour

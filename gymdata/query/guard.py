@@ -1,0 +1,98 @@
+"""What SQL may do here: read with one statement, for so long, in so much memory.
+
+Invariants: a statement that is not one SELECT is refused before it runs; once a connection is locked, SQL reaches no
+file, no network and no setting; a statement that takes longer than allowed is interrupted and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gymdata.errors import UsageError
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one statement; None is no bound. ``memory`` in bytes, of DuckDB's buffers; what is larger is spilled."""
+
+    seconds: float | None = None
+    memory: int | None = None
+    threads: int | None = None
+
+
+@dataclass(slots=True)
+class Clock:
+    """Whether the time was up."""
+
+    ran_out: bool = False
+
+
+def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raises UsageError unless ``sql`` is one statement that only reads."""
+    import duckdb
+
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError.bad_value("SQL", ascii(sql[error.start : error.start + 1]), "text in UTF-8") from error
+    statements = con.extract_statements(sql)
+    if len(statements) != 1:
+        raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")
+    try:
+        kind = statements[0].type
+    except ValueError:
+        # DuckDB's bindings do not know all of its statements.
+        raise UsageError(
+            "SQL: got a statement that is no SELECT: query only reads",
+            hint="`-o FILE.parquet` writes the result of a SELECT",
+        ) from None
+    explained = re.sub(r"^\s*explain(\s+analyze)?\s+", "", statements[0].query, flags=re.IGNORECASE)
+    if kind == duckdb.StatementType.EXPLAIN and explained != statements[0].query:
+        check_statement(con, explained)
+        return
+    pivots = kind == duckdb.StatementType.MULTI and re.match(r"\s*(pivot|with|from|select)\b", sql, re.IGNORECASE)
+    if kind != duckdb.StatementType.SELECT and not pivots:
+        raise UsageError(
+            f"SQL: got a statement of kind {kind.name}, expected a SELECT: query only reads",
+            hint="`-o FILE.parquet` writes the result of a SELECT",
+        )
+
+
+def lock(con: duckdb.DuckDBPyConnection, limits: Limits = Limits()) -> None:
+    """From here on SQL on ``con`` sees what is registered and nothing outside, and changes no setting. The bounds on
+    memory and threads hold; that on time is ``stopping_after``'s."""
+    if limits.memory is not None:
+        con.execute(f"SET memory_limit='{limits.memory // 1024}KiB'")
+    if limits.threads is not None:
+        con.execute(f"SET threads={limits.threads}")
+    con.execute("SET enable_external_access=false")
+    con.execute("SET lock_configuration=true")
+
+
+@contextlib.contextmanager
+def stopping_after(con: duckdb.DuckDBPyConnection, seconds: float | None) -> Iterator[Clock]:
+    """Interrupt what runs on ``con`` after ``seconds``: DuckDB raises InterruptException, and ``ran_out`` is true."""
+    clock = Clock()
+    if seconds is None:
+        yield clock
+        return
+
+    def stop() -> None:
+        clock.ran_out = True
+        con.interrupt()
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield clock
+    finally:
+        timer.cancel()

@@ -1,0 +1,1 @@
+"""``gymdata view``: rollouts, and everything made from them, in the browser."""

@@ -1,0 +1,135 @@
+"""The pages of ``gymdata view`` as an ASGI application.
+
+Invariants: what comes from data is escaped where it is put into a page, and nothing of it is run: scripts and styles come
+from this server only (no ``unsafe-*``), a page loads nothing from anywhere else; a request that names another machine, or
+comes from another site's script, is refused; a file that cannot be read gives a page that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mimetypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from gymdata.errors import GymdataError
+from gymdata.urls import OnlyHosts
+from gymdata.view.pages import Missing, Pages
+from gymdata.view.settings import ViewConfig
+
+HERE = Path(__file__).parent
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    b"content-security-policy": _POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+class Guarded:
+    """ASGI middleware: every answer carries the security headers; scripts of other sites get none."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *((k, v) for k, v in _HEADERS.items() if k not in given)]
+            await send(message)
+
+        sent = dict(scope["headers"])
+        foreign = sent.get(b"sec-fetch-site", b"none") in (b"cross-site", b"same-site")
+        if foreign and sent.get(b"sec-fetch-mode") != b"navigate":
+            await PlainTextResponse("this page's own scripts only\n", 403)(scope, receive, sending)
+            return
+        await self.app(scope, receive, sending)
+
+
+@contextlib.contextmanager
+def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
+    """The application over ``paths``; leaving the block removes what it put aside."""
+    pages = Pages(paths, config)
+    templates = environment()
+
+    def page(make: Callable[[Request], tuple[str, dict[str, Any]]]) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            status = 200
+            try:
+                name, values = make(request)
+            except Missing as missing:
+                name, values, status = "error.html", {"title": "Not here", "message": str(missing)}, 404
+            except GymdataError as error:
+                name, values, status = "error.html", {"title": "This cannot be shown", "message": str(error)}, 422
+            except OSError as error:
+                name, values, status = "error.html", {"title": "This cannot be shown", "message": str(error)}, 422
+            values |= pages.around(request, bare="fragment" in request.query_params)
+            return HTMLResponse(templates.get_template(name).render(values), status)
+
+        return answer
+
+    def static(request: Request) -> Response:
+        file = (HERE / "static" / request.path_params["name"]).resolve()
+        if not file.is_relative_to(HERE / "static") or not file.is_file():
+            return PlainTextResponse("not here\n", 404)
+        kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"
+        return Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
+
+    routes = [Route(path, page(make)) for path, make in pages.html().items()]
+    routes += [Route(path, make) for path, make in pages.data().items()]
+    routes.append(Route("/static/{name:path}", static))
+
+    def unknown(request: Request, _: Exception) -> Response:
+        values = {"title": "Not here", "message": f"there is no page {request.url.path}"} | pages.around(request)
+        return HTMLResponse(templates.get_template("error.html").render(values), 404)
+
+    def failed(request: Request, error: Exception) -> Response:
+        sys.stderr.write(f"error: {request.url.path}: unexpected {type(error).__name__}: {error}\n")
+        return PlainTextResponse("unexpected error: the terminal says more\n", 500)
+
+    app = Starlette(routes=routes, exception_handlers={404: unknown, 500: failed})
+    try:
+        yield OnlyHosts(Guarded(app), [config.host, *config.allow_host])
+    finally:
+        pages.close()
+
+
+def environment() -> jinja2.Environment:
+    """Templates that escape every value, and write what a terminal or browser would act on as an escape."""
+    from gymdata.view import text
+
+    def shown(value: Any) -> Any:
+        # What is marked as HTML comes from the templates themselves.
+        return text.visible(value) if type(value) is str else value
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: Any = (text.number, text.count, text.short, text.share, text.seconds, text.moment)
+    made.filters |= {one.__name__: one for one in filters}
+    return made

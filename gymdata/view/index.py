@@ -1,0 +1,257 @@
+"""Which rollouts there are, kept up to date while a run is collected, and each of them by its number without reading others.
+
+Invariants: what is in memory for all rollouts is their scalar columns; a row's tokens are read when it is looked at, pages
+verified; a file that cannot be read, or is not as its run recorded it, is reported and shows no numbers; a row keeps
+its place while its file grows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import DataError, GymdataError
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store.journal import row_parser, scan
+from gymdata.store.partial_reads import RowGroup, row_groups
+from gymdata.store.paths import Source
+from gymdata.store.tables import read_table, row_batches, scan_batches
+from gymdata.view.stages import sources_of
+
+#: Columns of every rollout that stay in memory: all but messages, tokens, tools, the task's row and foreign fields.
+SCALARS = [n for n in ROLLOUTS.schema.names if n not in ("messages", "tools", "task", "extra", "turns")]
+#: Few values among many rows.
+_REPEATED = ("run_id", "policy", "policy_hash", "status", "stop_reason", "finish_reason")
+_SCHEMA = pa.schema([ROLLOUTS.schema.field(n) for n in SCALARS])
+_HELD = pa.schema([f.with_type(pa.dictionary(pa.int32(), pa.string())) if f.name in _REPEATED else f for f in _SCHEMA])
+#: Rows of a file without row groups that are put aside together.
+_BATCH_ROWS = 1_024
+_CACHED_ROWS = 128
+
+
+@dataclass
+class _Part:
+    """The rows of one file."""
+
+    source: Source
+    state: tuple[int, ...]
+    table: pa.Table
+    groups: list[RowGroup]
+    #: Of a journal: the byte at which the next line begins.
+    at: int = 0
+    starts: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.starts = np.concatenate(([0], np.cumsum([group.rows for group in self.groups]))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All rollouts at one moment, in reading order. ``version`` grows when something changed; ``problems``: a line for each
+    file whose rows are not here; ``growing``: rows come from a journal."""
+
+    table: pa.Table
+    parts: tuple[_Part, ...]
+    version: int
+    problems: tuple[str, ...]
+    growing: bool
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def find(self, rollout_id: str) -> int | None:
+        """The row of a rollout."""
+        at = pc.index(self.table["rollout_id"], pa.scalar(rollout_id)).as_py()
+        return None if at < 0 else int(at)
+
+    def where(self, column: str, value: str) -> list[int]:
+        """The rows with this text in a column, in order."""
+        found: list[int] = np.flatnonzero(pc.equal(self.table[column], value).to_numpy()).tolist()
+        return found
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Scalar columns with the schema's own types."""
+        some = self.table.select(list(names))
+        return some.cast(pa.schema([_SCHEMA.field(n) for n in names]))
+
+    def batches(self, column: str) -> Iterator[pa.RecordBatch]:
+        """One column of all rows, in their order."""
+        for part in self.parts:
+            if part.source.kind == "parquet":
+                yield from scan_batches(part.source.path, ROLLOUTS, [column])
+            else:
+                for group in part.groups:
+                    yield from group.load().select([column]).to_batches()
+
+
+class RolloutIndex:
+    """The rollouts under several paths. ``snapshot`` is what is there now, or was ``fresh_s`` seconds ago."""
+
+    def __init__(self, paths: Sequence[str | Path], fresh_s: float = 0.5) -> None:
+        self._fresh_s = fresh_s
+        self.paths = [Path(path) for path in paths]
+        self._guard = threading.RLock()
+        self._held: dict[Path, _Part] = {}
+        self._aside = _Aside()
+        self._rows: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        self._looked = 0.0
+        self._last = Snapshot(_HELD.empty_table(), (), 0, (), False)
+
+    def close(self) -> None:
+        """Remove what was put aside."""
+        self._aside.close()
+
+    def snapshot(self) -> Snapshot:
+        """The rollouts, looked up again when that was not done just now."""
+        with self._guard:
+            if time.monotonic() - self._looked >= self._fresh_s:
+                self._refresh()
+                self._looked = time.monotonic()
+            return self._last
+
+    def rows(self, snapshot: Snapshot, numbers: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+        """Whole rows, or some of their columns, in the order of ``numbers``. Raises DataError."""
+        found: dict[int, pa.Table] = {}
+        start = 0
+        for part in snapshot.parts:
+            mine = [n - start for n in numbers if start <= n < start + part.table.num_rows]
+            found |= {start + k: row for k, row in self._read(part, mine, columns)}
+            start += part.table.num_rows
+        return pa.concat_tables([found[n] for n in numbers], promote_options="default")
+
+    def row(self, snapshot: Snapshot, number: int) -> dict[str, Any]:
+        """One rollout, all columns."""
+        found: dict[str, Any] = self.rows(snapshot, [number]).to_pylist()[0]
+        return found
+
+    def _read(self, part: _Part, rows: Sequence[int], columns: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
+        which = np.searchsorted(part.starts, rows, side="right") - 1
+        loaded: dict[int, pa.Table] = {}
+        for row, group in zip(rows, which.tolist(), strict=True):
+            key = (id(part), row)
+            with self._guard:
+                held = self._rows.get(key)
+            if held is None:
+                if group not in loaded:
+                    loaded = {group: part.groups[group].load()}
+                one = loaded[group].slice(row - int(part.starts[group]), 1)
+                # A copy of its own: a view would keep the whole row group in memory.
+                held = pa.Table.from_batches([_copied(batch) for batch in one.combine_chunks().to_batches()])
+                with self._guard:
+                    self._rows[key] = held
+                    while len(self._rows) > _CACHED_ROWS:
+                        self._rows.popitem(last=False)
+            yield row, held if columns is None else held.select(list(columns))
+
+    def _refresh(self) -> None:
+        sources, problems = [], []
+        for path in self.paths:
+            try:
+                sources += sources_of(path, ROLLOUTS)
+            except GymdataError as error:
+                problems.append(str(error))
+        parts = []
+        for file, source in {source.path.resolve(): source for source in sources}.items():
+            try:
+                parts.append(self._part(file, source))
+            except FileNotFoundError:
+                continue  # a journal that was sealed since: the next look finds its part
+            except (GymdataError, OSError) as error:
+                problems.append(str(error))
+        same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
+        if same and tuple(problems) == self._last.problems:
+            return
+        self._held = {part.source.path.resolve(): part for part in parts}
+        tables = [part.table for part in parts if part.table.num_rows]
+        whole = pa.concat_tables(tables) if tables else _HELD.empty_table()
+        growing = any(part.source.kind == "journal" for part in parts)
+        self._last = Snapshot(whole, tuple(parts), self._last.version + 1, tuple(problems), growing)
+
+    def _part(self, file: Path, source: Source) -> _Part:
+        stat = file.stat()
+        state = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        held = self._held.get(file)
+        if held is not None and held.state == state:
+            return held
+        if source.kind == "journal":
+            return self._grown(file, source, state, held)
+        if source.kind == "parquet":
+            groups = row_groups(file, ROLLOUTS)
+            return _Part(source, state, _held(read_table(file, ROLLOUTS, SCALARS)), groups)
+        batches = list(scan_batches(file, ROLLOUTS, None, _BATCH_ROWS))
+        table = _held(pa.Table.from_batches([batch.select(SCALARS) for batch in batches]))
+        return _Part(source, state, table, [self._aside.add(batch) for batch in batches])
+
+    def _grown(self, file: Path, source: Source, state: tuple[int, ...], held: _Part | None) -> _Part:
+        """A journal, of which only the lines that were added are read."""
+        kept = held if held is not None and held.state[2] == state[2] and held.at <= state[0] else None
+        at, groups = (kept.at, list(kept.groups)) if kept is not None else (0, [])
+        tables = [kept.table] if kept is not None else []
+        parse, rows = row_parser(), []
+        for line in scan(file, at):
+            if not line.closed:
+                break  # on its way
+            at = line.offset + len(line.raw) + 1
+            if line.body is not None:
+                try:
+                    rows.append((line.offset, parse(line.body), len(line.body)))
+                except orjson.JSONDecodeError as error:
+                    where = f"{file}: byte {line.offset:,}"
+                    raise DataError(f"{where}: got text that is not JSON, expected a journaled row") from error
+        for batch in row_batches(rows, ROLLOUTS, ROLLOUTS.schema.names, str(file)):
+            groups.append(self._aside.add(batch))
+            tables.append(_held(pa.Table.from_batches([batch.select(SCALARS)])))
+        table = pa.concat_tables(tables).combine_chunks() if tables else _HELD.empty_table()
+        return _Part(source, state, table, groups, at)
+
+
+def _held(table: pa.Table) -> pa.Table:
+    columns = []
+    for wanted in _HELD:
+        column = table[wanted.name].combine_chunks()
+        columns.append(column.dictionary_encode().cast(wanted.type) if wanted.name in _REPEATED else column)
+    return pa.Table.from_arrays(columns, schema=_HELD)
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+
+
+class _Aside:
+    """Batches of files without row groups, in one temporary file that is mapped into memory."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._size = 0
+
+    def add(self, batch: pa.RecordBatch) -> RowGroup:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="gymdata-view-")
+        file = Path(self._folder.name, "rows")
+        data = batch.serialize()
+        with file.open("ab") as out:
+            out.write(data)
+        start, size, schema = self._size, data.size, batch.schema
+        self._size += size
+
+        def load() -> pa.Table:
+            with file.open("rb") as opened:
+                opened.seek(start)
+                return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(opened.read(size)), schema)])
+
+        return RowGroup(batch.num_rows, load)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()

@@ -1,0 +1,192 @@
+"""One rollout as its page shows it: messages as they were written, tokens from the recorded ids with all that is known of
+each.
+
+Invariants: ids and log-probabilities are those on disk, digests checked; what a stage says of a token (advantage, loss mask,
+another model's log-probability, entropy) is put where its own file says, and left out where the two do not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.engines.vocabulary import Vocabulary
+from gymdata.errors import printable
+from gymdata.rollouts.breaks import Reading, Relation, relations
+from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
+from gymdata.view.stages import Stages, facts_of
+
+Array = npt.NDArray[Any]
+_DIGITS = 5
+
+
+def shown_messages(row: Mapping[str, Any], key: str = "messages") -> list[dict[str, Any]]:
+    """Messages for a template: text that no terminal or browser acts on, tool calls as name and arguments."""
+    return [
+        {
+            "role": str(message["role"]),
+            "content": printable(message.get("content") or ""),
+            "reasoning": printable(message.get("reasoning") or ""),
+            "name": printable(message.get("name") or ""),
+            "turn": message.get("turn"),
+            "calls": list(_calls(message.get("tool_calls"))),
+        }
+        for message in row[key]
+    ]
+
+
+def _calls(text: str | None) -> list[dict[str, str]]:
+    try:
+        calls = json.loads(text) if text else []
+        found = []
+        for call in calls:
+            function = call.get("function") or call
+            arguments = function.get("arguments")
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            found.append({"name": printable(str(function.get("name"))), "arguments": printable(arguments)})
+        return found
+    except (ValueError, AttributeError, TypeError):
+        return [{"name": "", "arguments": printable(text or "")}]
+
+
+class Tokens:
+    """The tokens of one rollout. Raises DataError (T209, T210) for turns that were changed after collection."""
+
+    def __init__(self, row: Mapping[str, Any], stages: Stages | None = None) -> None:
+        self.rollout_id = str(row["rollout_id"])
+        #: ``Turn``s whose lists are arrays.
+        self.turns: list[Any] = row["turns"]
+        for turn in self.turns:
+            for name, kind in (("prompt_delta_ids", np.int32), ("generation_token_ids", np.int32)):
+                turn[name] = np.asarray(turn[name], kind)
+            turn["generation_log_probs"] = np.asarray(turn["generation_log_probs"], np.float32)
+        self.prompts = expand_prompts(self.turns, rollout=self.rollout_id)
+        self.kinds = kinds(self.turns, self.prompts)
+        self.notes: list[str] = []
+        #: Per turn, one number for each sampled token; None where it is not known.
+        self.reference = self._by_turn(None)
+        self.entropy = self._by_turn(None)
+        self.advantages = self._by_turn(None)
+        self.mask = self._by_turn(None)
+        self.sequences: list[TokenSequence] | None = None
+        self.experience: str | None = None
+        self.audit: str | None = None
+        #: What the model of the audit is called.
+        self.audited: str | None = None
+        if stages is not None:
+            self._read_audit(stages)
+            self._read_experiences(stages)
+
+    def _by_turn(self, values: Array | None) -> list[Array | None]:
+        if values is None:
+            return [None] * len(self.turns)
+        sizes = [len(turn["generation_token_ids"]) for turn in self.turns]
+        return list(np.split(values, np.cumsum(sizes)[:-1])) if sizes else []
+
+    def _read_audit(self, stages: Stages) -> None:
+        rows = stages.rows("audit")
+        # Of several audits the last one that was made.
+        found = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
+        for number in found[-1:]:
+            row = rows.row(number)
+            sampled = sum(len(turn["generation_token_ids"]) for turn in self.turns)
+            if len(row["ref_logprobs"]) != sampled:
+                self.notes.append(f"{rows.file(number)} has {len(row['ref_logprobs'])} tokens, the rollout {sampled}")
+                return
+            self.audit = str(rows.file(number))
+            self.audited = str((facts_of(rows.file(number)).get("model") or {}).get("path") or "the audited model")
+            self.reference = self._by_turn(np.array(row["ref_logprobs"], np.float32))
+            if row["entropy"]:
+                self.entropy = self._by_turn(np.array(row["entropy"], np.float32))
+
+    def _read_experiences(self, stages: Stages) -> None:
+        rows = stages.rows("experiences")
+        found = rows.where("rollout_id", self.rollout_id)
+        if not found:
+            return
+        # Of several files with experiences the first one that has the rollout.
+        file = rows.file(found[0])
+        mine = [rows.row(number) for number in found if rows.file(number) == file]
+        made = {s.input_ids.tobytes(): s for s in sequences(self.turns)}
+        for row in mine:
+            sequence = made.get(np.array(row["input_ids"], np.int32).tobytes())
+            if sequence is None:
+                self.notes.append(f"{file}: sequence {row['sequence_index']} is not one of this rollout's")
+                continue
+            mask, advantages = np.array(row["loss_mask"], np.int8), np.array(row["advantages"], np.float32)
+            for turn, start, own in zip(sequence.turns, sequence.turn_starts.tolist(), sequence.trained, strict=True):
+                if own:
+                    end = start + len(self.turns[turn]["generation_token_ids"])
+                    self.mask[turn], self.advantages[turn] = mask[start:end], advantages[start:end]
+        self.experience = str(file)
+
+    def relations(self, vocabulary: Vocabulary | None) -> list[Relation]:
+        """Breaks with their causes, branches and retries."""
+        reading = Reading(vocabulary.decode, vocabulary.special) if vocabulary is not None else None
+        return relations(self.turns, lambda: reading)
+
+    def data(self, vocabulary: Vocabulary | None) -> dict[str, Any]:
+        """What the page's token view draws: turns, and the text of each id that occurs."""
+        turns, used = [], set[int]()
+        for number, turn in enumerate(self.turns):
+            context, sampled = turn["prompt_delta_ids"].tolist(), turn["generation_token_ids"].tolist()
+            used |= {*context, *sampled}
+            turns.append(
+                {
+                    "kind": self.kinds[number],
+                    "parent": int(turn["parent"]),
+                    "prefix": int(turn["prefix_length"]),
+                    "prompt": len(self.prompts[number]),
+                    "finish": printable(str(turn.get("finish_reason") or "")),
+                    "agent": printable(str(turn.get("agent") or "")),
+                    "context": context,
+                    "ids": sampled,
+                    "logprob": _numbers(turn["generation_log_probs"]),
+                    "entropy": _numbers(self.entropy[number]),
+                    "advantage": _numbers(self.advantages[number]),
+                    "mask": None if self.mask[number] is None else np.asarray(self.mask[number]).tolist(),
+                    "ratio": _numbers(self.ratio(number)),
+                    "rank": ranks(turn),
+                }
+            )
+        return {
+            "rollout_id": self.rollout_id,
+            "turns": turns,
+            "text": {str(i): printable(vocabulary.text(i)) for i in used} if vocabulary is not None else {},
+            "special": sorted(vocabulary.special & used) if vocabulary is not None else [],
+        }
+
+    def ratio(self, turn: int) -> Array | None:
+        """exp(another model's log-probability − the recorded one) of a turn's sampled tokens."""
+        reference = self.reference[turn]
+        if reference is None:
+            return None
+        with np.errstate(over="ignore"):
+            ratio: Array = np.exp(reference.astype(np.float64) - self.turns[turn]["generation_log_probs"])
+        return ratio
+
+    def alternatives(self, turn: int, k: int) -> list[dict[str, Any]]:
+        """What else was likely at a sampled token, the likeliest first."""
+        listed = (self.turns[turn].get("top_log_probs") or [])[k : k + 1]
+        return sorted(listed[0], key=lambda one: -one["log_prob"]) if listed else []
+
+
+def ranks(turn: Mapping[str, Any]) -> list[int] | None:
+    """The place of each sampled token among the recorded alternatives, 1 for the likeliest; None where none are recorded."""
+    listed: Sequence[Sequence[Mapping[str, Any]]] | None = turn.get("top_log_probs")
+    if not listed:
+        return None
+    sampled = zip(turn["generation_log_probs"].tolist(), turn["generation_token_ids"].tolist(), listed, strict=False)
+    return [1 + sum(o["log_prob"] > mine and o["id"] != token for o in others) for mine, token, others in sampled]
+
+
+def _numbers(values: Array | None) -> list[float | None] | None:
+    """Numbers for JSON: five digits, None for what is not finite."""
+    if values is None:
+        return None
+    return [round(v, _DIGITS) if v == v and abs(v) != float("inf") else None for v in values.tolist()]

@@ -1,0 +1,76 @@
+"""``gymdata view``: a server for the browser on this machine, or one file that needs none.
+
+Invariants: it listens on the loopback address unless another one is given; nothing is written but the file that ``export``
+names; it ends when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import DataError
+from gymdata.public import paths_of
+from gymdata.signals import sigterm_interrupts
+from gymdata.store.lineage import Paths
+from gymdata.store.paths import RUN_JSON, beside
+from gymdata.urls import address_of, listening_socket
+from gymdata.view.settings import ViewConfig
+
+#: How far below a folder that is no run of its own runs are looked for.
+_DEPTH = 4
+
+
+def view(
+    paths: Paths, *, config: ViewConfig | None = None, say: Callable[[str], None] = lambda _: None, **settings: Any
+) -> None:
+    """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
+
+    ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
+    ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
+    OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
+    """
+    config = config or ViewConfig.load(overrides=settings)
+    found = [one for path in paths_of(paths, "view") for one in expanded(Path(path))]
+    if config.export is not None:
+        from gymdata.view.export import export
+
+        say(export(found, config))
+        return
+    import uvicorn
+
+    from gymdata.view.app import create_app
+
+    with contextlib.ExitStack() as stack:
+        app = stack.enter_context(create_app(found, config))
+        socket = stack.enter_context(contextlib.closing(listening_socket(config.host, config.port)))
+        options = uvicorn.Config(
+            app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+        )
+        stack.enter_context(sigterm_interrupts())
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        say(f"open {address_of(socket)} (Ctrl-C ends)")
+        uvicorn.Server(options).run(sockets=[socket])
+
+
+def expanded(path: Path) -> list[Path]:
+    """``path``, or the runs inside it where it is a folder that is none itself. Raises DataError when nothing is there."""
+    if not path.is_dir() or (path / RUN_JSON).exists() or (path.parent / RUN_JSON).exists():
+        if not path.exists() and "*" not in str(path):
+            raise DataError.missing_path(path)
+        return [path]
+    found = list(_runs_in(path, _DEPTH))
+    if not found:
+        raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
+    return found
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
+    inner: Sequence[Path] = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    for one in inner:
+        if (one / RUN_JSON).is_file() or beside(one).is_file():
+            yield one
+        elif depth > 1:
+            yield from _runs_in(one, depth - 1)

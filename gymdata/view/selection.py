@@ -1,0 +1,243 @@
+"""Which rollouts a page shows: filter boxes and conditions in the language of ``gymdata filter``, order, pages, groups.
+
+Invariants: what the boxes say is said by conditions, so every selection is a ``gymdata filter`` command that keeps the
+same rollouts; rows without a value come last in either direction; numbers are over the whole selection, not its page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import GymdataError
+from gymdata.filter import conditions
+from gymdata.filter.columns import Loaded, load_columns
+from gymdata.filter.expressions import evaluate, is_true
+from gymdata.view.index import RolloutIndex, Snapshot
+
+PAGE_ROWS = 50
+PAGE_GROUPS = 25
+SORTS = (
+    "reward",
+    "task_id",
+    "n_turns",
+    "n_breaks",
+    "n_context_tokens",
+    "n_generated_tokens",
+    "duration_s",
+    "started_at",
+)
+#: At most so many different rewards are bars of their own.
+_BARS = 12
+_BINS = 20
+_BOXES = ("task", "status", "min", "max", "breaks", "run")
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What the address of a page says. ``where``: a condition; the others are boxes, empty when not used."""
+
+    where: str = ""
+    task: str = ""
+    status: str = ""
+    min: str = ""
+    max: str = ""
+    breaks: str = ""
+    run: str = ""
+    sort: str = ""
+    down: bool = False
+    groups: bool = False
+    page: int = 1
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Query:
+        """The query of an address; what cannot be understood is as if it were not there."""
+        page = given.get("page", "1")
+        sort = given.get("sort", "")
+        return cls(
+            given.get("where", "").strip(),
+            **{name: given.get(name, "").strip() for name in _BOXES},
+            sort=sort if sort in SORTS else "",
+            down=given.get("down") == "1",
+            groups=given.get("by") == "group",
+            page=max(1, int(page)) if page.isdecimal() and len(page) < 9 else 1,
+        )
+
+    def conditions(self) -> list[str]:
+        """The boxes and the condition as conditions of ``gymdata filter``."""
+        found = [
+            f"contains(task_id, {_text(self.task)})" if self.task else "",
+            f"status == {_text(self.status)}" if self.status else "",
+            f"run_id == {_text(self.run)}" if self.run else "",
+            f"reward >= {self.min}" if self.min else "",
+            f"reward <= {self.max}" if self.max else "",
+            "n_breaks > 0" if self.breaks else "",
+            self.where,
+        ]
+        return [text for text in found if text]
+
+    def address(self, **changes: Any) -> str:
+        """The address of this query with some parts changed; from its first page unless that is named."""
+        other = replace(self, **{"page": 1, **changes})
+        parts = {"where": other.where, **{name: getattr(other, name) for name in _BOXES}, "sort": other.sort}
+        parts |= {"down": "1" if other.down else "", "by": "group" if other.groups else ""}
+        parts["page"] = str(other.page) if other.page > 1 else ""
+        given = urlencode({key: value for key, value in parts.items() if value})
+        return f"/?{given}" if given else "/"
+
+    def sorted_by(self, column: str) -> str:
+        """The address that sorts by a column, or turns its order round."""
+        return self.address(sort=column, down=not self.down if self.sort == column else column != "task_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of the reward histogram: its rewards, how many rollouts have them, and the condition that keeps these."""
+
+    label: str
+    count: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rollouts that a query keeps: their rows in order, and figures over all of them. ``error``: why there are none."""
+
+    rows: Rows
+    error: str | None = None
+    mean: float | None = None
+    scored: int = 0
+    groups: int = 0
+    mixed: int = 0
+    breaks: int = 0
+    tokens: int = 0
+    bars: tuple[Bar, ...] = ()
+
+
+def command_of(paths: Sequence[Any], query: Query) -> str:
+    """The ``gymdata filter`` command that keeps what the query shows."""
+    words = ["gymdata", "filter", *map(str, paths)]
+    words += [word for text in query.conditions() for word in ("--where", text)]
+    return shlex.join([*words, "-o", "kept"])
+
+
+class Selector:
+    """Selections of an index, computed once for each state of it."""
+
+    def __init__(self, index: RolloutIndex) -> None:
+        self._index = index
+        self._select = lru_cache(64)(self._computed)
+        self._sorted = lru_cache(16)(self._in_order)
+        self._snapshot: Snapshot | None = None
+
+    def select(self, snapshot: Snapshot, query: Query) -> Selection:
+        """The rollouts that pass all conditions of ``query``, in its order."""
+        self._snapshot = snapshot
+        found = self._select(snapshot.version, tuple(query.conditions()), _Held(snapshot))
+        if not query.sort or found.error is not None:
+            return found
+        order = self._sorted(snapshot.version, query.sort, query.down, _Held(snapshot))
+        kept = np.zeros(len(snapshot), np.bool_)
+        kept[found.rows] = True
+        return replace(found, rows=order[kept[order]])
+
+    def _computed(self, _version: int, texts: tuple[str, ...], held: _Held) -> Selection:
+        snapshot = held.snapshot
+        try:
+            rows = self._passing(snapshot, texts)
+        except GymdataError as error:
+            return Selection(np.zeros(0, np.int64), str(error))
+        return _figures(snapshot.table, rows)
+
+    def _passing(self, snapshot: Snapshot, texts: Sequence[str]) -> Rows:
+        every = np.arange(len(snapshot))
+        if not texts or not len(every):
+            return every
+        expressions = [conditions.parse(text, "filter") for text in texts]
+        named = {name: "filter" for expression in expressions for name in expression.names}
+        columns = load_columns(self._index.paths, named, Loaded(snapshot.columns, snapshot.batches))
+        kept = np.ones(len(every), np.bool_)
+        for expression in expressions:
+            conditions.check(expression, columns.kinds, "filter")
+        for expression in expressions:
+            kept &= is_true(evaluate(expression, columns.values, len(every)))
+        return np.flatnonzero(kept)
+
+    def _in_order(self, _version: int, column: str, down: bool, held: _Held) -> Rows:
+        direction = "descending" if down else "ascending"
+        found = pc.sort_indices(held.snapshot.table.select([column]), sort_keys=[(column, direction, "at_end")])
+        order: Rows = found.to_numpy().astype(np.int64)
+        return order
+
+
+class _Held:
+    """A snapshot as an argument that a cache takes no notice of: the version before it stands for it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _figures(table: pa.Table, rows: Rows) -> Selection:
+    some = table.select(["reward", "group_id", "n_breaks", "n_context_tokens", "n_generated_tokens"])
+    some = some if len(rows) == table.num_rows else some.take(pa.array(rows))
+    rewards = pc.fill_null(some["reward"], math.nan).to_numpy()
+    known = np.isfinite(rewards)
+    groups = some["group_id"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    n_groups = int(groups.max()) + 1 if len(groups) else 0
+    low, high = np.full(n_groups, np.inf), np.full(n_groups, -np.inf)
+    np.minimum.at(low, groups[known], rewards[known])
+    np.maximum.at(high, groups[known], rewards[known])
+    return Selection(
+        rows,
+        mean=float(rewards[known].mean()) if known.any() else None,
+        scored=int(known.sum()),
+        groups=n_groups,
+        mixed=int((high > low).sum()),
+        breaks=int((some["n_breaks"].to_numpy() > 0).sum()),
+        tokens=int((pc.sum(some["n_context_tokens"]).as_py() or 0) + (pc.sum(some["n_generated_tokens"]).as_py() or 0)),
+        bars=_bars(rewards[known], int((~known).sum())),
+    )
+
+
+def _bars(rewards: npt.NDArray[np.float64], without: int) -> tuple[Bar, ...]:
+    """The histogram: a bar for each reward where there are few, else bins of equal width; and one for none at all."""
+    values, counts = np.unique(rewards, return_counts=True)
+    bars = []
+    if len(values) <= _BARS:
+        bars = [
+            Bar(_number(v), int(n), f"reward == {v!r}") for v, n in zip(values.tolist(), counts.tolist(), strict=True)
+        ]
+    else:
+        counts, edges = np.histogram(rewards, _BINS)
+        for k, n in enumerate(counts.tolist()):
+            low, high = float(edges[k]), float(edges[k + 1])
+            upper = "<=" if k == _BINS - 1 else "<"
+            bars.append(Bar(f"{_number(low)} to {_number(high)}", n, f"reward >= {low!r} and reward {upper} {high!r}"))
+    return (*bars, *([Bar("none", without, "reward is null")] if without else []))
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _text(value: str) -> str:
+    """Text as the language of conditions quotes it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,35 @@
+"""Settings of ``gymdata view``."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+from typing import ClassVar
+
+import pydantic
+
+from gymdata.settings import Config
+
+
+class ViewConfig(Config):
+    """``gymdata view``. The server answers requests that name the machine it runs on, or one of ``allow_host``."""
+
+    key_only: ClassVar[Set[str]] = frozenset({"sql_seconds", "sql_rows", "sql_memory"})
+
+    host: str = pydantic.Field("127.0.0.1", description="Address to listen on.")
+    port: int = pydantic.Field(8040, ge=0, le=65535, description="Port; 0 selects a free one.")
+    allow_host: list[str] = pydantic.Field(
+        default_factory=list, description="Allowed Host header; repeatable (default: loopback and --host)."
+    )
+    tokenizer: Path | None = pydantic.Field(
+        None,
+        description="Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine).",
+    )
+    export: Path | None = pydantic.Field(
+        None, description="Write one self-contained HTML file instead of serving; opens offline."
+    )
+    where: str | None = pydantic.Field(None, description="Export only rollouts that satisfy this condition.")
+    limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
+    sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
+    sql_rows: int = pydantic.Field(1_000, ge=1, description="Rows that the SQL page shows.")
+    sql_memory: int = pydantic.Field(256 << 20, ge=16 << 20, description="Bytes of memory per statement.")

@@ -1,0 +1,124 @@
+"""Tables beside the rollouts: pairs, comparisons, scores, experiences, audits. Their keys are in memory, their rows on disk.
+
+Invariants: a table is looked at as it is on disk when a page is made; a row's lists are read when the row is looked at;
+what a file holds is verified, and a file that is not as its run recorded it is an error, not a shorter table.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import GymdataError
+from gymdata.query.views import find_files
+from gymdata.rollouts.schema import TABLES, Table
+from gymdata.store.partial_reads import RowGroup, row_groups
+from gymdata.store.paths import Source, find_run_json, read_facts, resolve
+from gymdata.store.tables import read_table
+
+#: The columns by which rows of a table are found and listed.
+KEYS = {
+    "pairs": ["pair_id", "run_id", "task_id", "chosen_rollout_id", "rejected_rollout_id", "margin", "weight", "source"],
+    "comparisons": ["comparison_id", "group_id", "task_id", "rollout_i", "rollout_j", "judge_idx", "score_1", "score_2",
+                    "ranking", "status", "judge"],
+    "experiences": ["rollout_id", "group_id", "sequence_index", "reward", "weight"],
+    "audit": ["rollout_id"],
+    "scores": ["rollout_id", "name", "value", "status"],
+}  # fmt: skip
+
+
+def sources_of(path: Path, table: Table) -> list[Source]:
+    """The files of ``table`` under a path argument; none where a path holds another table."""
+    if path.is_dir():
+        return resolve(path, table)
+    return find_files([path]).by_table.get(table.name, [])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table of several files. ``keys``: its key columns, all rows."""
+
+    keys: pa.Table
+    files: tuple[Path, ...]
+    groups: tuple[RowGroup, ...]
+    #: The first row of each file, and of each group.
+    file_starts: Any
+    group_starts: Any
+
+    def __len__(self) -> int:
+        return int(self.keys.num_rows)
+
+    def where(self, column: str, value: str) -> list[int]:
+        """The rows with this text in a key column."""
+        if not len(self):
+            return []
+        found: list[int] = np.flatnonzero(pc.equal(self.keys[column], value).to_numpy()).tolist()
+        return found
+
+    def file(self, number: int) -> Path:
+        """The file of a row."""
+        return self.files[int(np.searchsorted(self.file_starts, number, side="right")) - 1]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row, all columns."""
+        group = int(np.searchsorted(self.group_starts, number, side="right")) - 1
+        table = self.groups[group].load()
+        found: dict[str, Any] = table.slice(number - int(self.group_starts[group]), 1).to_pylist()[0]
+        return found
+
+
+class Stages:
+    """The tables of stages under several paths."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self._guard = threading.Lock()
+        self._held: dict[str, tuple[Any, Rows]] = {}
+
+    def rows(self, name: str) -> Rows:
+        """The table ``name``, empty where there is none. Raises DataError for a damaged or changed file."""
+        table = TABLES[name]
+        sources = {s.path.resolve(): s for path in self.paths for s in sources_of(path, table)}
+        state = tuple((file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in sources)
+        with self._guard:
+            held = self._held.get(name)
+        if held is not None and held[0] == state:
+            return held[1]
+        parts, groups, file_starts, at = [], [], [], 0
+        for file in sources:
+            parts.append(read_table(file, table, KEYS[name]))
+            groups += row_groups(file, table)
+            file_starts.append(at)
+            at += parts[-1].num_rows
+        keys = pa.concat_tables(parts) if parts else table.schema.empty_table().select(KEYS[name])
+        sizes = np.cumsum([0, *(group.rows for group in groups)])[:-1]
+        found = Rows(keys, tuple(sources), tuple(groups), np.array(file_starts), sizes)
+        with self._guard:
+            self._held[name] = (state, found)
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """How many rows each table has, for the navigation; a table that cannot be read counts as one row."""
+        found = {}
+        for name in KEYS:
+            try:
+                found[name] = len(self.rows(name))
+            except (GymdataError, OSError):
+                found[name] = 1
+        return found
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """The run.json that describes a path; empty where there is none or it cannot be read."""
+    try:
+        found = find_run_json(path)
+        return read_facts(found) if found is not None else {}
+    except (GymdataError, OSError):
+        return {}

@@ -1,0 +1,106 @@
+// Why one sampled token is trained: the arithmetic, and sliders for the bounds of the losses.
+
+import { html, render, useEffect, useMemo, useState } from "/static/vendor/htm-preact.js";
+
+const digits = (value, n = 4) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2) : String(Number(value.toFixed(n))));
+const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
+
+// name → its bounds (key, label, min, max, step, default), whether a token at this ratio and sign keeps its gradient, the
+// weight that it has, and the formula. GSPO looks at whole sequences.
+const LOSSES = [
+  { name: "PPO-clip", what: "no gradient beyond the bounds on the side that the advantage pushes to",
+    bounds: [["low", "1 − ε", 0.5, 1, 0.01, 0.8], ["high", "1 + ε", 1, 2, 0.01, 1.2]],
+    keeps: (r, a, b) => !((a > 0 && r > b.high) || (a < 0 && r < b.low)), weight: (r) => r },
+  { name: "CISPO", what: "every token keeps its gradient; its weight is clipped",
+    bounds: [["high", "highest weight", 1, 8, 0.1, 5]], keeps: () => true, weight: (r, b) => Math.min(r, b.high), changed: (r, b) => r > b.high },
+  { name: "TIS", what: "truncated importance sampling: the weight is min(ratio, cap)",
+    bounds: [["cap", "cap", 1, 8, 0.1, 2]], keeps: () => true, weight: (r, b) => Math.min(r, b.cap), changed: (r, b) => r > b.cap },
+  { name: "IcePop", what: "tokens outside the band are masked out",
+    bounds: [["low", "α", 0.1, 1, 0.01, 0.5], ["high", "β", 1, 8, 0.1, 5]], keeps: (r, _, b) => r >= b.low && r <= b.high, weight: (r) => r },
+  { name: "GSPO", what: "the ratio of the whole sequence, per token, is clipped", sequence: true,
+    bounds: [["low", "1 − ε", 0.98, 1, 0.0001, 0.9997], ["high", "1 + ε", 1, 1.02, 0.0001, 1.0004]],
+    keeps: (r, a, b) => !((a > 0 && r > b.high) || (a < 0 && r < b.low)), weight: (r) => r },
+];
+
+function Loss({ loss, ratio, advantage, run }) {
+  const [bounds, setBounds] = useState(Object.fromEntries(loss.bounds.map(([key, , , , , start]) => [key, start])));
+  const counts = useMemo(() => {
+    if (!run) return null;
+    const { width, counts: tables } = loss.sequence ? run.by_sequence : run.by_token;
+    let [kept, changed, all] = [0, 0, 0];
+    for (const [row, sign] of [[tables[0], -1], [tables[1], 0], [tables[2], 1]]) {
+      for (let bin = 0; bin < run.bins; bin++) {
+        if (!row[bin]) continue;
+        const r = Math.exp(-width + ((bin + 0.5) * 2 * width) / run.bins);
+        all += row[bin];
+        if (loss.keeps(r, sign, bounds)) kept += row[bin];
+        if (loss.changed?.(r, bounds)) changed += row[bin];
+      }
+    }
+    return { kept, changed, all };
+  }, [run, bounds]);
+  const keeps = ratio == null ? null : loss.keeps(ratio, advantage ?? 0, bounds);
+  return html`<section class="loss">
+    <header><h3>${loss.name}</h3><span class="verdict ${keeps === false ? "bad" : "good"}">${keeps == null ? "" : keeps ? "kept" : "no gradient"}</span></header>
+    <p class="muted">${loss.what}</p>
+    ${loss.bounds.map(([key, label, min, max, step]) => html`<label class="slide"><span>${label}</span>
+      <input type="range" aria-label=${`${loss.name} ${label}`} min=${min} max=${max} step=${step} value=${bounds[key]} onInput=${(e) => setBounds({ ...bounds, [key]: Number(e.target.value) })} />
+      <output>${bounds[key]}</output></label>`)}
+    <p class="counts">${ratio == null ? null : html`<span>weight here <b>${digits(loss.weight(ratio, bounds))}</b></span>`}
+      ${counts && html`<span>over the run <b data-kept=${loss.name}>${percent(counts.kept, counts.all)}</b> of tokens keep their gradient${loss.changed ? html`, <b>${percent(counts.changed, counts.all)}</b> have their weight capped` : ""}</span>`}</p>
+  </section>`;
+}
+
+function Credit({ credit }) {
+  const advantage = credit.saved ?? credit.computed;
+  return html`<section>
+    <h3>Advantage <b class=${advantage > 0 ? "good" : advantage < 0 ? "bad" : ""}>${digits(advantage)}</b>${credit.file ? "" : html` <span class="muted">(preview)</span>`}</h3>
+    <p>${credit.file ? html`<code>${credit.estimator}</code> in <code class="path">${credit.file}</code>.` : html`No experiences were made from this rollout yet; this is what <code>gymdata experience</code> would give with <code>${credit.estimator}</code>.`}
+      ${credit.dropped && html` <b>This group was left out: ${credit.dropped.replaceAll("_", " ")}.</b>`}</p>
+    <table class="small"><thead><tr><th>rollout</th><th class="num">reward</th><th class="num">advantage</th></tr></thead>
+      <tbody>${credit.group.map((one) => html`<tr class=${one.this ? "this" : ""}><td>${one.rollout_index}${one.this ? " (this one)" : ""}</td><td class="num">${digits(one.reward)}</td><td class="num">${digits(one.advantage)}</td></tr>`)}</tbody>
+      <tfoot><tr><td>mean, std</td><td class="num" colspan="2">${digits(credit.mean)}, ${digits(credit.std)}</td></tr></tfoot></table>
+    <p class="formula"><code>${credit.formula}</code>${credit.by_group && credit.computed != null && credit.std != null ? html` <code>= (${digits(credit.group.find((one) => one.this)?.reward)} − ${digits(credit.mean)}) / ${digits(credit.std)} = ${digits(credit.computed)}</code>` : ""}</p>
+    ${credit.flat && html`<p class="muted">All rewards of the group are equal: there is nothing to learn from comparing them.</p>`}
+    ${!credit.same_rewards && html`<p class="muted">The file used the score <code>${credit.score}</code>, not the rewards shown here.</p>`}
+    ${Object.keys(credit.settings).length > 0 && html`<p class="muted">After that: ${Object.entries(credit.settings).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join(", ")}.</p>`}
+    ${credit.saved != null && credit.computed != null && Math.abs(credit.saved - credit.computed) > 1e-4 && html`<p class="muted">The file says ${digits(credit.saved)}, the group's rewards alone give ${digits(credit.computed)}.</p>`}
+  </section>`;
+}
+
+function Why({ about, turn, k, close }) {
+  const [data, setData] = useState(null);
+  useEffect(() => {
+    fetch(`/data/why?${about}&turn=${turn}&k=${k}`).then((answer) => answer.json()).then(setData);
+  }, [about, turn, k]);
+  if (!data) return html`<p class="muted">…</p>`;
+  if (data.error) return html`<div class="problem">${data.error}</div>`;
+  const logRatio = data.reference == null || data.logprob == null ? null : data.reference - data.logprob;
+  const ratio = logRatio == null ? null : Math.exp(logRatio);
+  const advantage = data.credit.saved ?? data.credit.computed;
+  return html`<div class="why">
+    <header class="whyhead"><div><span class="muted">turn ${data.turn}, token ${data.k + 1} of ${data.of}, id ${data.id}</span><h2>Why is <code class="piece">${data.text.replaceAll("\n", "⏎")}</code> ${data.mask.value ? "trained?" : "not trained?"}</h2></div>
+      <button type="button" class="plain" onClick=${close} aria-label="Close" title="Close (Esc)">✕</button></header>
+    <section><h3>Loss mask <b>${data.mask.value}</b></h3><p>${data.mask.value ? "Because " : "No: "}${data.mask.reason}.${data.mask.source && html` <span class="muted">In <code class="path">${data.mask.source}</code>.</span>`}</p></section>
+    <${Credit} credit=${data.credit} />
+    <section><h3>Probability</h3>
+      <table class="small"><tbody>
+        <tr><td>saved when it was sampled</td><td class="num">log ${digits(data.logprob, 6)}</td><td class="num">p ${digits(data.logprob == null ? null : Math.exp(data.logprob))}</td></tr>
+        ${data.reference != null && html`<tr><td>recomputed with <code class="path">${data.audited}</code></td><td class="num">log ${digits(data.reference, 6)}</td><td class="num">p ${digits(Math.exp(data.reference))}</td></tr>
+        <tr class="this"><td>ratio</td><td class="num">${digits(logRatio, 6)}</td><td class="num">${digits(ratio, 6)}</td></tr>`}
+      </tbody></table>
+      ${data.reference == null && html`<p class="muted">No audit has this rollout: <code>gymdata audit RUN -m MODEL --write-as ref_logprobs</code> gives another model's probabilities. Until then the ratio is 1, and every loss keeps every token.</p>`}</section>
+    <section><h3>Would a loss keep it?</h3>${data.run && html`<p class="muted">Counts are over ${data.run.tokens.toLocaleString()} tokens of ${data.run.sequences.toLocaleString()} audited rollouts that were made into experiences${data.run.left_out ? `; ${data.run.left_out.toLocaleString()} others are in no experience, or in several sequences` : ""}.</p>`}
+      ${LOSSES.map((loss) => html`<${Loss} key=${loss.name} loss=${loss} run=${data.run} advantage=${advantage}
+        ratio=${data.reference == null ? 1 : loss.sequence ? (data.sequence?.mean_log_ratio == null ? null : Math.exp(data.sequence.mean_log_ratio)) : ratio} />`)}</section>
+  </div>`;
+}
+
+export async function explain(drawer, about, turn, k) {
+  const close = () => {
+    drawer.hidden = true;
+  };
+  drawer.hidden = false;
+  drawer.scrollTop = 0;
+  render(html`<${Why} key=${`${turn}.${k}`} about=${about} turn=${turn} k=${k} close=${close} />`, drawer);
+}

@@ -1,0 +1,59 @@
+"""How pages write numbers, ids and text from data."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from gymdata.errors import printable
+
+
+def number(value: Any) -> str:
+    """A number to four digits; a dash for what is not there."""
+    if value is None or value != value:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.4g}" if isinstance(value, float) else visible(value)
+
+
+def count(value: int, noun: str, plural: str | None = None) -> str:
+    """``3 rollouts``, ``1 rollout``."""
+    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
+def short(value: Any, length: int = 12) -> str:
+    """The beginning of an id."""
+    text = visible(value)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """A fraction as a percentage."""
+    return "–" if value is None or value != value else f"{100 * value:.{digits}f} %"
+
+
+def visible(value: Any) -> str:
+    """Text with what a terminal or browser would act on written as an escape."""
+    return "" if value is None else printable(str(value))
+
+
+def seconds(value: float | None) -> str:
+    """A duration."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 90 else f"{int(value // 60)} min {int(value % 60)} s"
+
+
+def moment(value: Any) -> str:
+    """A time, to the second, UTC."""
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError:
+            return visible(value)
+    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, dt.datetime) else "–"

@@ -1,0 +1,216 @@
+"""Why a sampled token is trained, and how: where its mask comes from, its group's arithmetic, its probabilities, and what a
+loss would make of them.
+
+Invariants: an advantage is the one in the file of experiences where there is one, and beside it the same arithmetic done
+again from the rewards that the page shows; without such a file it is called a preview; counts over the run leave out,
+and name, what cannot be matched token for token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata import credit
+from gymdata.errors import GymdataError
+from gymdata.rollouts.schema import AUDIT, EXPERIENCES
+from gymdata.rollouts.turns import sequences
+from gymdata.store.tables import read_table
+from gymdata.view.index import Snapshot
+from gymdata.view.rollout import Tokens
+from gymdata.view.stages import facts_of
+
+#: What an estimator makes of the rewards of a group, as it is written.
+FORMULAS = {
+    "grpo": ("A = (r − mean) / (std + 1e-9)", True),
+    "cpgd": ("A = (r − mean) / (std + 1e-6), population std", True),
+    "rloo": ("A = r − mean of the others", False),
+    "reinforce-baseline": ("A = r − mean", False),
+    "dr-grpo": ("A = r − mean", False),
+    "reinforce": ("A = r", False),
+    "gae": ("GAE(γ, λ) over the token rewards and values", False),
+}
+_BINS = 2_000
+#: Log-ratios beyond this are counted at it: of tokens, and of whole sequences, whose bounds are much narrower.
+_WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
+
+
+def why(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
+    """All that is known of why sampled token ``k`` of ``turn`` has its weight in training."""
+    reference = tokens.reference[turn]
+    logprob = float(tokens.turns[turn]["generation_log_probs"][k])
+    other = None if reference is None else float(reference[k])
+    return {
+        "turn": turn,
+        "k": k,
+        "of": len(tokens.turns[turn]["generation_token_ids"]),
+        "id": int(tokens.turns[turn]["generation_token_ids"][k]),
+        "mask": _mask(tokens, turn, k),
+        "credit": _credit(tokens, row, turn, k, snapshot),
+        "logprob": _finite(logprob),
+        "reference": _finite(other),
+        "audited": tokens.audited,
+        "sequence": _sequence(tokens, turn),
+    }
+
+
+def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:
+    sampled = f"the policy sampled it in turn {turn}, so it is in exactly one training sequence"
+    mask = tokens.mask[turn]
+    if mask is not None:
+        value = int(mask[k])
+        why_not = "the file masks it out (--target-agents, or --entropy-ratio)"
+        return {"value": value, "source": tokens.experience, "reason": sampled if value else why_not}
+    if tokens.experience is not None:
+        return {"value": 0, "source": tokens.experience, "reason": "its turn is in no sequence of the file"}
+    return {"value": 1, "source": None, "reason": sampled}
+
+
+def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
+    """The rewards of the group and what the estimator makes of them."""
+    facts = facts_of(Path(tokens.experience)) if tokens.experience else {}
+    config = facts.get("config") or {}
+    estimator = str(config.get("estimator") or "grpo")
+    formula, by_group = FORMULAS.get(estimator, (estimator, False))
+    mates = snapshot.where("group_id", str(row["group_id"]))
+    group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
+    rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
+    shaped = credit.shape_rewards(rewards, estimator) if len(rewards) else rewards
+    known = rewards[np.isfinite(rewards)]
+    saved = None if tokens.advantages[turn] is None else float(tokens.advantages[turn][k])  # type: ignore[index]
+    for one, value in zip(group, shaped.tolist(), strict=True):
+        one["advantage"] = _finite(value)
+        one["this"] = one["rollout_id"] == row["rollout_id"]
+    dropped = facts.get("dropped_groups") or {}
+    why_none = next((reason for reason, ids in dropped.items() if row["group_id"] in ids), None)
+    other_score = facts.get("score") not in (None, "reward")
+    settings = {key: config[key] for key in _SHAPING if config.get(key) not in (None, False, "none", "outcome", 1.0)}
+    return {
+        "estimator": estimator,
+        "formula": formula,
+        "by_group": by_group,
+        "file": tokens.experience,
+        "score": facts.get("score") or "reward",
+        "same_rewards": not other_score,
+        "settings": settings,
+        "group": group,
+        "mean": float(known.mean()) if len(known) else None,
+        "std": float(known.std(ddof=0 if estimator == "cpgd" else 1)) if len(known) > 1 else None,
+        "flat": bool(len(known) and known.max() == known.min()),
+        "computed": next((one["advantage"] for one in group if one["this"]), None),
+        "saved": _finite(saved),
+        "dropped": why_none,
+    }
+
+
+#: Settings of ``gymdata experience`` that change an advantage after the group's arithmetic.
+_SHAPING = ("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", "overlong_buffer", "clip_filter_weights",
+            "whiten", "normalize_cross_batch", "mean_only", "advantage_clip", "entropy_ratio")  # fmt: skip
+
+
+def _sequence(tokens: Tokens, turn: int) -> dict[str, Any] | None:
+    """The trained tokens of the sequence that trains this turn, and the mean of their log-ratios: what GSPO clips."""
+    for number, sequence in enumerate(sequences(tokens.turns)):
+        mine = [t for t, own in zip(sequence.turns, sequence.trained, strict=True) if own]
+        if turn not in mine:
+            continue
+        size = sum(len(tokens.turns[t]["generation_token_ids"]) for t in mine)
+        if any(tokens.reference[t] is None for t in mine) or not size:
+            return {"number": number, "tokens": size, "mean_log_ratio": None}
+        total = sum(
+            float(np.sum(tokens.reference[t] - tokens.turns[t]["generation_log_probs"], dtype=np.float64)) for t in mine
+        )
+        return {"number": number, "tokens": size, "mean_log_ratio": _finite(total / size)}
+    return None
+
+
+def ratios(audit: Path, experience: Path) -> dict[str, Any]:
+    """How the ratios of a run are distributed, apart for advantages below, at and above 0: counts of tokens in equal bins
+    of the log-ratio from −width to width, of each token and of whole sequences (their mean, counted by their tokens).
+
+    Rollouts whose experiences are one sequence with as many trained tokens as were audited; ``left_out`` counts others.
+    """
+    state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (audit, experience))
+    return _ratios(state)
+
+
+@lru_cache(4)
+def _ratios(state: tuple[tuple[str, int, int], ...]) -> dict[str, Any]:
+    audited = read_table(state[0][0], AUDIT, ["rollout_id", "ref_logprobs"])
+    made = read_table(state[1][0], EXPERIENCES, ["rollout_id", "loss_mask", "logprobs", "advantages"])
+    names = pc.value_counts(made["rollout_id"].combine_chunks())
+    single = names.field("values").filter(pc.equal(names.field("counts"), 1))
+    made = made.filter(pc.is_in(made["rollout_id"], value_set=single))
+    at = pc.index_in(audited["rollout_id"], value_set=made["rollout_id"].combine_chunks())
+    both = np.flatnonzero(pc.is_valid(at).to_numpy())
+    rows = at.to_numpy(zero_copy_only=False)[both].astype(np.int64)
+    reference, left = audited["ref_logprobs"].take(pa.array(both)).combine_chunks(), audited.num_rows - len(both)
+    mine = made.take(pa.array(rows)).combine_chunks()
+    owner = np.repeat(np.arange(len(rows)), _sizes(mine["loss_mask"]))
+    trained = _flat(mine["loss_mask"]) != 0
+    per_row = np.bincount(owner[trained], minlength=len(rows))
+    fits = per_row == _sizes(reference)
+    left += int((~fits).sum())
+    keep = trained & fits[owner]
+    other = _flat(reference)[np.repeat(fits, _sizes(reference))]
+    log_ratio = other.astype(np.float64) - _flat(mine["logprobs"])[keep]
+    sign = np.sign(_flat(mine["advantages"])[keep])
+    of = owner[keep]
+    size = np.maximum(np.bincount(of, minlength=len(rows)), 1)
+    mean = np.bincount(of, weights=log_ratio, minlength=len(rows)) / size
+    first = np.zeros(len(rows))
+    first[of[::-1]] = sign[::-1]
+    return {
+        "tokens": len(log_ratio),
+        "sequences": int(fits.sum()),
+        "left_out": left,
+        "bins": _BINS,
+        "by_token": {"width": _WIDEST, "counts": _counted(log_ratio, sign, _WIDEST)},
+        "by_sequence": {
+            "width": _WIDEST_SEQUENCE,
+            "counts": _counted(mean[fits], first[fits], _WIDEST_SEQUENCE, size[fits]),
+        },
+    }
+
+
+def _counted(
+    values: npt.NDArray[Any], sign: npt.NDArray[Any], width: float, weight: npt.NDArray[Any] | None = None
+) -> list[list[int]]:
+    clipped = np.clip(np.nan_to_num(values), -width, width)
+    found = []
+    for one in (-1, 0, 1):
+        here = sign == one
+        weights = None if weight is None else weight[here]
+        counts, _ = np.histogram(clipped[here], _BINS, (-width, width), weights=weights)
+        found.append(counts.astype(int).tolist())
+    return found
+
+
+def _sizes(lists: Any) -> Any:
+    return pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _flat(lists: Any) -> Any:
+    return pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def counts_over_run(tokens: Tokens) -> dict[str, Any] | None:
+    """``ratios`` of the files that the token's own numbers come from; None where there is one of them only."""
+    if tokens.audit is None or tokens.experience is None:
+        return None
+    try:
+        return ratios(Path(tokens.audit), Path(tokens.experience))
+    except (GymdataError, OSError, pa.ArrowException):
+        return None

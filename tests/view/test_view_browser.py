@@ -1,0 +1,171 @@
+"""The pages in a real headless Chromium: clicked, typed into, and watched for errors and requests to elsewhere."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import gymdata
+from gymdata.rollouts.schema import AUDIT
+from gymdata.store import write_table
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.view.conftest import Serve
+
+pytestmark = pytest.mark.browser
+
+SAMPLES = Path(__file__).parents[2] / "sample_data" / "rollouts"
+HOSTILE = '<script>window.hit=1</script><img src="/x" onerror="window.hit=2">\x1b[31m<svg onload="window.hit=3">'
+
+
+def ready(page: Any) -> None:
+    """Until the tokens are drawn."""
+    page.wait_for_selector("html[data-ready]")
+
+
+def test_from_filter_to_rollout_to_token(page: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """A condition narrows the table, a row opens, its tokens are colored, and pointing at one says what it is."""
+    monkeypatch.chdir(SAMPLES.parents[1])
+    base = serve(SAMPLES / "clean.jsonl")
+    page.goto(base)
+    assert page.locator("table.rows tbody tr").count() == 24
+    page.keyboard.press("/")
+    page.keyboard.type("reward == 1 and n_turns == 2")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**where=**")
+    rows = page.locator("table.rows tbody tr")
+    assert 0 < rows.count() < 24
+    assert "gymdata filter" in page.locator(".command code").inner_text()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    ready(page)
+    sampled = page.locator(".t.g")
+    assert "<|im_end|>" in page.locator("#tokenview").inner_text()
+    sampled.nth(1).hover()
+    page.wait_for_selector("#tip:not([hidden])")
+    tip = page.locator("#tip").inner_text()
+    assert "logprob" in tip
+    assert "id" in tip
+    page.click("[data-color=mask]")
+    assert page.locator(".t.g.m1").count() == sampled.count()
+    page.locator("#messages [data-turn='1']").click()
+    assert page.url.endswith("#t=1")
+
+
+def test_a_bar_of_the_histogram_filters(page: Any, serve: Serve):
+    """Clicking a bar keeps the rollouts with its rewards."""
+    page.goto(serve(SAMPLES / "clean.jsonl"))
+    page.locator(".bars a").last.click()
+    page.wait_for_url("**where=**")
+    shown = set(page.locator("table.rows tbody .reward b").all_inner_texts())
+    assert shown == {"1"}
+
+
+def test_groups_open(page: Any, serve: Serve):
+    """By group: one line for each, its rollouts inside."""
+    page.goto(serve(SAMPLES / "clean.jsonl") + "/?by=group")
+    group = page.locator("details.group").first
+    assert not group.locator("table").is_visible()
+    group.locator("summary .name").click()
+    assert group.locator("table").is_visible()
+
+
+def test_from_break_to_diff(page: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """The filter for breaks leads to the broken rollout, and that to both sides of its break."""
+    monkeypatch.chdir(SAMPLES.parents[1])
+    page.goto(serve(SAMPLES / "broken.jsonl"))
+    page.locator("[name=breaks]").check()
+    page.wait_for_url("**breaks=1**")
+    page.locator("table.rows tbody tr").first.click()
+    page.locator(".breaknote").click()
+    page.wait_for_url("**/break?**")
+    assert page.locator(".difftoks .dif").count() > 1
+    assert "T200" in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 720), (390, 780)])
+def test_pages_fit_their_window(chromium: Any, serve: Serve, scheme: str, size: tuple[int, int]):
+    """No page is wider than a small laptop's window or a phone's, and the text is readable against its ground."""
+    base = serve(SAMPLES / "clean.jsonl")
+    context = chromium.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(base)
+    first = page.locator("table.rows tbody tr").first.get_attribute("data-href")
+    for address in ("/", "/?by=group", first):
+        page.goto(base + address)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
+    ground, ink = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+    light = sum(map(int, ground[4:-1].split(","))) > sum(map(int, ink[4:-1].split(",")))
+    assert light == (scheme == "light")
+    context.close()
+
+
+def test_hostile_content_does_nothing(page: Any, serve: Serve, tmp_path: Path):
+    """Scripts, handlers and terminal escapes inside a rollout are text: nothing runs, nothing is requested."""
+    messages = [
+        {"role": "user", "content": HOSTILE, "name": HOSTILE},
+        {"role": "assistant", "content": HOSTILE, "turn": 1},
+    ]
+    row = rollout(HOSTILE, 0, 1.0, two_turns(20, 40), messages=messages, policy=HOSTILE, status=HOSTILE)
+    base = serve(write_run(tmp_path / "run", [row]))
+    for address in ("/", "/?by=group"):
+        page.goto(base + address)
+        assert page.evaluate("window.hit") is None
+    page.goto(base)
+    page.locator("tr[data-href]").first.click()
+    ready(page)
+    assert page.evaluate("window.hit") is None
+    assert "<script>window.hit=1</script>" in page.locator("#messages").inner_text()
+    assert "\\x1b[31m" in page.locator("#messages").inner_text()
+
+
+def test_twenty_thousand_tokens_stay_fluid(page: Any, serve: Serve, tmp_path: Path):
+    """A long rollout is drawn, recolored and scrolled with few elements laid out at a time."""
+    calls = [([1, 20], list(range(100, 20_100)))]
+    base = serve(write_run(tmp_path / "run", [rollout("t", 0, 1.0, calls)]))
+    page.goto(base + "/rollout?id=t-0")
+    ready(page)
+    assert page.locator(".t.g").count() == 20_000
+    assert page.locator(".chunk").count() >= 30
+    page.click("[data-color=turn]")
+    assert page.locator(".t.g.u0").count() == 20_000
+
+
+def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):
+    """A click on a token explains its mask and its group's arithmetic, as ``gymdata experience`` made it, and the sliders of
+    a loss change what it keeps."""
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k == 0), two_turns(20, 40 + k)) for k in range(4)])
+    gymdata.experience(run)
+    ratios = [0.5, 1.0, 1.1, 1.3, 3.0]
+    saved = [-1.0, -2.0, -3.0, -1.0, -2.0]
+    audited = [s + math.log(r) for s, r in zip(saved, ratios, strict=True)]
+    table = pa.table(
+        {"rollout_id": [f"t-{k}" for k in range(4)], "ref_logprobs": [audited] * 4, "entropy": [[0.5] * 5] * 4}
+    )
+    write_table(table.cast(AUDIT.schema), run / "audit-other" / "audit.parquet", AUDIT)
+    (run / "audit-other" / "run.json").write_text('{"stage": "audit", "model": {"path": "other"}}')
+    page.goto(serve(run) + "/rollout?id=t-0")
+    ready(page)
+    page.click("[data-color=ratio]")
+    page.locator(".t.g").nth(3).click()
+    why = page.locator("#why")
+    why.locator(".formula").wait_for()
+    text = why.inner_text()
+    # One reward of 1 and three of 0: mean 0.25, std 0.5.
+    assert "(1 − 0.25) / 0.5 = 1.5" in text
+    assert "Loss mask 1" in text
+    assert "1.3" in why.locator("tr.this").last.inner_text()
+    kept = why.locator("[data-kept=PPO-clip]")
+    # r-0 has A > 0: 1.3 and 3.0 are beyond 1.2; the other three have A < 0: 0.5 is below 0.8. So 5 of 20 are clipped.
+    assert kept.inner_text() == "75.0 %"
+    slider = why.get_by_label("PPO-clip 1 + ε")
+    slider.evaluate("(box) => { box.value = 2; box.dispatchEvent(new Event('input', { bubbles: true })); }")
+    page.wait_for_function("document.querySelector('[data-kept=PPO-clip]').textContent === '80.0 %'")
+    page.keyboard.press("Escape")
+    assert not why.is_visible()

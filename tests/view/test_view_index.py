@@ -1,0 +1,110 @@
+"""Rollouts by number, read when they are looked at, also while their run is being collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gymdata
+from gymdata.store import Run
+from gymdata.view.index import RolloutIndex
+from gymdata.view.selection import Query, Selector, command_of
+from tests.rollout_files import rollout, two_turns, write_run
+
+ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", ROWS, request.param)
+
+
+def test_every_row_is_the_row_on_disk(run: Path):
+    """A rollout that is looked up by its id has all its columns, tokens too, from Parquet and from JSON lines."""
+    index = RolloutIndex([run])
+    snapshot = index.snapshot()
+    assert len(snapshot) == 8
+    for wanted in ROWS:
+        number = snapshot.find(wanted["rollout_id"])
+        assert number is not None
+        row = index.row(snapshot, number)
+        assert row["messages"][0]["content"] == f"question {wanted['task_id']}"
+        assert [t["generation_token_ids"] for t in row["turns"]] == [
+            list(t["generation_token_ids"]) for t in wanted["turns"]
+        ]
+    assert snapshot.find("nobody") is None
+
+
+def test_several_rows_come_in_the_order_asked_for(run: Path):
+    """``rows`` gives what was asked for, in that order, with those columns only."""
+    index = RolloutIndex([run])
+    table = index.rows(index.snapshot(), [5, 0, 3], ["rollout_id", "messages"])
+    assert table["rollout_id"].to_pylist() == ["t2-1", "t0-0", "t1-1"]
+    assert table.column_names == ["rollout_id", "messages"]
+
+
+def test_a_growing_run_grows_in_the_index(tmp_path: Path):
+    """Rows of an open journal appear once, in order, and stay when it is sealed; nothing else changes the version."""
+    folder = tmp_path / "run"
+    index = RolloutIndex([folder], fresh_s=0.0)
+    with Run.open(folder, identity={"a": 1}, extent={}, operation={}) as writer:
+        assert len(index.snapshot()) == 0
+        for count, row in enumerate(ROWS, 1):
+            writer.append(row)
+            snapshot = index.snapshot()
+            assert len(snapshot) == count
+            assert snapshot.growing
+            assert index.row(snapshot, count - 1)["rollout_id"] == row["rollout_id"]
+            assert index.snapshot().version == snapshot.version
+    sealed = index.snapshot()
+    assert sealed.table["rollout_id"].to_pylist() == [row["rollout_id"] for row in ROWS]
+    assert not sealed.growing
+
+
+def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):
+    """Of two runs the one whose file was cut off is named, and only the other's rollouts are there."""
+    good, bad = write_run(tmp_path / "good", ROWS[:4]), write_run(tmp_path / "bad", ROWS[4:])
+    part = next((bad / "rollouts").iterdir())
+    part.write_bytes(part.read_bytes()[:-100])
+    snapshot = RolloutIndex([good, bad]).snapshot()
+    assert len(snapshot) == 4
+    assert len(snapshot.problems) == 1
+    assert str(part) in snapshot.problems[0]
+
+
+def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
+    """Boxes and the condition together keep the rollouts that ``gymdata filter`` keeps, and the figures are theirs."""
+    index = RolloutIndex([run])
+    snapshot = index.snapshot()
+    query = Query.of(
+        {"where": "0 < mean_reward", "task": "t", "status": "completed", "min": "0", "sort": "reward", "down": "1"}
+    )
+    found = Selector(index).select(snapshot, query)
+    report = gymdata.filter(run, write=False, where=query.conditions())
+    assert len(found.rows) == report.rollouts_out == 6
+    assert found.mean == 0.5
+    assert found.mixed == 3
+    assert [(bar.label, bar.count) for bar in found.bars] == [("0", 3), ("1", 3)]
+    assert snapshot.table["reward"].take(found.rows).to_pylist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert command_of([run], query).startswith(f"gymdata filter {run} --where 'contains(task_id, \"t\")'")
+
+
+def test_rollouts_without_a_reward_come_last_either_way(run: Path):
+    """A missing reward is neither the best nor the worst, and has a bar of its own."""
+    index = RolloutIndex([run])
+    snapshot, selector = index.snapshot(), Selector(index)
+    for down in (True, False):
+        found = selector.select(snapshot, Query(sort="reward", down=down))
+        assert snapshot.table["reward"].take(found.rows).to_pylist()[-2:] == [None, None]
+    assert selector.select(snapshot, Query()).bars[-1].where == "reward is null"
+    assert len(selector.select(snapshot, Query(where="reward is null")).rows) == 2
+
+
+def test_a_wrong_condition_is_said_and_shows_nothing(run: Path):
+    """An unknown column names the nearest one."""
+    index = RolloutIndex([run])
+    found = Selector(index).select(index.snapshot(), Query(where="rewrd > 1"))
+    assert len(found.rows) == 0
+    assert found.error is not None
+    assert "did you mean 'reward'?" in found.error
