@@ -188,11 +188,11 @@ def _exit_raises() -> Iterator[None]:
         _calling.process = None
 
 
-def _raise_or_exit(code: int) -> NoReturn:
+def _raise_or_exit(status: int) -> NoReturn:
     # Other threads, and processes that the function forks, end as they always do.
     if getattr(_calling, "process", None) == os.getpid():
-        raise SystemExit(code)
-    _end_process(code)
+        raise SystemExit(status)
+    _end_process(status)
 
 
 def _plain(rollout: Mapping[str, Any]) -> bool:
