@@ -167,7 +167,7 @@ def test_a_result_with_rollouts_becomes_a_filter_command(serve: Serve, run: Path
     """Rows that name rollouts give the command that keeps these, and it does."""
     page = sql(serve(run), "SELECT rollout_id FROM rollouts WHERE reward = 1")
     assert "gymdata filter" in page
-    where = 'rollout_id in ("a-0", "a-2")'
+    where = 'rollout_id in ["a-0", "a-2"]'
     assert where.replace('"', "&#34;") in page
     assert gymdata.filter(run, write=False, where=[where]).rollouts_out == 2
 
@@ -193,7 +193,9 @@ def test_lineage_draws_what_run_json_names(serve: Serve, run: Path, tmp_path: Pa
     gymdata.pairs(run)
     model = tmp_path / "model"
     model.mkdir()
-    (model / "run.json").write_text(json.dumps({"stage": "train-dpo", "parents": [{"path": str(run / "pairs-reward")}]}))
+    (model / "run.json").write_text(
+        json.dumps({"stage": "train-dpo", "parents": [{"path": str(run / "pairs-reward")}]})
+    )
     page = get(serve(run, model) + "/lineage")[1]
     names = re.findall(r'<text class="name"[^>]*>([^<]*)</text>', page)
     assert set(names) >= {"run", "judge-tiny", "pairs-reward", "model", "gone.jsonl"}
