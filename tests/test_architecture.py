@@ -34,7 +34,8 @@ EDGES = {
     ("finetune", "train"): {"settings", "trainer_settings"},
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions", "expressions"},
-    ("view", "query"): {"views"},
+    ("view", "judge"): {"groups"},
+    ("view", "query"): {"guard", "run", "types", "views"},
 }
 HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.

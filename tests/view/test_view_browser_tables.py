@@ -20,6 +20,7 @@ from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
 pytestmark = pytest.mark.browser
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra)").expect
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,11 +167,12 @@ def test_a_run_grows_in_the_page_while_it_is_collected(
                 page.wait_for_timeout(50)
             page.goto(serve(run))
             page.evaluate("window.kept = true")
-            count = "Number(document.querySelector('.facts b').textContent.replaceAll(',', ''))"
-            page.wait_for_function(f"{count} > 0", timeout=120_000)
-            first = page.evaluate(count)
-            page.wait_for_selector("#live:not([hidden])")
-            page.wait_for_function(f"{count} > {first}", timeout=120_000)
+            count = page.locator(".facts b").first
+            expect(count).not_to_have_text("0", timeout=120_000)
+            first = count.inner_text()
+            expect(page.locator("#live")).to_be_visible()
+            expect(count).not_to_have_text(first, timeout=120_000)
+            assert int(count.inner_text().replace(",", "")) > int(first.replace(",", ""))
             assert page.evaluate("window.kept")
             assert collecting.poll() is None
             page.locator("tr[data-href]").first.click()
