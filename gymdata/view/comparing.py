@@ -22,9 +22,9 @@ from gymdata.engines.vocabulary import Vocabulary
 from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
-from gymdata.view.index import Snapshot
-from gymdata.view.rollout import shown_messages
-from gymdata.view.stages import Rows, facts_of
+from gymdata.view.evidence.index import Snapshot
+from gymdata.view.evidence.rollout import shown_messages
+from gymdata.view.evidence.stages import Rows, facts_of
 from gymdata.view.text import visible
 
 PAGE = 50

@@ -21,9 +21,9 @@ from gymdata.rollouts.violations import CODES
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
+from gymdata.view.evidence.rollout import Tokens, shown_messages
+from gymdata.view.evidence.selection import Query, command_of
 from gymdata.view.pages import Pages
-from gymdata.view.rollout import Tokens, shown_messages
-from gymdata.view.selection import Query, command_of
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import count
 

@@ -21,11 +21,11 @@ from gymdata.engines.vocabulary import Vocabulary, find_tokenizer, load_vocabula
 from gymdata.errors import GymdataError
 from gymdata.rollouts.violations import CODES
 from gymdata.view import comparing, lineage, sql, training
-from gymdata.view.index import RolloutIndex, Snapshot
-from gymdata.view.rollout import Tokens, shown_messages
-from gymdata.view.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
+from gymdata.view.evidence.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.rollout import Tokens, shown_messages
+from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
+from gymdata.view.evidence.stages import Stages, facts_of
 from gymdata.view.settings import ViewConfig
-from gymdata.view.stages import Stages, facts_of
 from gymdata.view.why import counts_over_run, why
 
 Page = tuple[str, dict[str, Any]]

@@ -81,7 +81,7 @@ def condition_of(ids: Sequence[Any]) -> str | None:
     unique = list(dict.fromkeys(one for one in ids if isinstance(one, str)))
     if not unique or len(unique) > _MOST_IDS:
         return None
-    return f"rollout_id in ({', '.join(json.dumps(one, ensure_ascii=False) for one in unique)})"
+    return f"rollout_id in [{', '.join(json.dumps(one, ensure_ascii=False) for one in unique)}]"
 
 
 def command_of(paths: Sequence[Path], condition: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.view.stages import facts_of
+from gymdata.view.evidence.stages import facts_of
 
 METRICS = "metrics.jsonl"
 #: Series that describe the run rather than its progress.
@@ -82,7 +82,7 @@ def curves(file: Path) -> dict[str, Any]:
     return {"steps": steps, "panels": list(_panels(series))}
 
 
-def _panels(series: dict[str, Sequence[float | None]]) -> Iterator[dict[str, Any]]:
+def _panels(series: Mapping[str, Sequence[float | None]]) -> Iterator[dict[str, Any]]:
     left = dict(series)
     for title, names in _FIRST:
         mine = {name: left.pop(name) for name in names if name in left}

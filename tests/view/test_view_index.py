@@ -8,8 +8,8 @@ import pytest
 
 import gymdata
 from gymdata.store import Run
-from gymdata.view.index import RolloutIndex
-from gymdata.view.selection import Query, Selector, command_of
+from gymdata.view.evidence.index import RolloutIndex
+from gymdata.view.evidence.selection import Query, Selector, command_of
 from tests.rollout_files import rollout, two_turns, write_run
 
 ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]

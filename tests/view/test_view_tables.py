@@ -167,7 +167,7 @@ def test_a_result_with_rollouts_becomes_a_filter_command(serve: Serve, run: Path
     """Rows that name rollouts give the command that keeps these, and it does."""
     page = sql(serve(run), "SELECT rollout_id FROM rollouts WHERE reward = 1")
     assert "gymdata filter" in page
-    where = 'rollout_id in ("a-0", "a-2")'
+    where = 'rollout_id in ["a-0", "a-2"]'
     assert where.replace('"', "&#34;") in page
     assert gymdata.filter(run, write=False, where=[where]).rollouts_out == 2
 

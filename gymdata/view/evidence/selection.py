@@ -24,7 +24,7 @@ from gymdata.errors import GymdataError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
 from gymdata.filter.expressions import evaluate, is_true
-from gymdata.view.index import Snapshot
+from gymdata.view.evidence.index import Snapshot
 
 PAGE_ROWS = 50
 PAGE_GROUPS = 25

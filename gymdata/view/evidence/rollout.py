@@ -18,7 +18,7 @@ from gymdata.engines.vocabulary import Vocabulary
 from gymdata.errors import printable
 from gymdata.rollouts.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
-from gymdata.view.stages import Stages, facts_of
+from gymdata.view.evidence.stages import Stages, facts_of
 
 Array = npt.NDArray[Any]
 _DIGITS = 5

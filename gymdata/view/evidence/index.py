@@ -27,7 +27,7 @@ from gymdata.store.journal import row_parser, scan
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
 from gymdata.store.tables import read_table, row_batches, scan_batches
-from gymdata.view.stages import sources_of
+from gymdata.view.evidence.stages import sources_of
 
 #: Columns of every rollout that stay in memory: all but messages, tokens, tools, the task's row and foreign fields.
 SCALARS = [n for n in ROLLOUTS.schema.names if n not in ("messages", "tools", "task", "extra", "turns")]
