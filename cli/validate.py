@@ -15,8 +15,7 @@ from .console import command_words, facts, finish, grid
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.repair import FixReport
-
+    from gymdata.rollouts.repair import FixReport
     from gymdata.rollouts.violations import ValidationReport, Violation
 
 #: Errors shown of each code before the rest is only counted.

@@ -254,6 +254,12 @@ class DataError(GymdataError):
         return cls(f"{path}: holds {held}, and no {wanted}", hint=hint)
 
     @classmethod
+    def tasks(cls, path: Path | str, wanted: str) -> DataError:
+        """A file of tasks where ``wanted`` are read."""
+        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of them; give RUN then"
+        return cls(f"{path}: holds tasks, and no {wanted}", hint=hint)
+
+    @classmethod
     def not_a_run(cls, path: Path | str, found: Sequence[str]) -> DataError:
         inside = ", ".join(found[:6]) or "nothing"
         return cls(

@@ -62,9 +62,11 @@ def described(value: Any) -> str:
 
 def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
     """A ``rate`` (``of`` so many) with its 95 % interval (``ci95``), for people; a dash where there is none."""
+    if found["rate"] is None:
+        return "–"
     interval = " (95 %: {:.1f} to {:.1f})".format(*(100 * end for end in found["ci95"])) if found["ci95"] else ""
     count = f" of {of:,}" if of is not None else ""
-    return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{count}{interval}"
+    return f"{100 * found['rate']:.1f} %{count}{interval}"
 
 
 class Report(Protocol):

@@ -1,6 +1,9 @@
-"""Fields of another package's dataclass, read from its source: importing the package would load torch for seconds.
+"""Settings of commands: defaults, then the file, then flags, then ``--set``; and the fields of other packages' dataclasses.
 
-Invariants: nothing of the other package runs; a class whose source is not understood is None, never a guess.
+Invariants: an unknown key is an error that names the nearest known one; ``None`` from the command line means "not
+given", never "set to nothing"; a configuration does not change once it is made. Fields of a dataclass of another
+package are read from its source (importing it would load torch for seconds): nothing of that package runs, and a class
+whose source is not understood is None, never a guess.
 """
 
 from __future__ import annotations

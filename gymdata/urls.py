@@ -169,11 +169,13 @@ def host_name(header: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket bound to ``host``; port 0 takes a free one. Raises OutsideError when it cannot be had."""
+    """A socket that listens on ``host``; port 0 takes a free one. Raises OutsideError when it cannot be had."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        # From here on a request waits for the server instead of being refused.
+        bound.listen(2048)
     except OSError as error:
         bound.close()
         raise OutsideError(

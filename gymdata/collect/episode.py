@@ -1,7 +1,11 @@
-"""One rollout that is made elsewhere: a workflow gets one request, and its calls become turns where it gave their ids.
+"""One rollout, turn by turn (sample, parse, step the environment, bridge, sample again), or as a workflow returns it.
 
-Invariants: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
-reward, and stays pending; one without ids is kept as messages, with no token data.
+Invariants: the first prompt is the rendered conversation; every later prompt is the ids that the engine reports to have
+read, the ids that it sampled, and the bridge to the environment's new messages, so nothing sampled is ever re-rendered
+here. An engine that takes messages only may render them again; its prompts are kept as breaks, or refused. Prompts are
+kept as the engine reported them, and before a rollout is handed on, its encoded turns are expanded again and compared
+with them. Of a workflow ids and log-probabilities are those of its response; a rollout whose workflow failed has no
+turns and no reward, and stays pending; one without ids is kept as messages, with no token data.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class CollectSummary(Report):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectPlan(Report):
-    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``."""
+    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them."""
 
     path: str
     tasks: int
@@ -136,6 +136,7 @@ class CollectPlan(Report):
     rollouts_wanted: int
     rollouts_there: int
     rollouts_removed: int
+    folders_removed: list[str]
     identity: dict[str, Any]
     notes: list[str]
     config: dict[str, Any]
@@ -154,6 +155,7 @@ class CollectPlan(Report):
             ("rewards", ", ".join(rewards) or None),
             ("path", self.path),
             *([("removed by --overwrite", removed)] if self.rollouts_removed else []),
+            *(("", f"{name}/, made from them") for name in self.folders_removed),
             *(("note", text) for text in self.notes),
         ]
 

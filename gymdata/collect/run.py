@@ -36,6 +36,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.paths import refuse_unwritable
+from gymdata.store.run import derived
 from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
@@ -122,6 +123,7 @@ def plan(
         rollouts_wanted=count * config.num_rollouts,
         rollouts_there=0 if config.overwrite else there,
         rollouts_removed=there if config.overwrite else 0,
+        folders_removed=[stage.name for stage in derived(folder)] if config.overwrite else [],
         identity=identity_of(config, parts, config.seed),
         notes=parts.notes,
         config=redacted_all(config.model_dump(mode="json")),

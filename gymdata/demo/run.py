@@ -64,6 +64,8 @@ class DemoConfig(Config):
     threshold: bool = pydantic.Field(True, description="Fail unless held-out accuracy improves by 10 points.")
 
 
+#: Extras, and what they bring.
+_NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
 _Run = Callable[[Sequence[str], Collection[int]], None]
 _HELD_OUT = ["--temperature", "0", "-r", "1"]
 
@@ -167,6 +169,7 @@ def demo(
     rollouts (0: no judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both
     ways, and the paired 95 % interval of the rise is above zero.
     """
+    require(*_NEEDED)  # of all its commands, before the first
     folder = local_output(output)
     _clear(folder, overwrite)
     began = time.monotonic()
@@ -213,7 +216,7 @@ def planned(
             raise DataError.missing_path(path, "a file that is installed with gymdata")
     install = None
     try:
-        require("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
+        require(*_NEEDED)
     except UsageError as error:
         install = error.hint
     return DemoPlan([shlex.join(step) for step in steps], [str(path) for path in reads], install)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError, nearest_beside, needs
-from gymdata.rollouts.breaks import Reader, Reading
+from gymdata.rollouts.breaks import Reading
 
 
 def local_folder(name: str | Path) -> Path:
@@ -106,12 +106,12 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
     return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
 
-def text_reader(folder: str | Path) -> Reader:
+def text_reader(folder: str | Path) -> Callable[[], Reading]:
     """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
     return functools.cache(lambda: load_reader(folder))
 
 
-def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Reader | None:
+def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[[], Reading] | None:
     """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
     neither is there."""
     if tokenizer is not None:

@@ -1,7 +1,9 @@
 """The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
 
-Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is
-gone without a recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model.
+Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is gone
+without a recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model. A
+child ends when the loop's process ends, however that ends, so that the loop started again finds nobody at work in its
+folders; its output is in its log, and its failure shows the last lines of it.
 """
 
 from __future__ import annotations

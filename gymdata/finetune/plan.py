@@ -1,6 +1,8 @@
 """A finetuning run with everything resolved: what the loop does, and where it writes.
 
-Invariants: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``.
+Invariants: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``. Data
+is made by gymdata's own commands, from the selected rollouts alone; an epoch that has nothing to learn from is
+reported, and is not trained.
 """
 
 from __future__ import annotations

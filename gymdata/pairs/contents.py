@@ -131,9 +131,9 @@ def text_keys(generated: pa.ListArray) -> npt.NDArray[np.uint64]:
         null_handling="replace",
     )  # fmt: skip
     bounds = offsets_of(is_model.to_numpy(zero_copy_only=False))[offsets].tolist()
-    said = words.filter(is_model).to_pylist()
+    texts = words.filter(is_model).to_pylist()
     digest = xxhash.xxh3_64_intdigest
-    return np.array([digest("\x1e".join(said[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)
+    return np.array([digest("\x1e".join(texts[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)
 
 
 def _without_call_ids(calls: pa.Array) -> pa.Array:

@@ -1,7 +1,9 @@
-"""Pairs that begin where their two rollouts part.
+"""Preference pairs from scores (rewards, re-scoring, aggregated comparisons), and pairs that begin where two rollouts part.
 
-Invariants: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
-token, and only what both share moves to the prompt.
+Invariants: both sides of a pair come from one group and one prompt; the chosen one scored higher by more than the
+margin; ties, missing scores and equal answers never make a pair; every candidate is either a pair or counted under the
+one reason that dropped it; the order of the rows changes nothing. At a fork prompt ++ chosen and prompt ++ rejected are
+what they were; both sides keep at least one generated token, and only what both share moves to the prompt.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class Chart:
     kind: str
     x: str = ""
     bins: Sequence[tuple[float, float, float]] = ()
-    series: dict[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    series: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     rates: Sequence[tuple[str, float, float | None, float | None]] = ()
     bounds: tuple[float, float] | None = None
 
@@ -177,7 +177,7 @@ def of_histogram(name: str, title: str, bins: Sequence[dict[str, Any]], x: str) 
 
 
 def of_series(
-    name: str, title: str, series: dict[str, Sequence[Any]], x: str, bounds: tuple[float, float] | None = None
+    name: str, title: str, series: Mapping[str, Sequence[Any]], x: str, bounds: tuple[float, float] | None = None
 ) -> Chart | None:
     """Lines; None without a point."""
     known = {key: [(float(a), float(b)) for a, b in points] for key, points in series.items() if points}

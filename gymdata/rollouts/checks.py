@@ -77,10 +77,10 @@ def structure(e: Evidence) -> Iterator[Violation]:
         "n_context_tokens": turns.by_rollout(turns.delta).lengths,
         "n_generated_tokens": turns.by_rollout(turns.generation).lengths,
     }
-    for name, said in e.counts.items():
-        for r in np.flatnonzero(said != real[name]):
+    for name, recorded in e.counts.items():
+        for r in np.flatnonzero(recorded != real[name]):
             yield at.rollout(
-                int(r), "S102", expected=str(real[name][r]), got=str(said[r]), detail=f"{name} disagrees with turns"
+                int(r), "S102", expected=str(real[name][r]), got=str(recorded[r]), detail=f"{name} disagrees with turns"
             )
     for r in np.flatnonzero(per_rollout == 0):
         yield at.rollout(int(r), "T205", detail="the rollout has no turns")
@@ -220,12 +220,12 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
         yield at.rollout(int(r), "M404")
     for i in _unanswered(m, owner):
         yield place(i, "M403")
-    said = np.flatnonzero((m.role == ASSISTANT) & (m.turn >= 0))
-    if len(said):
-        falls = np.zeros(len(said), np.bool_)
-        falls[1:] = (owner[said[1:]] == owner[said[:-1]]) & (m.turn[said[1:]] < m.turn[said[:-1]])
-        beyond = m.turn[said] >= n_turns[owner[said]]
-        for i in said[falls | beyond]:
+    assistant = np.flatnonzero((m.role == ASSISTANT) & (m.turn >= 0))
+    if len(assistant):
+        falls = np.zeros(len(assistant), np.bool_)
+        falls[1:] = (owner[assistant[1:]] == owner[assistant[:-1]]) & (m.turn[assistant[1:]] < m.turn[assistant[:-1]])
+        beyond = m.turn[assistant] >= n_turns[owner[assistant]]
+        for i in assistant[falls | beyond]:
             yield place(i, "T208", turn=int(m.turn[i]), got=f"turn {m.turn[i]}", expected="turns in rising order")
 
 

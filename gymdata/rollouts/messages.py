@@ -69,10 +69,10 @@ def _first_generated(flat: pa.StructArray, offsets: Ints, n_turns: np.ndarray) -
     unnumbered = np.flatnonzero(first >= offsets[1:])
     if len(unnumbered):
         by_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
-        said = np.flatnonzero(by_model.to_numpy(zero_copy_only=False))
-        low, high = np.searchsorted(said, offsets[unnumbered]), np.searchsorted(said, offsets[unnumbered + 1])
+        assistant = np.flatnonzero(by_model.to_numpy(zero_copy_only=False))
+        low, high = np.searchsorted(assistant, offsets[unnumbered]), np.searchsorted(assistant, offsets[unnumbered + 1])
         at = np.maximum(high - np.maximum(n_turns[unnumbered], 1), low)
-        first[unnumbered] = np.append(said, len(flat))[at]
+        first[unnumbered] = np.append(assistant, len(flat))[at]
     return first
 
 
@@ -194,20 +194,20 @@ def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Itera
 
 
 def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
-    said: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
     speaker = -1
     for call, item in items:
         if written_by_model(item):
-            if said is not None and call != speaker:
-                yield _assistant(said)
-                said = None
-            if said is None:
-                said, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
-            _add(said, item)
+            if answer is not None and call != speaker:
+                yield _assistant(answer)
+                answer = None
+            if answer is None:
+                answer, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
+            _add(answer, item)
             continue
-        if said is not None:
-            yield _assistant(said)
-            said = None
+        if answer is not None:
+            yield _assistant(answer)
+            answer = None
         if item.get("type") == "function_call_output":
             yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": _name(item.get("call_id"))}
         else:
@@ -215,29 +215,29 @@ def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any
             role = _ROLES.get(role, role)
             message = {"role": role if role in _KNOWN_ROLES else "other", "content": text_of(item.get("content"))}
             yield message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
-    if said is not None:
-        yield _assistant(said)
+    if answer is not None:
+        yield _assistant(answer)
 
 
-def _add(said: dict[str, Any], item: Mapping[str, Any]) -> None:
+def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
     if item.get("type") == "reasoning":
-        said["reasoning"].append(text_of(item.get("summary") or item.get("content")))
+        answer["reasoning"].append(text_of(item.get("summary") or item.get("content")))
     elif item.get("type") == "function_call":
         function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
-        said["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
+        answer["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
     else:
-        said["content"].append(text_of(item.get("content")))
+        answer["content"].append(text_of(item.get("content")))
         calls = item.get("tool_calls")
-        said["calls"] += [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        answer["calls"] += [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
 
 
-def _assistant(said: Mapping[str, Any]) -> dict[str, Any]:
+def _assistant(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "role": "assistant",
-        "content": "\n".join(said["content"]) if said["content"] else None,
-        "reasoning": "\n".join(said["reasoning"]) if said["reasoning"] else None,
-        "tool_calls": json_text(said["calls"]) if said["calls"] else None,
-        "turn": said["turn"],
+        "content": "\n".join(answer["content"]) if answer["content"] else None,
+        "reasoning": "\n".join(answer["reasoning"]) if answer["reasoning"] else None,
+        "tool_calls": json_text(answer["calls"]) if answer["calls"] else None,
+        "turn": answer["turn"],
     }
 
 

@@ -157,7 +157,7 @@ def _rewritten(
             template,
         )
     cut = places[n - 1]
-    if not _said_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
+    if not _sampled_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
         raise SpliceRefusedError(
             "the template left out, or moved, what the last assistant turn says at its end",
             at,
@@ -167,13 +167,13 @@ def _rewritten(
     return cut
 
 
-def _said_before(said: Sequence[int], rendered: Sequence[int], rest: Sequence[int]) -> bool:
+def _sampled_before(sampled: Sequence[int], rendered: Sequence[int], rest: Sequence[int]) -> bool:
     """Whether what ``rendered`` leaves out of a turn was in front of its last words, and is not in the ``rest``."""
-    if list(said) == list(rendered):
+    if list(sampled) == list(rendered):
         return True
-    head = _common(said, rendered)
-    end = _common(said[head:][::-1], rendered[head:][::-1])
-    gone = list(said[head : len(said) - end])
+    head = _common(sampled, rendered)
+    end = _common(sampled[head:][::-1], rendered[head:][::-1])
+    gone = list(sampled[head : len(sampled) - end])
     # One token in a row of many may come again by chance, and then the refusal is for nothing; that does no harm.
     again = any(list(rest[i : i + len(gone)]) == gone for i in range(len(rest))) if gone else False
     return end > 0 and not again

@@ -174,7 +174,11 @@ def stitch(
     refuse_unsound_turns(flat, rollout_ids, where, vocab_size)
     flat.refuse_altered(rollout_ids)
     simple = flat.one_chain()
-    pieces = _whole(flat) if simple.all() else _cut(flat, simple, abandoned)
+    if simple.all():
+        # Every rollout is one chain, so deltas and generations simply follow each other.
+        pieces = _Pieces(np.arange(len(simple)), np.zeros(len(simple), np.int32), flat.offsets, flat.delta)
+    else:
+        pieces = _cut(flat, simple, abandoned)
     if not prompts_apart:
         return _stitched(flat, pieces)
     opens = np.zeros(len(pieces.context), np.bool_)
@@ -196,12 +200,6 @@ class _Pieces:
     context: Ragged
     turn: Ints | None = None
     trained: Bools | None = None
-
-
-def _whole(flat: TurnColumns) -> _Pieces:
-    """Every rollout is one chain, so deltas and generations simply follow each other."""
-    n = len(flat.offsets) - 1
-    return _Pieces(np.arange(n), np.zeros(n, np.int32), flat.offsets, flat.delta)
 
 
 def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -> _Pieces:

@@ -429,7 +429,8 @@ def _messages(column: Any) -> Messages:
 
     def matches(rows: Ints, pattern: str) -> Ints:
         found = pc.match_substring_regex(parts["content"].take(pa.array(rows)), pattern)
-        return rows[pc.fill_null(found, False).to_numpy(zero_copy_only=False)]
+        kept: Ints = rows[pc.fill_null(found, False).to_numpy(zero_copy_only=False)]
+        return kept
 
     if "content" in parts and len(results):
         fails[matches(results, TOOL_ERROR)] = True

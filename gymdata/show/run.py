@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, UsageError
-from gymdata.public import Report, path_of
+from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.violations import Violation
 from gymdata.show.settings import ShowConfig
 from gymdata.store.paths import find_run_json, read_facts
@@ -75,6 +75,10 @@ class Shown(Report):
         if self.pair is not None:
             return {"pair": self.pair.to_dict(), "total": self.total}
         return {"rollouts": [one.to_dict() for one in self.rollouts], "total": self.total}
+
+    def rows(self) -> list[Row]:
+        """How many are shown, and of how many."""
+        return [("shown", len(self.rollouts) if self.pair is None else 1), ("of", self.total)]
 
 
 def show(

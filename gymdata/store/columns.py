@@ -1,7 +1,10 @@
-"""What a rollouts row must look like before it is journaled.
+"""Rows as JSON spells them to Arrow arrays and back, and what a rollouts row must look like before it is journaled.
 
-Invariants: a row that passes can be sealed, so nothing that was sampled gets stuck in a journal. The check looks
-at keys, types and array dtypes, not at every element, and costs a few microseconds.
+Invariants: building is strict (an id that is 2.0, "2", true or null is refused, never rounded or dropped), an unknown
+key is refused rather than lost, and ``to_rows`` of what was built gives the same rows. Token lists are moved through
+flat buffers; nothing is boxed on the way out. A rollouts row that passes its check can be sealed, so nothing that was
+sampled gets stuck in a journal; the check looks at keys, types and array dtypes, not at every element, and costs a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -194,6 +197,10 @@ def _named_values(value: Any) -> Any:
     return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
 
 
+#: Keys that no task has.
+_ANSWERED = {"turns", "response", "chosen", "completion"}
+
+
 def _first_fault(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> DataError | None:
@@ -204,6 +211,8 @@ def _first_fault(
         except _MismatchError as fault:
             hint = None
             if isinstance(row, Mapping) and not row.keys() & {"rollout_id", "pair_id", "comparison_id"}:
+                if row.keys() & {"prompt", "responses_create_params"} and not row.keys() & _ANSWERED:
+                    return DataError.tasks(where, table.name)
                 hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
             return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
         for name in columns:

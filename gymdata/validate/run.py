@@ -69,10 +69,17 @@ def validate(
     report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
-    for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
-        mine = [source for kind, source in split if kind == wanted]
-        if mine:
-            _merge(report, check(mine, selection, run, vocab_size, reader, 2 if processes is None else processes))
+    rollouts, nemo, pairs = ([s for kind, s in split if kind == wanted] for wanted in ("rollouts", "nemo", "pairs"))
+    if rollouts:
+        from gymdata.validate.rollouts import validate_rollouts
+
+        _merge(report, validate_rollouts(rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader))
+    if nemo:
+        _merge(report, _nemo(nemo, selection, vocab_size, reader, 2 if processes is None else processes))
+    if pairs:
+        from gymdata.validate.pairs import validate_pairs
+
+        _merge(report, validate_pairs(pairs, selection=selection, vocab_size=vocab_size))
     if decode:
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
@@ -236,10 +243,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
         raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
     for kind, source in split:
         if kind == "tasks":
-            raise DataError(
-                f"{source.path}: holds tasks, and no rollouts or pairs",
-                hint=f"`gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them; validate RUN then",
-            )
+            raise DataError.tasks(source.path, "rollouts or pairs")
 
 
 def _first_lines(source: Source, count: int) -> Iterator[bytes]:
@@ -308,48 +312,14 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.violations += more.violations
 
 
-def _rollouts(
-    sources: list[Source],
-    selection: Selection,
-    run: Mapping[str, Any] | None,
-    vocab: int | None,
-    reader: Reader | None,
-    processes: int,
-) -> ValidationReport:
-    from gymdata.validate.rollouts import validate_rollouts
-
-    del processes
-    return validate_rollouts(sources, selection=selection, run=run, vocab_size=vocab, reader=reader)
-
-
-def _pairs(
-    sources: list[Source],
-    selection: Selection,
-    run: Mapping[str, Any] | None,
-    vocab: int | None,
-    reader: Reader | None,
-    processes: int,
-) -> ValidationReport:
-    from gymdata.validate.pairs import validate_pairs
-
-    del processes, run, reader
-    return validate_pairs(sources, selection=selection, vocab_size=vocab)
-
-
 def _nemo(
-    sources: list[Source],
-    selection: Selection,
-    run: Mapping[str, Any] | None,
-    vocab: int | None,
-    reader: Reader | None,
-    processes: int,
+    sources: list[Source], selection: Selection, vocab: int | None, reader: Reader | None, processes: int
 ) -> ValidationReport:
     import numpy as np
 
     from gymdata.interop.nemo_gym import scan as nemo_gym
     from gymdata.validate.behavior import equal_rewards
 
-    del run
     report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mimetypes
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         sys.stderr.write(f"error: {request.url.path}: unexpected {type(error).__name__}: {error}\n")
         return PlainTextResponse("unexpected error: the terminal says more\n", 500)
 
+    # What the first page needs is read while the browser opens; the page waits for what is left of it.
+    threading.Thread(target=pages.index.snapshot, name="gymdata-view-index", daemon=True).start()
     app = Starlette(routes=routes, exception_handlers={404: unknown, 500: failed})
     try:
         yield OnlyHosts(Guarded(app), [config.host, *config.allow_host])

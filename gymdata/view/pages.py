@@ -14,17 +14,18 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gymdata import __version__
 from gymdata.engines.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.errors import GymdataError
 from gymdata.rollouts.violations import CODES
-from gymdata.view.index import RolloutIndex, Snapshot
-from gymdata.view.rollout import Tokens, shown_messages
-from gymdata.view.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
+from gymdata.view import comparing, lineage, sql, training
+from gymdata.view.evidence.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.rollout import Tokens, shown_messages
+from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
+from gymdata.view.evidence.stages import Stages, facts_of
 from gymdata.view.settings import ViewConfig
-from gymdata.view.stages import Stages, facts_of
 from gymdata.view.why import counts_over_run, why
 
 Page = tuple[str, dict[str, Any]]
@@ -53,14 +54,27 @@ class Pages:
         self.config = config
         self.index = RolloutIndex(paths)
         self.stages = Stages(self.index.paths)
-        self.selector = Selector(self.index)
+        self.selector = Selector()
+        self._columns: tuple[int, dict[str, list[str]]] | None = None
 
     def close(self) -> None:
         self.index.close()
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
-        return {"/": self.rollouts, "/rollout": self.rollout, "/break": self.break_}
+        return {
+            "/": self.rollouts,
+            "/rollout": self.rollout,
+            "/break": self.break_,
+            "/group": self.group,
+            "/pairs": self.pairs,
+            "/pair": self.pair,
+            "/comparisons": self.comparisons,
+            "/comparison": self.comparison,
+            "/sql": self.sql,
+            "/training": self.training,
+            "/lineage": self.lineage,
+        }
 
     def data(self) -> Mapping[str, Callable[[Request], Response]]:
         """Address → what scripts fetch."""
@@ -69,6 +83,8 @@ class Pages:
             "/data/tokens": self.answering(self.tokens),
             "/data/token": self.answering(self.token),
             "/data/why": self.answering(self.why),
+            "/data/curves": self.answering(self.curves),
+            "/sql/download": self.download,
         }
 
     def answering(self, make: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -96,7 +112,7 @@ class Pages:
             "problems": [] if bare else snapshot.problems,
             "paths": [str(path) for path in self.index.paths],
             "here": request.url.path,
-            "there": {} if bare else self.stages.counts(),
+            "there": {} if bare else {name: self.stages.there(name) for name in ("pairs", "comparisons")},
             "gymdata_version": __version__,
         }
 
@@ -117,7 +133,7 @@ class Pages:
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
             "runs": sorted(pc.unique(snapshot.table["run_id"]).to_pylist()),
-            "command": command_of(self.index.paths, query) if query.conditions() else "",
+            "command": command_of(snapshot.paths, query) if query.conditions() else "",
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
         values |= (
@@ -259,6 +275,177 @@ class Pages:
             "prompt_length": len(prompt),
             "text_known": vocabulary is not None,
         }
+
+    # -- side by side --------------------------------------------------------------------------------------------
+
+    def group(self, request: Request) -> Page:
+        given = request.query_params.get("id", "")
+        snapshot = self.index.snapshot()
+        mates = snapshot.where("group_id", given)
+        if not mates:
+            raise Missing(f"there is no group {given!r} among the {len(snapshot):,} rollouts here")
+        columns = ["rollout_id", "rollout_index", "task_id", "group_id", "status", "stop_reason", "reward", "rewards",
+                   "n_turns", "n_breaks", "n_generated_tokens", "messages"]  # fmt: skip
+        values = comparing.group_cards(self.index.rows(snapshot, mates, columns))
+        rewards = [card["reward"] for card in values["cards"] if card["reward"] is not None]
+        return "group.html", values | {
+            "task": snapshot.table["task_id"][mates[0]].as_py(),
+            "group_id": given,
+            "mean": float(np.mean(rewards)) if rewards else None,
+            "std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
+            "scale": _scale(snapshot),
+        }
+
+    def pairs(self, request: Request) -> Page:
+        sort = request.query_params.get("sort", "")
+        found = comparing.list_pairs(self.stages.rows("pairs"), _page(request), sort)
+        return "pairs.html", found | {"sort": sort}
+
+    def pair(self, request: Request) -> Page:
+        given = request.query_params.get("id", "")
+        rows = self.stages.rows("pairs")
+        found = rows.where("pair_id", given)
+        if not found:
+            raise Missing(f"there is no pair {given!r} among the {len(rows):,} here")
+        row = rows.row(found[0])
+        snapshot = self.index.snapshot()
+        ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
+        here = [snapshot.find(one) for one in ids]
+        told = {"run_id": row["run_id"], "policy": ""}
+        if here[0] is not None:
+            told["policy"] = snapshot.table["policy"][here[0]].as_py()
+        said = []
+        if (made := self.stages.rows("comparisons")) and len(made):
+            verdicts = comparing.verdicts(made, snapshot)
+            numbers = [n for one, other in (ids, ids[::-1]) for n in made.where("rollout_i", one)
+                       if made.keys["rollout_j"][n].as_py() == other]  # fmt: skip
+            said = verdicts.listed(numbers)
+        return "pair.html", comparing.pair_page(row, self.vocabulary(told)) | {
+            "verdicts": said,
+            "rewards": [None if n is None else snapshot.table["reward"][n].as_py() for n in here],
+            "file": str(rows.file(found[0])),
+            "known": [n is not None for n in here],
+            "neighbours": _neighbours(rows.keys["pair_id"], found[0]),
+        }
+
+    def comparisons(self, request: Request) -> Page:
+        rows = self.stages.rows("comparisons")
+        verdicts = comparing.verdicts(rows, self.index.snapshot())
+        show, task = request.query_params.get("show", "all"), request.query_params.get("task", "").strip()
+        numbers, page = verdicts.select(show, task), _page(request)
+        pages = max(1, -(-len(numbers) // comparing.PAGE))
+        page = min(page, pages)
+        status = rows.keys["status"]
+        return "comparisons.html", {
+            "show": show,
+            "task": task,
+            "figures": verdicts.figures(),
+            "rows": verdicts.listed(numbers[(page - 1) * comparing.PAGE : page * comparing.PAGE].tolist()),
+            "count": len(numbers),
+            "page": page,
+            "pages": pages,
+            "judges": pc.unique(rows.keys["judge"]).to_pylist(),
+            "totals": {
+                "all": len(rows),
+                "flips": int(verdicts.flips.sum()),
+                "against": int(verdicts.against.sum()),
+                "failed": int(pc.sum(pc.not_equal(status, "judged")).as_py() or 0),
+            },
+        }
+
+    def comparison(self, request: Request) -> Page:
+        given = request.query_params.get("id", "")
+        rows, snapshot = self.stages.rows("comparisons"), self.index.snapshot()
+        found = rows.where("comparison_id", given)
+        if not found:
+            raise Missing(f"there is no comparison {given!r} among the {len(rows):,} here")
+        verdicts = comparing.verdicts(rows, snapshot)
+        row = rows.row(found[0])
+        sides = []
+        for name in ("rollout_i", "rollout_j"):
+            number = snapshot.find(row[name])
+            if number is None:
+                sides.append({"id": row[name], "messages": None, "reward": None, "index": None})
+                continue
+            one = self.index.rows(snapshot, [number], ["messages", "reward", "rollout_index"]).to_pylist()[0]
+            own = one["messages"][comparing.completion(one["messages"]) :]
+            prompt = one["messages"][: comparing.completion(one["messages"])]
+            sides.append({"id": row[name], "messages": shown_messages({"messages": own}), "reward": one["reward"],
+                          "index": one["rollout_index"], "prompt": shown_messages({"messages": prompt})})  # fmt: skip
+        swapped = int(verdicts.swapped[found[0]])
+        return "comparison.html", {
+            "row": row | verdicts.listed(found[:1])[0],
+            "sides": sides,
+            "other": None if swapped < 0 else verdicts.listed([swapped])[0],
+            "other_raw": None if swapped < 0 else rows.row(swapped)["raw"],
+        }
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    def sql(self, request: Request) -> Page:
+        text = request.query_params.get("q", "").strip()
+        values: dict[str, Any] = {"sql": text, "saved": sql.SAVED, "error": None, "result": None, "command": None}
+        values["rows_shown"] = self.config.sql_rows
+        try:
+            values["views"] = self._views()
+            if text:
+                values["result"] = sql.answer(text, self.index.paths, self.config)
+                if values["result"]["condition"]:
+                    values["command"] = sql.command_of(self.index.snapshot().paths, values["result"]["condition"])
+        except (GymdataError, OSError) as error:
+            values["error"] = str(error)
+            values.setdefault("views", {})
+        return "sql.html", values
+
+    def _views(self) -> dict[str, list[str]]:
+        version = self.index.snapshot().version
+        if self._columns is None or self._columns[0] != version:
+            self._columns = (version, sql.known_columns(self.index.paths))
+        return self._columns[1]
+
+    def download(self, request: Request) -> Response:
+        """The whole result of a statement as a file."""
+        kind = request.query_params.get("format", "csv")
+        try:
+            if kind not in sql.FORMATS:
+                raise Missing(f"format: got {kind!r}, expected one of {', '.join(sql.FORMATS)}")
+            return sql.download(request.query_params.get("q", ""), self.index.paths, self.config, kind)
+        except (Missing, GymdataError, OSError) as error:
+            return PlainTextResponse(f"{error}\n", 422)
+
+    def training(self, request: Request) -> Page:
+        files = training.find_metrics(self.index.paths)
+        number = _chosen(request, len(files))
+        return "training.html", {
+            "trainings": [training.described(file) for file in files],
+            "number": number,
+            "curves": training.curves(files[number]) if files else None,
+        }
+
+    def curves(self, request: Request) -> dict[str, Any]:
+        """The curves of one training."""
+        files = training.find_metrics(self.index.paths)
+        if not files:
+            raise Missing("there is no metrics.jsonl in the given folders")
+        return training.curves(files[_chosen(request, len(files))])
+
+    def lineage(self, _: Request) -> Page:
+        return "lineage.html", lineage.graph(self.index.paths)
+
+
+def _chosen(request: Request, below: int) -> int:
+    text = request.query_params.get("n", "0")
+    return min(int(text), max(below - 1, 0)) if text.isdecimal() and len(text) < 9 else 0
+
+
+def _page(request: Request) -> int:
+    text = request.query_params.get("page", "1")
+    return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
+
+
+def _neighbours(ids: pa.ChunkedArray, at: int) -> tuple[str | None, str | None]:
+    """The ids before and after a row."""
+    return (ids[at - 1].as_py() if at else None), (ids[at + 1].as_py() if at + 1 < len(ids) else None)
 
 
 def _rows_of(snapshot: Snapshot, rows: Any) -> list[dict[str, Any]]:

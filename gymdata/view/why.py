@@ -24,9 +24,9 @@ from gymdata.errors import GymdataError
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
 from gymdata.store.tables import read_table
-from gymdata.view.index import Snapshot
-from gymdata.view.rollout import Tokens
-from gymdata.view.stages import facts_of
+from gymdata.view.evidence.index import Snapshot
+from gymdata.view.evidence.rollout import Tokens
+from gymdata.view.evidence.stages import facts_of
 
 #: What an estimator makes of the rewards of a group, as it is written.
 FORMULAS = {

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from gymdata.rollouts.continuity.repair import FixReport
 
 import gymdata
 from gymdata.errors import DataError, UsageError
 from gymdata.finetune.run import FinetuneReport
 from gymdata.public import Report
+from gymdata.rollouts.repair import FixReport
 from gymdata.store import Run
 from gymdata.train.run import TrainReport
 from tests.rollout_files import rollout, two_turns, write_run
@@ -188,7 +188,7 @@ def test_results_have_a_short_repr_and_a_dict(name: str, run: Path, tmp_path: Pa
 
 
 #: Those that do something else than to report: they hand over rows, or serve until they are stopped.
-NO_REPORT = {"expand_turns", "load_experiences", "load_rollouts", "open", "query", "reading", "serve_genrm"}
+NO_REPORT = {"expand_turns", "load_experiences", "load_rollouts", "open", "query", "reading", "serve_genrm", "view"}
 
 
 def test_every_command_returns_a_report() -> None:

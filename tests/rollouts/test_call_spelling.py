@@ -79,5 +79,5 @@ def test_python_calls(one: str, other: str, same: bool) -> None:
 )
 def test_hostile_text_is_text(text: str) -> None:
     """Beginnings without an end, many times over, neither raise nor take long."""
-    assert same_turn(text * 50_000, text * 50_001) is False
+    assert same_turn(text * 10_000, text * 10_001) is False
     assert normal(text)

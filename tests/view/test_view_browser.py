@@ -16,6 +16,7 @@ from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
 pytestmark = pytest.mark.browser
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra)").expect
 
 SAMPLES = Path(__file__).parents[2] / "sample_data" / "rollouts"
 HOSTILE = '<script>window.hit=1</script><img src="/x" onerror="window.hit=2">\x1b[31m<svg onload="window.hit=3">'
@@ -166,6 +167,6 @@ def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):
     assert kept.inner_text() == "75.0 %"
     slider = why.get_by_label("PPO-clip 1 + ε")
     slider.evaluate("(box) => { box.value = 2; box.dispatchEvent(new Event('input', { bubbles: true })); }")
-    page.wait_for_function("document.querySelector('[data-kept=PPO-clip]').textContent === '80.0 %'")
+    expect(kept).to_have_text("80.0 %")
     page.keyboard.press("Escape")
     assert not why.is_visible()

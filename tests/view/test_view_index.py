@@ -8,8 +8,8 @@ import pytest
 
 import gymdata
 from gymdata.store import Run
-from gymdata.view.index import RolloutIndex
-from gymdata.view.selection import Query, Selector, command_of
+from gymdata.view.evidence.index import RolloutIndex
+from gymdata.view.evidence.selection import Query, Selector, command_of
 from tests.rollout_files import rollout, two_turns, write_run
 
 ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]
@@ -80,7 +80,7 @@ def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
     query = Query.of(
         {"where": "0 < mean_reward", "task": "t", "status": "completed", "min": "0", "sort": "reward", "down": "1"}
     )
-    found = Selector(index).select(snapshot, query)
+    found = Selector().select(snapshot, query)
     report = gymdata.filter(run, write=False, where=query.conditions())
     assert len(found.rows) == report.rollouts_out == 6
     assert found.mean == 0.5
@@ -93,7 +93,7 @@ def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
 def test_rollouts_without_a_reward_come_last_either_way(run: Path):
     """A missing reward is neither the best nor the worst, and has a bar of its own."""
     index = RolloutIndex([run])
-    snapshot, selector = index.snapshot(), Selector(index)
+    snapshot, selector = index.snapshot(), Selector()
     for down in (True, False):
         found = selector.select(snapshot, Query(sort="reward", down=down))
         assert snapshot.table["reward"].take(found.rows).to_pylist()[-2:] == [None, None]
@@ -104,7 +104,7 @@ def test_rollouts_without_a_reward_come_last_either_way(run: Path):
 def test_a_wrong_condition_is_said_and_shows_nothing(run: Path):
     """An unknown column names the nearest one."""
     index = RolloutIndex([run])
-    found = Selector(index).select(index.snapshot(), Query(where="rewrd > 1"))
+    found = Selector().select(index.snapshot(), Query(where="rewrd > 1"))
     assert len(found.rows) == 0
     assert found.error is not None
     assert "did you mean 'reward'?" in found.error

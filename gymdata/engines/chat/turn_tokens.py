@@ -3,6 +3,10 @@
 Invariants: nothing that the model wrote is rendered; in its place stands a fixed text, rendered once alone and once
 with the new messages after it. A bridge is given only when both renderings are the same up to the token that closes the
 stand-in, when the new messages are really in it, and when the ids of the whole say the same as the ids of the part.
+
+How many characters one id can stand for (``most_characters``) is certain, or None: it takes a tokenizer whose every
+character ends in some token, without fused unknowns, added tokens that swallow the white space beside them, or a
+normaliser that may take characters away.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A vLLM server behind an OpenAI-compatible URL: ids in through /v1/completions, ids and log-probabilities out.
 
-Invariants: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids,
-and returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
-is retried with growing pauses and then raised, and never becomes a generation.
+Invariants: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids, and
+returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
+is retried with growing pauses and then raised, and never becomes a generation. Every finding comes from a request that
+was made; a server that cannot be reached is an outside fault and no finding.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError
-from gymdata.interop.importing import ODD, Check, Numbering, Reject, Rejected, reason_of
+from gymdata.interop.importing import ODD, Check, Numbering, Reject, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, Outcome, PromptRebuilder
 from gymdata.rollouts.messages import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
@@ -48,8 +47,7 @@ def table_rows(
     the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
     those that ``check`` refuses, are given to it and skipped; without it they raise DataError.
     """
-    names = "\n".join(str(s.path) for s in sources)
-    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    run = run_id or run_id_of(sources)
     numbering = Numbering()
     read = _Reader(rebuild)
     for source in sources:
@@ -62,10 +60,7 @@ def table_rows(
                     check(made)
             except (nemo_rows.BadRow, *ODD) as error:
                 bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
-                if reject is None:
-                    why = f"a row that cannot be imported ({bad.code}: {_reason(bad)})"
-                    raise DataError.bad_row(source.path, number, None, why, "a NeMo Gym rollout") from error
-                reject(Rejected(source.path, number, bad.code, _reason(bad), line[:1000].decode("utf-8", "replace")))
+                turn_down(bad.code, _reason(bad), source, number, line, reject, "a NeMo Gym rollout", error)
                 continue
             if rebuild is not None:
                 rebuild.note(source.path, number, made["rollout_id"], parsed.outcome)

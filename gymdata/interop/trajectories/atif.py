@@ -13,7 +13,6 @@ they are in ``extra``.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError
-from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -66,8 +64,7 @@ def table_rows(
     sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None, check: Check | None = None
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of files, as the store turns them into columns. What ``check`` refuses is a bad row."""
-    names = "\n".join(str(source.path) for source in sources)
-    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    run = run_id or run_id_of(sources)
     numbering = Numbering()
     for source in sources:
         for line, value, text in documents(source):
@@ -78,10 +75,7 @@ def table_rows(
                         check(row)
                 except (BadItem, *ODD) as error:
                     bad = BadItem.of(error)
-                    if reject is None:
-                        why = f"a trajectory that cannot be imported ({bad.code}: {bad.reason})"
-                        raise DataError.bad_row(source.path, line, None, why, "an ATIF trajectory") from error
-                    reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                    turn_down(bad.code, bad.reason, source, line, text, reject, "an ATIF trajectory", error)
                 else:
                     yield row
 

@@ -14,7 +14,6 @@ does not grow with the rollouts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections import Counter
@@ -25,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -115,8 +114,7 @@ def table_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of files, as the store turns them into columns. ``shapes`` gets that of every document; what
     ``check`` refuses is a bad row."""
-    names = "\n".join(str(source.path) for source in sources)
-    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    run = run_id or run_id_of(sources)
     numbering = Numbering()
     for source in sources:
         for line, value, text in documents(source):
@@ -130,7 +128,8 @@ def table_rows(
                 except (BadItem, *ODD) as error:
                     if shapes is not None:
                         take_out(shapes[-1], place[0])
-                    _refuse(BadItem.of(error), source.path, line, place, text, reject)
+                    bad, at = BadItem.of(error), f"trajectories[{place[0]}][{place[1]}]: " if place != (0, 0) else ""
+                    turn_down(bad.code, at + bad.reason, source, line, text, reject, "a trajectory", error)
                 else:
                     yield row
 
@@ -142,15 +141,6 @@ def take_out(shape: dict[str, Any], group: int) -> None:
         shape["kind"] = "bad"
     else:
         sizes[group] = GONE if sizes[group] is None else sizes[group] - 1
-
-
-def _refuse(bad: BadItem, file: Path, line: int, place: tuple[int, int], text: bytes, reject: Reject | None) -> None:
-    at = f"trajectories[{place[0]}][{place[1]}]: " if place != (0, 0) else ""
-    if reject is None:
-        from gymdata.errors import DataError
-
-        raise DataError.bad_row(file, line, None, f"{at}{bad.code}: {bad.reason}", "a trajectory")
-    reject(Rejected(file, line, bad.code, at + bad.reason, text[:1000].decode("utf-8", "replace")))
 
 
 def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:

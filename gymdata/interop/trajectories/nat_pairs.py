@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gymdata.errors import DataError
-from gymdata.interop.importing import ODD, BadItem, Check, Reject, Rejected, documents
+from gymdata.interop.importing import ODD, BadItem, Check, Reject, documents, turn_down
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.trajectories.nat import Shapes, is_nat, places, shape_of, take_out
 from gymdata.interop.trajectories.own import (
@@ -152,10 +151,7 @@ def table_rows(
                     bad = BadItem.of(error)
                     if shapes is not None and is_nat(value):
                         take_out(shapes[-1], place[0])
-                    if reject is None:
-                        why = f"a pair that cannot be imported ({bad.code}: {bad.reason})"
-                        raise DataError.bad_row(source.path, line, None, why, "a pair") from error
-                    reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                    turn_down(bad.code, bad.reason, source, line, text, reject, "a pair", error)
                 else:
                     yield row, line
 

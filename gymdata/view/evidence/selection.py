@@ -24,7 +24,7 @@ from gymdata.errors import GymdataError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
 from gymdata.filter.expressions import evaluate, is_true
-from gymdata.view.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.index import Snapshot
 
 PAGE_ROWS = 50
 PAGE_GROUPS = 25
@@ -134,17 +134,14 @@ def command_of(paths: Sequence[Any], query: Query) -> str:
 
 
 class Selector:
-    """Selections of an index, computed once for each state of it."""
+    """Selections, computed once for each state of the rollouts."""
 
-    def __init__(self, index: RolloutIndex) -> None:
-        self._index = index
+    def __init__(self) -> None:
         self._select = lru_cache(64)(self._computed)
         self._sorted = lru_cache(16)(self._in_order)
-        self._snapshot: Snapshot | None = None
 
     def select(self, snapshot: Snapshot, query: Query) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
-        self._snapshot = snapshot
         found = self._select(snapshot.version, tuple(query.conditions()), _Held(snapshot))
         if not query.sort or found.error is not None:
             return found
@@ -167,7 +164,7 @@ class Selector:
             return every
         expressions = [conditions.parse(text, "filter") for text in texts]
         named = {name: "filter" for expression in expressions for name in expression.names}
-        columns = load_columns(self._index.paths, named, Loaded(snapshot.columns, snapshot.batches))
+        columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
         kept = np.ones(len(every), np.bool_)
         for expression in expressions:
             conditions.check(expression, columns.kinds, "filter")

@@ -27,7 +27,7 @@ from gymdata.store.journal import row_parser, scan
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
 from gymdata.store.tables import read_table, row_batches, scan_batches
-from gymdata.view.stages import sources_of
+from gymdata.view.evidence.stages import sources_of
 
 #: Columns of every rollout that stay in memory: all but messages, tokens, tools, the task's row and foreign fields.
 SCALARS = [n for n in ROLLOUTS.schema.names if n not in ("messages", "tools", "task", "extra", "turns")]
@@ -59,13 +59,14 @@ class _Part:
 @dataclass(frozen=True)
 class Snapshot:
     """All rollouts at one moment, in reading order. ``version`` grows when something changed; ``problems``: a line for each
-    file whose rows are not here; ``growing``: rows come from a journal."""
+    file whose rows are not here; ``growing``: rows come from a journal; ``paths``: the given ones that hold rollouts."""
 
     table: pa.Table
     parts: tuple[_Part, ...]
     version: int
     problems: tuple[str, ...]
     growing: bool
+    paths: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -155,10 +156,12 @@ class RolloutIndex:
             yield row, held if columns is None else held.select(list(columns))
 
     def _refresh(self) -> None:
-        sources, problems = [], []
+        sources, problems, holding = [], [], []
         for path in self.paths:
             try:
-                sources += sources_of(path, ROLLOUTS)
+                found = sources_of(path, ROLLOUTS)
+                sources += found
+                holding += [path] if found else []
             except GymdataError as error:
                 problems.append(str(error))
         parts = []
@@ -176,7 +179,8 @@ class RolloutIndex:
         tables = [part.table for part in parts if part.table.num_rows]
         whole = pa.concat_tables(tables) if tables else _HELD.empty_table()
         growing = any(part.source.kind == "journal" for part in parts)
-        self._last = Snapshot(whole, tuple(parts), self._last.version + 1, tuple(problems), growing)
+        version = self._last.version + 1
+        self._last = Snapshot(whole, tuple(parts), version, tuple(problems), growing, tuple(holding))
 
     def _part(self, file: Path, source: Source) -> _Part:
         stat = file.stat()

@@ -104,15 +104,12 @@ class Stages:
             self._held[name] = (state, found)
         return found
 
-    def counts(self) -> dict[str, int]:
-        """How many rows each table has, for the navigation; a table that cannot be read counts as one row."""
-        found = {}
-        for name in KEYS:
-            try:
-                found[name] = len(self.rows(name))
-            except (GymdataError, OSError):
-                found[name] = 1
-        return found
+    def there(self, name: str) -> bool:
+        """Whether there is a table of that name; true as well where that cannot be told, so that its page can say why."""
+        try:
+            return any(sources_of(path, TABLES[name]) for path in self.paths)
+        except (GymdataError, OSError):
+            return True
 
 
 def facts_of(path: Path) -> dict[str, Any]:

@@ -1,0 +1,261 @@
+"""Pages that put rollouts side by side: a group, a preference pair, and what a judge said of two.
+
+Invariants: a judge's figures are computed from the comparisons that the page lists; "against the rewards" is said only of
+comparisons whose two rollouts have different rewards; a failed comparison is never a verdict.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata import genrm
+from gymdata.engines.vocabulary import Vocabulary
+from gymdata.genrm.bias import against_rewards
+from gymdata.genrm.matches import position_inconsistency, winners
+from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
+from gymdata.view.evidence.index import Snapshot
+from gymdata.view.evidence.rollout import shown_messages
+from gymdata.view.evidence.stages import Rows, facts_of
+from gymdata.view.text import visible
+
+PAGE = 50
+_MOST_CARDS = 64
+#: Longer completions are compared by their common beginning and end only.
+_MOST_COMPARED = 6_000
+_UNCHANGED = 12
+#: What each figure about a judge means, and where a fair judge stands.
+FIGURES = {
+    "position_bias": ("first position wins", "of decided comparisons; a fair judge is at 50 %", 0.5),
+    "position_inconsistency": (
+        "changes its mind",
+        "of pairs judged in both positions: another winner after swapping",
+        0.0,
+    ),
+    "longer_wins": ("longer answer wins", "of decided comparisons of unequal length", 0.5),
+    "both_positions": ("agrees with the rewards", "of judged comparisons of unequal rewards", 1.0),
+    "called_equal": ("calls equals equal", "of judged comparisons of equal rewards", 1.0),
+    "ties": ("ties", "of judged comparisons", None),
+    "judge_agreement": ("agrees with itself", "of repeated judgements of one comparison", 1.0),
+    "failures": ("failures", "of all comparisons", 0.0),
+}
+
+
+def completion(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Where the policy's part of a conversation begins: its first message, or the end."""
+    return next((n for n, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+
+
+def group_cards(table: pa.Table) -> dict[str, Any]:
+    """The rollouts of a group: their common prompt, what each made of it, and how often each final answer came."""
+    rows = sorted(table.to_pylist(), key=lambda row: (row["rollout_index"], row["rollout_id"]))
+    prompts = [row["messages"][: completion(row["messages"])] for row in rows]
+    shared = prompts[0] if all(_bare(p) == _bare(prompts[0]) for p in prompts) else None
+    cards = []
+    for row, prompt in zip(rows[:_MOST_CARDS], prompts, strict=False):
+        answer = final_answer(row["messages"])
+        own = row["messages"][len(prompt) :] if shared is not None else row["messages"]
+        cards.append({**row, "messages": shown_messages({"messages": own}), "answer": answer.strip()})
+    answers: dict[str, list[Any]] = {}
+    for row in rows:
+        answers.setdefault(final_answer(row["messages"]).strip(), []).append(row["reward"])
+    tally = sorted(answers.items(), key=lambda item: -len(item[1]))
+    return {
+        "cards": cards,
+        "left_out": len(rows) - len(cards),
+        "prompt": shown_messages({"messages": shared}) if shared else [],
+        "answers": [(text, len(rewards), _mean(rewards)) for text, rewards in tally[:8]],
+        "distinct": len(tally),
+        "statuses": Counter(row["status"] for row in rows),
+    }
+
+
+def _bare(messages: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    return [(m["role"], m["content"]) for m in messages]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+# -- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def list_pairs(rows: Rows, page: int, sort: str) -> dict[str, Any]:
+    """One page of the pairs, by margin or as they stand."""
+    keys = rows.keys
+    order = np.arange(len(rows))
+    if sort in ("margin", "-margin"):
+        direction = "descending" if sort == "margin" else "ascending"
+        order = pc.sort_indices(keys, sort_keys=[("margin", direction, "at_end")]).to_numpy()
+    chosen = order[(page - 1) * PAGE : page * PAGE]
+    margins = keys["margin"].to_numpy()
+    return {
+        "rows": keys.take(pa.array(chosen)).to_pylist(),
+        "total": len(rows),
+        "tasks": int(pc.count_distinct(keys["task_id"]).as_py()) if len(rows) else 0,
+        "mean_margin": float(margins.mean()) if len(margins) else None,
+        "page": page,
+        "pages": max(1, -(-len(rows) // PAGE)),
+    }
+
+
+def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """Both sides of a pair from where they part: tokens where there are ids, and their messages."""
+    ids = {side: row[f"{side}_ids"] for side in ("chosen", "rejected")}
+    sides: dict[str, Any] = {"tokens": None, "fork": None, "shared": None}
+    if ids["chosen"] and ids["rejected"]:
+        a, b = ids["chosen"], ids["rejected"]
+        fork = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        sides["fork"], sides["shared"] = len(row["prompt_ids"]) + fork, fork
+        sides["tokens"] = {
+            side: _marked(ids[side], row[f"{side}_mask"], parts, vocabulary)
+            for side, parts in zip(("chosen", "rejected"), _differences(a, b, fork), strict=True)
+        }
+    return {
+        "pair": row,
+        "prompt": shown_messages(row, "prompt"),
+        "chosen": shown_messages(row, "chosen"),
+        "rejected": shown_messages(row, "rejected"),
+        "lengths": {side: (len(ids[side]), int(sum(row[f"{side}_mask"]))) for side in ids},
+        "logps": {side: sum(lp for lp, m in zip(row[f"{side}_logprobs"], row[f"{side}_mask"], strict=False) if m)
+                  for side in ids},
+        **sides,
+    }  # fmt: skip
+
+
+def _differences(a: Sequence[int], b: Sequence[int], fork: int) -> tuple[list[bool], list[bool]]:
+    """Which tokens of each side the other has not."""
+    mine, theirs = [True] * len(a), [True] * len(b)
+    mine[:fork], theirs[:fork] = [False] * fork, [False] * fork
+    if max(len(a), len(b)) - fork <= _MOST_COMPARED:
+        for block in difflib.SequenceMatcher(None, a[fork:], b[fork:], autojunk=False).get_matching_blocks():
+            mine[fork + block.a : fork + block.a + block.size] = [False] * block.size
+            theirs[fork + block.b : fork + block.b + block.size] = [False] * block.size
+    return mine, theirs
+
+
+def _marked(
+    ids: Sequence[int], mask: Sequence[int], differs: Sequence[bool], vocabulary: Vocabulary | None
+) -> list[dict[str, Any]]:
+    special = vocabulary.special if vocabulary is not None else frozenset()
+    return [
+        {"at": at, "id": token, "text": visible(vocabulary.text(token)).replace("\n", "⏎\n") if vocabulary else f"{token} ",
+         "differs": other, "special": token in special, "sampled": bool(trained)}
+        for at, (token, trained, other) in enumerate(zip(ids, mask, differs, strict=True))
+    ]  # fmt: skip
+
+
+# -- comparisons -----------------------------------------------------------------------------------------------------
+
+
+class Verdicts:
+    """All comparisons with what they decided. Arrays have one entry a comparison."""
+
+    def __init__(self, rows: Rows, snapshot: Snapshot) -> None:
+        self.rows, keys = rows, rows.keys
+        ids = snapshot.table["rollout_id"].combine_chunks()
+        first, second = (pc.index_in(keys[name].combine_chunks(), value_set=ids) for name in ("rollout_i", "rollout_j"))
+        rewards = pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()
+        self.rewards = [_taken(rewards, at) for at in (first, second)]
+        self.indices = [_taken(snapshot.table["rollout_index"].to_numpy().astype(float), at) for at in (first, second)]
+        number = {rollout: n for n, rollout in enumerate(ids.to_pylist())}
+        self.order = pc.sort_indices(keys["comparison_id"]).to_numpy()
+        known = np.isfinite(self.indices[0]) & np.isfinite(self.indices[1])
+        #: Comparisons of which both rollouts are here, in the order of their ids: those of ``matches``.
+        self.places = self.order[known[self.order]]
+        self.matches = matches_in(keys.select(list(MATCH_COLUMNS)), number)
+        self.won = np.full(len(rows), np.nan)
+        self.won[self.places] = winners(self.matches)
+        a, b, flipped = position_inconsistency(self.matches)
+        self.flips = np.zeros(len(rows), np.bool_)
+        self.flips[self.places[a[flipped]]] = self.flips[self.places[b[flipped]]] = True
+        self.swapped = np.full(len(rows), -1)
+        self.swapped[self.places[a]], self.swapped[self.places[b]] = self.places[b], self.places[a]
+        better = np.sign(self.rewards[0] - self.rewards[1])
+        self.against = np.isfinite(better) & np.isfinite(self.won) & (better != 0) & (self.won != better)
+        self.all_rewards = rewards
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Rates of the judge with their intervals."""
+        found: dict[str, Any] = {**genrm.bias_report(self.matches), **against_rewards(self.matches, self.all_rewards)}
+        written = [(facts_of(file).get("bias") or {}).get("longer_wins") for file in self.rows.files]
+        if len(written) == 1 and isinstance(written[0], dict):
+            # Lengths of answers depend on what the judge was shown, which its run knows.
+            found["longer_wins"] = written[0]
+        return [
+            {"name": title, "what": what, "fair": fair, **found[key]}
+            for key, (title, what, fair) in FIGURES.items()
+            if key in found and found[key]["n"]
+        ]
+
+    def select(self, show: str, task: str) -> np.ndarray:
+        """The comparisons of a tab, in the order of the file."""
+        kept = np.ones(len(self.rows), np.bool_)
+        if show == "flips":
+            kept = self.flips.copy()
+        elif show == "against":
+            kept = self.against.copy()
+        elif show == "failed":
+            kept = pc.not_equal(self.rows.keys["status"], "judged").to_numpy().copy()
+        if task:
+            kept &= pc.match_substring(self.rows.keys["task_id"], task).to_numpy(zero_copy_only=False)
+        return np.flatnonzero(kept)
+
+    def listed(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Comparisons for a table."""
+        rows = self.rows.keys.take(pa.array(numbers, pa.int64())).to_pylist()
+        for row, n in zip(rows, numbers, strict=True):
+            won = self.won[n]
+            row |= {
+                "winner": None if np.isnan(won) else int(won),
+                "flip": bool(self.flips[n]),
+                "against": bool(self.against[n]),
+                "rewards": [_plain(r[n]) for r in self.rewards],
+                "indices": [None if np.isnan(i[n]) else int(i[n]) for i in self.indices],
+            }
+        return rows  # type: ignore[no-any-return]  # pyarrow has no types
+
+
+@lru_cache(2)
+def _verdicts(_state: tuple[int, int], held: Any) -> Verdicts:
+    return Verdicts(*held.value)
+
+
+class _Aside:
+    """A value that a cache takes no notice of."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Aside)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def verdicts(rows: Rows, snapshot: Snapshot) -> Verdicts:
+    """``Verdicts``, made once for one state of the files."""
+    return _verdicts((id(rows), snapshot.version), _Aside((rows, snapshot)))
+
+
+def _taken(values: np.ndarray, at: pa.Array) -> np.ndarray:
+    places = at.to_numpy(zero_copy_only=False)
+    found = np.full(len(places), np.nan)
+    known = np.isfinite(places.astype(float))
+    found[known] = values[places[known].astype(np.int64)]
+    return found
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

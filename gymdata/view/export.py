@@ -1,0 +1,117 @@
+"""``gymdata view --export``: a selection as one HTML file that needs no server and no network.
+
+Invariants: the file holds what the pages show of these rollouts, evidence as JSON; its policy allows exactly its own script
+and style, by their hashes; data in it is text or JSON, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from markupsafe import Markup
+
+from gymdata import __version__
+from gymdata.errors import GymdataError, RefusedError, UsageError
+from gymdata.rollouts.violations import CODES
+from gymdata.store.paths import local_output
+from gymdata.store.run_json import replacing
+from gymdata.view.app import HERE, environment
+from gymdata.view.evidence.rollout import Tokens, shown_messages
+from gymdata.view.evidence.selection import Query, command_of
+from gymdata.view.pages import Pages
+from gymdata.view.settings import ViewConfig
+from gymdata.view.text import count
+
+_SHOWN = ("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks",
+          "n_context_tokens", "n_generated_tokens", "policy", "policy_version")  # fmt: skip
+#: What HTML would take for the end of a script inside JSON.
+_ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
+
+
+def export(paths: Sequence[Path], config: ViewConfig) -> str:
+    """Write the file that ``config.export`` names. Returns a line that says what is in it.
+
+    Raises UsageError for a condition that is wrong, RefusedError when no rollout passes it.
+    """
+    assert config.export is not None
+    target = local_output(config.export)
+    if target.suffix not in (".html", ".htm"):
+        raise UsageError.bad_value("--export", target.name, "a name ending in .html")
+    pages = Pages(paths, config)
+    try:
+        text, shown, total = _page(pages, config)
+    finally:
+        pages.close()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    left = f" of {total:,} (--limit takes more)" if shown < total else ""
+    return f"{count(shown, 'rollout')}{left} in {target}, {target.stat().st_size / 1e6:.1f} MB"
+
+
+def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
+    snapshot = pages.index.snapshot()
+    query = Query(where=config.where or "")
+    selection = pages.selector.select(snapshot, query)
+    if selection.error is not None:
+        raise UsageError(f"--where: {selection.error}")
+    if snapshot.problems or not len(selection.rows):
+        raise RefusedError("; ".join(snapshot.problems) or f"none of the {len(snapshot):,} rollouts passes --where")
+    rows, evidence = [], []
+    for number in selection.rows[: config.limit].tolist():
+        row = pages.index.row(snapshot, number)
+        shown, tokens = _evidence(pages, row)
+        rows.append(shown)
+        evidence.append(tokens)
+    script = "\n".join((HERE / "static" / name).read_text(encoding="utf-8") for name in ("tokens.js", "exported.js"))
+    style = (HERE / "static" / "view.css").read_text(encoding="utf-8")
+    policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
+    text = (
+        environment()
+        .get_template("export.html")
+        .render(
+            rows=rows,
+            total=len(selection.rows),
+            selection=selection,
+            command=command_of(snapshot.paths, query) if query.where else "",
+            scale=(0.0, 1.0),
+            policy=policy,
+            script=Markup(script),
+            style=Markup(style),
+            evidence=Markup(_json(evidence).decode()),
+            codes=CODES,
+            gymdata_version=__version__,
+        )
+    )
+    return text, len(rows), len(selection.rows)
+
+
+def _evidence(pages: Pages, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A rollout for the template, and its tokens."""
+    vocabulary = pages.vocabulary(row)
+    messages, fault, breaks, tokens = shown_messages(row), "", [], None
+    try:
+        found = Tokens(row, pages.stages)
+        breaks = [r for r in found.relations(vocabulary) if r.code != "T211"]
+        tokens = found.data(vocabulary)
+    except GymdataError as error:
+        fault = str(error)
+    kept = {key: row[key] for key in _SHOWN}
+    parts = [(part["name"], part["value"]) for part in row["rewards"]]
+    return {**kept, "parts": parts, "messages": messages, "fault": fault, "breaks": breaks}, tokens
+
+
+def _json(value: Any) -> bytes:
+    text = orjson.dumps(value)
+    for plain, escaped in _ESCAPES.items():
+        text = text.replace(plain, escaped)
+    return text
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,176 @@
+"""What was made from what: the run.json of every file here, and of all that they name as parents, as a graph.
+
+Invariants: an edge is a parent that a run.json names; what is no longer where its child says is a node that says so.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import GymdataError
+from gymdata.store.paths import RUN_JSON, find_run_json, read_facts
+
+#: Columns of the graph, left to right.
+KINDS = ("sources", "rollouts", "checks", "data", "models")
+_OF_STAGE = {
+    "collect": "rollouts", "import": "rollouts", "filter": "rollouts", "fix": "rollouts", "merge": "rollouts",
+    "score": "checks", "judge": "checks", "audit": "checks", "validate": "checks", "serve-genrm": "checks",
+    "pairs": "data", "experiences": "data", "experience": "data", "export": "data", "tokenize": "data",
+}  # fmt: skip
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
+
+
+@dataclass
+class Node:
+    """One file or folder. ``at``: left and upper edge in the picture."""
+
+    key: str
+    kind: str
+    title: str
+    detail: str
+    href: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    parents: list[str] = field(default_factory=list)
+    missing: bool = False
+    at: tuple[int, int] = (0, 0)
+
+    @property
+    def command(self) -> str:
+        return shlex.join(map(str, self.facts.get("command") or []))
+
+
+def graph(paths: Sequence[Path]) -> dict[str, Any]:
+    """Nodes with their places, edges as paths of an SVG, and the size of the picture."""
+    nodes: dict[str, Node] = {}
+    for path in paths:
+        for folder in _with_stages(path):
+            _add(nodes, folder, here=True)
+    # A policy that was not trained from anything here stands where the path begins.
+    for node in nodes.values():
+        if node.kind == "models" and not node.parents and any(node.key in other.parents for other in nodes.values()):
+            node.kind = "sources"
+    columns: dict[str, list[Node]] = {kind: [] for kind in KINDS}
+    for node in nodes.values():
+        columns[node.kind].append(node)
+    shown = [(kind, column) for kind, column in columns.items() if column]
+    for x, (_, column) in enumerate(shown):
+        for y, node in enumerate(column):
+            node.at = (_PAD + x * (_WIDTH + _GAP_X), 30 + y * (_HEIGHT + _GAP_Y))
+    number = {key: n for n, key in enumerate(nodes)}
+    edges = [
+        (_curve(nodes[parent], node), number[parent], number[node.key])
+        for node in nodes.values()
+        for parent in node.parents
+        if parent in nodes
+    ]
+    return {
+        "nodes": list(nodes.values()),
+        "edges": edges,
+        "columns": [(kind, column[0].at[0]) for kind, column in shown],
+        "width": 2 * _PAD + len(shown) * (_WIDTH + _GAP_X) - _GAP_X,
+        "height": 40 + max((len(column) for _, column in shown), default=0) * (_HEIGHT + _GAP_Y),
+        "box": (_WIDTH, _HEIGHT),
+    }
+
+
+def _with_stages(path: Path) -> Iterator[Path]:
+    """A path, and the stage folders inside it."""
+    yield path
+    if path.is_dir() and (path / RUN_JSON).is_file():
+        yield from (inner for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file())
+
+
+def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
+    """The node of a path, after those of its parents."""
+    try:
+        found = find_run_json(path)
+        facts = read_facts(found) if found is not None else {}
+    except (GymdataError, OSError) as error:
+        found, facts = None, {"notes": [str(error)]}
+    base = found.parent if found is not None and found.name == RUN_JSON else path
+    key = str(base.resolve())
+    if key in nodes:
+        return key
+    stage = str(facts.get("stage") or "")
+    kind = _OF_STAGE.get(
+        stage, "models" if stage.startswith(("train", "finetune")) or (base / "config.json").is_file() else "rollouts"
+    )
+    missing = not path.exists()
+    title = Path(key).name or key
+    nodes[key] = node = Node(
+        key, kind, title, _detail(facts, stage, missing), _href(stage, here), facts, missing=missing
+    )
+    for parent in facts.get("parents") or []:
+        named = Path(str(parent.get("path") or ""))
+        if str(named) not in ("", "."):
+            at = named if named.is_absolute() or named.exists() or found is None else found.parent / named
+            node.parents.append(_add(nodes, at, here=False))
+    for file in (facts.get("tasks") or {}).get("files") or []:
+        node.parents.append(_leaf(nodes, "sources", str(file.get("path")), f"xxh3 {file.get('xxh3', '?')}"))
+    model = (facts.get("identity") or {}).get("model") or (facts.get("config") or {}).get("model")
+    if isinstance(model, str) and stage.startswith(("collect", "finetune", "train")):
+        node.parents.append(_model(nodes, model))
+    node.parents = [one for one in dict.fromkeys(node.parents) if one != key]
+    return key
+
+
+def _leaf(nodes: dict[str, Node], kind: str, path: str, detail: str) -> str:
+    key = str(Path(path).resolve())
+    if key not in nodes:
+        nodes[key] = Node(key, kind, Path(path).name, detail, missing=not Path(path).exists())
+    return key
+
+
+def _model(nodes: dict[str, Node], name: str) -> str:
+    """A policy that rollouts were sampled with, or that a training began from."""
+    path = Path(name)
+    if path.is_dir():
+        return _add(nodes, path, here=False)
+    key = f"model {name}"
+    nodes.setdefault(key, Node(key, "models", name, "a served model, or one that is not on this machine"))
+    return key
+
+
+def _detail(facts: Mapping[str, Any], stage: str, missing: bool) -> str:
+    if missing:
+        return "no longer there"
+    counts = facts.get("counts") or {}
+    rows = sum(
+        int(f.get("rows") or 0)
+        for f in facts.get("files") or []
+        if str(f.get("path", "")).endswith(("parquet", "jsonl"))
+    )
+    steps = facts.get("steps")
+    much = f"{rows:,} rows" if rows else f"{steps:,} steps" if isinstance(steps, int) else ""
+    if not much and isinstance(counts.get("completed"), int):
+        much = f"{counts['completed']:,} rollouts"
+    return ", ".join(filter(None, [stage or ("" if facts else "no run.json"), much]))
+
+
+def _href(stage: str, here: bool) -> str | None:
+    """The page that shows it, when it is among the given paths."""
+    if not here:
+        return None
+    if stage.startswith(("train", "finetune")):
+        return "/training"
+    return {"judge": "/comparisons", "pairs": "/pairs"}.get(stage, "/" if _OF_STAGE.get(stage) == "rollouts" else None)
+
+
+def _curve(parent: Node, child: Node) -> str:
+    (x1, y1), (x2, y2) = parent.at, child.at
+    y1, y2 = y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
+    if x2 > x1:
+        x1 += _WIDTH
+        half = (x2 - x1) // 2
+        return f"M{x1},{y1} C{x1 + half},{y1} {x2 - half},{y2} {x2},{y2}"
+    # Against the direction of reading: a model that sampled, or a parent of the same kind.
+    left = min(x1, x2) - _GAP_X // 2
+    if x1 == x2:
+        return f"M{x1},{y1} C{left},{y1} {left},{y2} {x2},{y2}"
+    x2 += _WIDTH
+    low = max(y1, y2) + _HEIGHT // 2 + _GAP_Y // 2
+    return f"M{x1},{y1} C{x1 - 30},{low} {x2 + 30},{low} {x2},{y2}"

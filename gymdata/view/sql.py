@@ -1,0 +1,122 @@
+"""SQL over what the pages show, as ``gymdata query`` runs it: one SELECT, nothing outside the given files, bounded.
+
+Invariants: a statement has a time limit, a memory limit and a limit of shown rows, and says which one it met; a download
+has the statement's whole result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse
+
+from gymdata.query.guard import Limits
+from gymdata.query.run import run_query, write_result
+from gymdata.query.types import json_value, python_values
+from gymdata.query.views import Views, find_files
+from gymdata.view.settings import ViewConfig
+
+FORMATS = {"csv": "text/csv", "jsonl": "application/jsonl", "parquet": "application/vnd.apache.parquet"}
+_MOST_TEXT = 400
+#: Ids that a filter command may name.
+_MOST_IDS = 200
+#: Statements that answer what people ask first.
+SAVED = {
+    "hardest tasks": "SELECT task_id, count(*) AS rollouts, avg(reward) AS reward, avg(n_generated_tokens)::INT AS tokens\n"
+    "FROM rollouts GROUP BY 1 ORDER BY reward, tokens DESC LIMIT 20",
+    "mixed tasks": "SELECT task_id, count(*) AS rollouts, avg(reward) AS reward, stddev(reward) AS std\nFROM rollouts "
+    "GROUP BY 1 HAVING min(reward) < max(reward) ORDER BY std DESC, task_id LIMIT 50",
+    "longest rollouts": "SELECT rollout_id, task_id, reward, n_turns, n_context_tokens + n_generated_tokens AS tokens\n"
+    "FROM rollouts ORDER BY tokens DESC LIMIT 20",
+    "why rollouts stopped": "SELECT status, stop_reason, finish_reason, count(*) AS rollouts, avg(reward) AS reward\n"
+    "FROM rollouts GROUP BY ALL ORDER BY rollouts DESC",
+    "least likely turns": "SELECT rollout_id, turn, len(generation_log_probs) AS tokens, "
+    "list_avg(generation_log_probs) AS mean_logprob\nFROM turns ORDER BY mean_logprob LIMIT 20",
+    "tools called": "SELECT name AS tool, count(*) AS results, count(DISTINCT rollout_id) AS rollouts\nFROM messages "
+    "WHERE role = 'tool' GROUP BY 1 ORDER BY results DESC",
+    "answers that differ in reward": "SELECT task_id, content, count(*) AS times, min(r.reward) AS least, "
+    "max(r.reward) AS most\nFROM messages JOIN rollouts r USING (rollout_id, task_id)\nWHERE role = 'assistant' AND turn = "
+    "n_turns - 1 GROUP BY ALL HAVING least < most LIMIT 50",
+}
+
+
+def limits_of(config: ViewConfig) -> Limits:
+    return Limits(config.sql_seconds, config.sql_memory, threads=2)
+
+
+def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any]:
+    """The first rows of a result: ``columns`` (name and whether it is a number), ``rows`` of shown values, ``more``: there
+    are others. Raises UsageError for SQL that is wrong, does more than read, or takes too long."""
+    began = time.monotonic()
+    with run_query(sql, *paths, as_text=True, limits=limits_of(config)) as reader:
+        fields = [(field.name, _is_number(field.type)) for field in reader.schema]
+        rows: list[tuple[Any, ...]] = []
+        for batch in reader:
+            rows += zip(*(python_values(column) for column in batch.columns), strict=True)
+            if len(rows) > config.sql_rows:
+                break
+    names = [name for name, _ in fields]
+    ids = [row[names.index("rollout_id")] for row in rows] if "rollout_id" in names else []
+    return {
+        "columns": fields,
+        "rows": [[_shown(value) for value in row] for row in rows[: config.sql_rows]],
+        "more": len(rows) > config.sql_rows,
+        "seconds": time.monotonic() - began,
+        "condition": condition_of(ids) if len(rows) <= config.sql_rows else None,
+    }
+
+
+def condition_of(ids: Sequence[Any]) -> str | None:
+    """The filter condition that keeps the rollouts of a result."""
+    unique = list(dict.fromkeys(one for one in ids if isinstance(one, str)))
+    if not unique or len(unique) > _MOST_IDS:
+        return None
+    return f"rollout_id in [{', '.join(json.dumps(one, ensure_ascii=False) for one in unique)}]"
+
+
+def command_of(paths: Sequence[Path], condition: str) -> str:
+    return shlex.join(["gymdata", "filter", *map(str, paths), "--where", condition, "-o", "kept"])
+
+
+def download(sql: str, paths: Sequence[Path], config: ViewConfig, kind: str) -> FileResponse:
+    """The whole result as a file that is removed once it is sent."""
+    folder = Path(tempfile.mkdtemp(prefix="gymdata-view-"))
+    try:
+        target = folder / f"result.{kind}"
+        with run_query(sql, *paths, as_text=kind != "parquet", limits=limits_of(config)) as reader:
+            write_result(reader, target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    gone = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
+    return FileResponse(target, media_type=FORMATS[kind], filename=target.name, background=gone)
+
+
+def known_columns(paths: Sequence[Path]) -> dict[str, list[str]]:
+    """The views and their columns."""
+    return Views(find_files(paths)).columns()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _shown(value: Any) -> Any:
+    """A value for a cell: text is cut, what has parts is JSON."""
+    if isinstance(value, (dict, list)):
+        text = json.dumps(json_value(value), default=str, ensure_ascii=False)
+    elif isinstance(value, str):
+        text = value
+    else:
+        return value
+    return text if len(text) <= _MOST_TEXT else "".join(itertools.islice(text, _MOST_TEXT)) + "…"

@@ -1,0 +1,122 @@
+"""Curves of trained models, from the metrics.jsonl that a training writes line by line.
+
+Invariants: a torn last line is left out until it is whole; a value that is no finite number is a gap; a step that was
+trained again after a resume is shown once, as the later line has it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymdata.view.evidence.stages import facts_of
+
+METRICS = "metrics.jsonl"
+#: Series that describe the run rather than its progress.
+_BESIDE = frozenset(
+    (
+        "step",
+        "epoch",
+        "elapsed_s",
+        "train_runtime",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "total_flos",
+        "train_loss",
+    )
+)
+#: Panels that are shown first, in this order; every other series has one of its own.
+_FIRST = (
+    ("loss", ("loss", "eval_loss")),
+    ("reward", ("reward", "accuracy", "heldout/accuracy", "validation/accuracy")),
+    ("rewards", ("rewards/chosen", "rewards/rejected", "rewards/margins")),
+    ("preference accuracy", ("rewards/accuracies",)),
+    ("ratio", ("ratio/mean", "ratio/clipped")),
+    ("KL", ("kl", "kl/sampler", "kl/reference")),
+    ("log-probabilities", ("logps/chosen", "logps/rejected")),
+    ("logits", ("logits/chosen", "logits/rejected")),
+)
+
+
+def find_metrics(paths: Iterable[Path]) -> list[Path]:
+    """Every metrics.jsonl in the given folders and two levels below them."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            for pattern in (METRICS, f"*/{METRICS}", f"*/*/{METRICS}"):
+                found |= dict.fromkeys(sorted(path.glob(pattern)))
+    return list(found)
+
+
+def described(file: Path) -> dict[str, Any]:
+    """What a training is: its folder, kind, settings in a line, and how far it is."""
+    facts = facts_of(file.parent)
+    config = facts.get("config") or {}
+    rows = list(_rows(file))
+    model = config.get("model") or (facts.get("model") or {}).get("path")
+    return {
+        "folder": str(file.parent),
+        "stage": str(facts.get("stage") or ("finetune" if "epoch" in (rows[-1] if rows else {}) else "training")),
+        "model": model if isinstance(model, str) else None,
+        "status": facts.get("status"),
+        "steps": max((int(row["step"]) for row in rows if _is_number(row.get("step"))), default=0),
+        "planned": (facts.get("settings") or {}).get("max_steps") or facts.get("steps"),
+        "seconds": max((row["elapsed_s"] for row in rows if _is_number(row.get("elapsed_s"))), default=None),
+        "parents": [str(parent.get("path")) for parent in facts.get("parents") or []],
+    }
+
+
+def curves(file: Path) -> dict[str, Any]:
+    """``steps`` and panels of series: name → one value per step, None where it was not logged."""
+    by_step: dict[float, dict[str, Any]] = {}
+    for number, row in enumerate(_rows(file), 1):
+        step = row.get("step", row.get("epoch", number))
+        if _is_number(step):
+            by_step.setdefault(float(step), {}).update({k: v for k, v in row.items() if k not in _BESIDE})
+    steps = sorted(by_step)
+    names = list(dict.fromkeys(name for step in steps for name, value in by_step[step].items() if _is_number(value)))
+    series = {name: [_value(by_step[step].get(name)) for step in steps] for name in names}
+    return {"steps": steps, "panels": list(_panels(series))}
+
+
+def _panels(series: Mapping[str, Sequence[float | None]]) -> Iterator[dict[str, Any]]:
+    left = dict(series)
+    for title, names in _FIRST:
+        mine = {name: left.pop(name) for name in names if name in left}
+        if mine:
+            yield {"title": title, "series": mine}
+    for name, values in left.items():
+        yield {"title": name, "series": {name: values}}
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield _flat(row)
+
+
+def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested values by path: finetune writes objects of its epochs."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        found |= _flat(value, f"{before}{key}/") if isinstance(value, dict) else {before + key: value}
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _value(value: Any) -> float | None:
+    return float(value) if _is_number(value) and math.isfinite(value) else None

@@ -1,0 +1,126 @@
+"""What the pages of ``gymdata view`` cost over 100,000 and 1,000,000 rollouts: the first page, filters that were not seen
+before, one rollout of 20,000 tokens, and the server's memory.
+
+The server is a process of its own, asked over HTTP; the rival column is the bound in seconds or megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turns import Call, TurnEncoder
+from gymdata.store import read_table, write_run_json, write_table
+from tests.benchmarks.bench_query import write_rollouts
+from tests.benchmarks.rows import Row
+
+ROWS, LONG = 100_000, 20_000
+FILTERS = (
+    "reward > 0.5",
+    "0 < mean_reward < 1 and n_turns < 3",
+    'task.level == "hard"',
+    'contains(task_id, "77") and reward_style >= 0.5',
+    "n_generated_tokens > std_n_generated_tokens and task.number % 7 == 3",
+)
+
+
+def write_run(folder: Path, parts: int) -> Path:
+    """``parts`` times 100,000 rollouts with tokens and task rows, and one of 20,000 tokens."""
+    base = write_rollouts(folder, ROWS)
+    first = folder / "rollouts" / "part-00000.parquet"
+    table = read_table(first, ROLLOUTS)
+    for part in range(parts):
+        numbers = np.arange(ROWS) + part * ROWS
+        tasks = [json.dumps({"level": ("easy", "hard")[n % 2], "number": n}) for n in range(ROWS // 8 + 1)]
+        columns = {
+            "rollout_id": [f"{n:032x}" for n in numbers],
+            "task_id": [f"task-{n // 8}" for n in numbers],
+            "group_id": [f"group-{n // 8:026}" for n in numbers],
+            "task": [tasks[n // 8] for n in range(ROWS)],
+        }
+        for name, values in columns.items():
+            table = table.set_column(table.column_names.index(name), ROLLOUTS.schema.field(name), [pa.array(values)])
+        write_table(table, folder / "rollouts" / f"part-{part:05}.parquet", ROLLOUTS)
+    write_table(
+        pa.Table.from_pylist([long_rollout()], ROLLOUTS.arrow),
+        folder / "rollouts" / f"part-{parts:05}.parquet",
+        ROLLOUTS,
+    )
+    write_run_json(folder, {"run_id": "bench"})
+    return base
+
+
+def long_rollout() -> dict[str, object]:
+    encoder = TurnEncoder()
+    ids = np.random.default_rng(0).integers(0, 50_000, LONG, dtype=np.int32)
+    encoder.add(Call(ids[:100], ids[100:], -np.ones(LONG - 100, np.float32), "stop"))
+    plain: dict[str, object] = dict.fromkeys(ROLLOUTS.schema.names, "")
+    numbers = dict.fromkeys(("rollout_index", "policy_version", "n_breaks"), 0)
+    return {
+        **plain, **numbers, "rollout_id": "long", "reward": 1.0, "rewards": [], "temperature": 1.0, "n_turns": 1,
+        "n_context_tokens": 100, "n_generated_tokens": LONG - 100, "turns": encoder.turns, "started_at": 0,
+        "duration_s": 1.0, "task": "{}", "messages": [{"role": "user", "content": "question"}],
+    }  # fmt: skip
+
+
+@contextmanager
+def served(run: Path) -> Iterator[tuple[str, int]]:
+    """The address of a server over ``run`` and its process id."""
+    command = [sys.executable, "-m", "gymdata.cli", "view", str(run), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            yield server.stderr.readline().split()[1], server.pid
+        finally:
+            server.terminate()
+
+
+def timed(url: str) -> float:
+    began = time.perf_counter()
+    with urllib.request.urlopen(url) as answer:
+        answer.read()
+    return time.perf_counter() - began
+
+
+def memory(pid: int) -> float:
+    """Resident megabytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def measured(parts: int) -> dict[str, float]:
+    """Seconds and megabytes over ``parts`` times 100,000 rollouts."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = write_run(Path(folder), parts)
+        with served(run) as (base, pid):
+            first = timed(f"{base}/")
+            filters = [timed(f"{base}/?{urllib.parse.urlencode({'where': text})}") for text in FILTERS]
+            sort = timed(f"{base}/?sort=n_generated_tokens&down=1&by=group")
+            long = [timed(f"{base}/rollout?id=long") + timed(f"{base}/data/tokens?id=long") for _ in range(3)]
+            return {"first page": first, "slowest filter": max(filters), "median filter": statistics.median(filters),
+                    "sorted by group": sort, "rollout of 20,000 tokens": max(long), "memory": memory(pid)}  # fmt: skip
+
+
+def main() -> list[Row]:
+    rows = []
+    small, large = measured(1), measured(10)
+    for what, value in small.items():
+        unit, limit = ("MB", 500.0) if what == "memory" else ("s", 1.0)
+        rows.append(
+            Row(f"view, 100,000 rollouts: {what}", f"{value:.3g} {unit} (1,000,000: {large[what]:.3g} {unit})",
+                f"{limit:g} {unit}", value / limit, at_most=1.0)
+        )  # fmt: skip
+    return rows

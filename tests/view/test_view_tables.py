@@ -1,0 +1,244 @@
+"""Pages over what was made from rollouts: groups, pairs, comparisons, SQL, training, lineage, and the exported file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gymdata
+from gymdata.errors import UsageError
+from gymdata.rollouts.schema import COMPARISONS
+from gymdata.store import write_table
+from gymdata.view.run import view
+from gymdata.view.training import curves
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.view.conftest import Serve
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31m'
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def text_of(page: str) -> str:
+    """What a page says, without its markup."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+def comparison(i: int, j: int, score_1: float | None, score_2: float | None, **columns: Any) -> dict[str, Any]:
+    ranking = None if score_1 is None or score_2 is None else 3.5 - (score_1 - score_2) / 2
+    row = {
+        "comparison_id": f"{i}-{j}", "group_id": "group-a", "task_id": "a", "rollout_i": f"a-{i}", "rollout_j": f"a-{j}",
+        "response_i": i, "response_j": j, "judge_idx": 0, "score_1": score_1, "score_2": score_2, "ranking": ranking,
+        "status": "judged" if ranking is not None else "failed", "raw": f"raw of {i}-{j}", "judge": "tiny", "run_id": "r",
+    }  # fmt: skip
+    return row | columns
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Four rollouts of a task, with rewards 1, 0, 1, 0, and what a judge said of them; two of another."""
+    rows = [rollout("a", k, float(k % 2 == 0), two_turns(20, 40 + k)) for k in range(4)]
+    folder = write_run(tmp_path / "run", [*rows, *(rollout("b", k, 0.5, two_turns(21, 50)) for k in range(2))])
+    said = [
+        comparison(0, 1, 5, 1), comparison(1, 0, 1, 5),  # right, in both positions
+        comparison(2, 3, 5, 1), comparison(3, 2, 5, 1, raw=HOSTILE, judge="tiny"),  # the first position both times: a flip
+        comparison(0, 2, 3, 3), comparison(1, 3, None, None),  # equals called equal; a failure
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(said, COMPARISONS.schema)
+    write_table(table, folder / "judge-tiny" / "comparisons.parquet", COMPARISONS)
+    (folder / "judge-tiny" / "run.json").write_text('{"stage": "judge", "parents": [{"path": ".."}]}')
+    return folder
+
+
+def test_a_group_stands_side_by_side(serve: Serve, run: Path):
+    """All rollouts of the group, their common prompt once, and how often each final answer came."""
+    status, page = get(serve(run) + "/group?id=group-a")
+    assert status == 200
+    shown = text_of(page)
+    assert page.count('class="pane cardcol"') == 4
+    assert shown.count("question a") == 1
+    assert "0.5 mean reward" in shown
+    assert "4 distinct" in shown
+    assert get(serve(run) + "/group?id=nobody")[0] == 404
+
+
+def test_a_pair_parts_where_its_tokens_do(serve: Serve, run: Path):
+    """The margin, the place of the fork, the tokens that differ on either side, and both verdicts on the two."""
+    made = gymdata.pairs(run, strategy="all")
+    base = serve(run)
+    pairs = pq.read_table(next(iter(made.files.values()))).to_pylist()
+    pair = next(p for p in pairs if (p["chosen_rollout_id"], p["rejected_rollout_id"]) == ("a-0", "a-1"))
+    status, page = get(f"{base}/pair?id={pair['pair_id']}")
+    assert status == 200
+    fork = next(n for n, (a, b) in enumerate(zip(pair["chosen_ids"], pair["rejected_ids"], strict=True)) if a != b)
+    assert f"parts at token {len(pair['prompt_ids']) + fork}" in text_of(page)
+    assert sorted(map(int, re.findall(r' dif" title="id (\d+)"', page))) == sorted(
+        [pair["chosen_ids"][fork], pair["rejected_ids"][fork]]
+    )
+    shown = text_of(page)
+    assert shown.count("raw output") == 2
+    assert pair["pair_id"] in get(base + "/pairs")[1]
+
+
+def test_a_judge_is_measured_by_what_is_listed(serve: Serve, run: Path):
+    """Rates and intervals are those of the listed comparisons; flips and verdicts against the rewards are marked."""
+    base = serve(run)
+    shown = text_of(get(base + "/comparisons")[1])
+    assert "first position wins 75.0 %" in shown  # 0-1, 2-3, 3-2 of four decided
+    assert "changes its mind 50.0 %" in shown
+    assert "agrees with the rewards 75.0 %" in shown
+    assert "calls equals equal 100.0 %" in shown
+    assert "failures 16.7 % 1 of 6" in shown
+    assert "3.0 % to 56.4 %" in shown  # Wilson, 1 of 6
+    flips = get(base + "/comparisons?show=flips")[1]
+    assert set(re.findall(r"comparison\?id=([\d-]+)", flips)) == {"2-3", "3-2"}
+    assert set(re.findall(r"comparison\?id=([\d-]+)", get(base + "/comparisons?show=against")[1])) == {"3-2"}
+    assert set(re.findall(r"comparison\?id=([\d-]+)", get(base + "/comparisons?show=failed")[1])) == {"1-3"}
+
+
+def test_a_comparison_shows_what_the_judge_wrote(serve: Serve, run: Path):
+    """Both sides, the raw output of both positions, and that the verdict flipped; the output is text."""
+    page = get(serve(run) + "/comparison?id=3-2")[1]
+    assert "raw of 2-3" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+    assert "flipped" in text_of(page)
+    assert "against the verdict" in text_of(page)
+
+
+def sql(base: str, text: str) -> str:
+    return get(f"{base}/sql?{urllib.parse.urlencode({'q': text})}")[1]
+
+
+def test_sql_reads_and_does_nothing_else(serve: Serve, run: Path, tmp_path: Path):
+    """One SELECT is answered; anything that writes, reads elsewhere or never ends is refused or stopped, and says so."""
+    base = serve(run, sql_seconds=0.3)
+    page = sql(base, "SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", page) == ["a", "4", "b", "2"]
+    target = tmp_path / "stolen.csv"
+    for text, why in [
+        (f"COPY rollouts TO '{target}'", "expected a SELECT"),
+        ("SELECT 1; SELECT 2", "2 statements"),
+        ("SELECT * FROM read_text('/etc/passwd')", "disabled by configuration"),
+        ("SELECT count(*) FROM range(100000000000) a, range(1000) b", "took longer than 0.3 s"),
+        ("SELECT rewrd FROM rollouts", "did you mean"),
+    ]:
+        assert why in sql(base, text), text
+    assert not target.exists()
+
+
+def test_sql_shows_so_many_rows_and_downloads_all(serve: Serve, run: Path):
+    """The page is cut at its limit and says so; CSV, JSON and Parquet have the whole result."""
+    base = serve(run, sql_rows=2)
+    text = "SELECT rollout_id, reward FROM rollouts ORDER BY rollout_id"
+    page = sql(base, text)
+    assert "first 2 rows" in text_of(page)
+    wanted = gymdata.query(text, run).to_pylist()
+    query = urllib.parse.urlencode({"q": text})
+    lines = get(f"{base}/sql/download?format=csv&{query}")[1].splitlines()
+    assert len(lines) == 1 + len(wanted)
+    rows = [json.loads(line) for line in get(f"{base}/sql/download?format=jsonl&{query}")[1].splitlines()]
+    assert rows == wanted
+    with urllib.request.urlopen(f"{base}/sql/download?format=parquet&{query}") as answer:
+        assert pq.read_table(io.BytesIO(answer.read())).to_pylist() == wanted
+        assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_a_result_with_rollouts_becomes_a_filter_command(serve: Serve, run: Path):
+    """Rows that name rollouts give the command that keeps these, and it does."""
+    page = sql(serve(run), "SELECT rollout_id FROM rollouts WHERE reward = 1")
+    assert "gymdata filter" in page
+    where = 'rollout_id in ["a-0", "a-2"]'
+    assert where.replace('"', "&#34;") in page
+    assert gymdata.filter(run, write=False, where=[where]).rollouts_out == 2
+
+
+def test_curves_leave_gaps_and_torn_lines_out(tmp_path: Path):
+    """A value that is no finite number is a gap, a torn last line waits, and a step that came twice is the later one."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"step": 1, "loss": 3.0}\n{"step": 2, "loss": "NaN", "kl": 0.1}\n{"step": 1, "loss": 2.5}\n{"step": 3, "lo'
+    )
+    found = curves(file)
+    assert found["steps"] == [1.0, 2.0]
+    panels = {panel["title"]: panel["series"] for panel in found["panels"]}
+    assert panels == {"loss": {"loss": [2.5, None]}, "KL": {"kl": [None, 0.1]}}
+
+
+def test_lineage_draws_what_run_json_names(serve: Serve, run: Path, tmp_path: Path):
+    """Tasks, rollouts, the judge, pairs and a model, with an edge for each parent; one that is gone says so."""
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(
+        json.dumps(facts | {"stage": "collect", "tasks": {"files": [{"path": "gone.jsonl", "xxh3": "1"}]}})
+    )
+    gymdata.pairs(run)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "run.json").write_text(
+        json.dumps({"stage": "train-dpo", "parents": [{"path": str(run / "pairs-reward")}]})
+    )
+    page = get(serve(run, model) + "/lineage")[1]
+    names = re.findall(r'<text class="name"[^>]*>([^<]*)</text>', page)
+    assert set(names) >= {"run", "judge-tiny", "pairs-reward", "model", "gone.jsonl"}
+    assert page.count('class="edge"') >= 4
+    assert "no longer there" in page or "missing" in page
+
+
+def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
+    """One file with the selection's evidence as JSON, a policy that allows its own script only, and no address in it."""
+    target, said = tmp_path / "selection.html", list[str]()
+    view(run, export=target, where="reward == 1", say=said.append)
+    assert said[0].startswith("2 rollouts in ")
+    page = target.read_text()
+    assert target.stat().st_size < 1_000_000
+    scripts = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
+    allowed = re.search(r"script-src '(sha256-[^']*)'", page.replace("&#39;", "'"))
+    assert allowed is not None
+    assert [f"sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}" for s in scripts] == [allowed[1]]
+    evidence = re.search(r'id="evidence">(.*?)</script>', page, re.DOTALL)
+    assert evidence is not None
+    tokens = json.loads(evidence[1])
+    assert [one["rollout_id"] for one in tokens] == ["a-0", "a-2"]
+    assert tokens[0]["turns"][0]["ids"] == [10, 11, 2]
+    assert not re.search(r'(src|href)="(?!#)', page)
+
+
+def test_an_exported_file_is_safe_with_hostile_rollouts(tmp_path: Path):
+    """What would end a script inside JSON, and markup in messages, stays text."""
+    messages = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE, "turn": 1}]
+    row = rollout(HOSTILE, 0, 1.0, two_turns(20, 40), messages=messages)
+    row["turns"][0]["finish_reason"] = HOSTILE
+    target = tmp_path / "x.html"
+    view(write_run(tmp_path / "run", [row]), export=target)
+    page = target.read_text()
+    assert page.count("<script") == 2
+    assert "<img" not in page
+    assert "\x1b" not in page
+
+
+def test_a_selection_without_rollouts_is_not_exported(run: Path, tmp_path: Path):
+    """A wrong condition or name is a usage error, and no file is written."""
+    with pytest.raises(UsageError, match="rewrd"):
+        view(run, export=tmp_path / "x.html", where="rewrd > 1")
+    with pytest.raises(UsageError, match=r"\.html"):
+        view(run, export=tmp_path / "x.csv")
+    assert not list(tmp_path.glob("x.*"))
