@@ -36,7 +36,7 @@ EDGES = {
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions", "expressions"},
     ("view", "judge"): {"groups"},
-    ("view", "query"): {"guard", "run", "types", "views"},
+    ("view", "query"): {"guard", "run", "types", "views", "saved"},
     ("report", "show"): {"run"},
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},
