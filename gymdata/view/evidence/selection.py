@@ -24,6 +24,7 @@ from gymdata.errors import GymdataError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
 from gymdata.filter.expressions import evaluate, is_true
+from gymdata.stats import paired_difference_ci
 from gymdata.view.evidence.index import Snapshot
 
 PAGE_ROWS = 50
@@ -126,6 +127,44 @@ class Selection:
     bars: tuple[Bar, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """One run of a selection. ``difference``: its reward less the first run's, by task, on ``shared`` tasks, with its 95 %
+    interval; None for the first."""
+
+    run_id: str
+    rollouts: int
+    mean: float | None
+    shared: int = 0
+    difference: tuple[float, float, float] | None = None
+
+
+def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
+    """The runs of a selection, in reading order, each against the first on the tasks that both have."""
+    some = table.select(["run_id", "task_id", "reward"]).take(pa.array(rows))
+    runs = some["run_id"].combine_chunks()
+    runs = runs.dictionary_decode() if pa.types.is_dictionary(runs.type) else runs
+    first: dict[str, float] | None = None
+    found = []
+    for run in dict.fromkeys(runs.to_pylist()):
+        mine = some.filter(pc.equal(runs, run))
+        rewards = pc.fill_null(mine["reward"], math.nan).to_numpy()
+        known = np.isfinite(rewards)
+        codes = mine["task_id"].combine_chunks().dictionary_encode()
+        of = codes.indices.to_numpy(zero_copy_only=False)
+        counts = np.bincount(of[known], minlength=len(codes.dictionary))
+        sums = np.bincount(of[known], weights=rewards[known], minlength=len(codes.dictionary))
+        tasks = {t: s / n for t, s, n in zip(codes.dictionary.to_pylist(), sums, counts, strict=True) if n}
+        mean = float(rewards[known].mean()) if known.any() else None
+        both = [task for task in tasks if task in first] if first is not None else []
+        difference = None
+        if first is not None and both:
+            difference = paired_difference_ci([first[t] for t in both], [tasks[t] for t in both])
+        found.append(RunFigures(run, len(rewards), mean, len(both), difference))
+        first = tasks if first is None else first
+    return found
+
+
 def command_of(paths: Sequence[Any], query: Query) -> str:
     """The ``gymdata filter`` command that keeps what the query shows."""
     words = ["gymdata", "filter", *map(str, paths)]
@@ -139,6 +178,7 @@ class Selector:
     def __init__(self) -> None:
         self._select = lru_cache(64)(self._computed)
         self._sorted = lru_cache(16)(self._in_order)
+        self._runs = lru_cache(16)(self._compared)
 
     def select(self, snapshot: Snapshot, query: Query) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
@@ -149,6 +189,14 @@ class Selector:
         kept = np.zeros(len(snapshot), np.bool_)
         kept[found.rows] = True
         return replace(found, rows=order[kept[order]])
+
+    def runs(self, snapshot: Snapshot, query: Query) -> list[RunFigures]:
+        """The runs of a selection against each other; none where it is of one run."""
+        return self._runs(snapshot.version, tuple(query.conditions()), _Held(snapshot))
+
+    def _compared(self, version: int, texts: tuple[str, ...], held: _Held) -> list[RunFigures]:
+        found = compare_runs(held.snapshot.table, self._select(version, texts, held).rows)
+        return found if len(found) > 1 else []
 
     def _computed(self, _version: int, texts: tuple[str, ...], held: _Held) -> Selection:
         snapshot = held.snapshot
