@@ -55,6 +55,7 @@ schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
 	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
 	$(BIN)/python .ci/public_stub.py --write
+	$(BIN)/python .ci/settings_page.py --write
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

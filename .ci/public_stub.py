@@ -90,7 +90,11 @@ class Stub:
             names.append(f"**settings: {self.use(ast.Name('Any'), module)}")
         assert node.returns is not None
         returns = self.use(node.returns, module)
-        doc = textwrap.indent(f'"""{inspect.getdoc(function)}\n"""', "    ")
+        texts = {field: kind.model_fields[field].description for field in kind.model_fields}
+        lines = (f"{field}: {text}" for field, text in texts.items() if text and field not in {"path", *known})
+        settings = "\n".join(textwrap.fill(line, 112, subsequent_indent="    ") for line in lines)
+        doc = f'"""{inspect.getdoc(function)}\n\nSettings\n--------\n{settings}\n"""'
+        doc = textwrap.indent(doc, "    ")
         self.defs.append(f"def {name}({', '.join(names)},) -> {returns}:\n{doc}\n")
 
     def parameter(self, arg: ast.arg, default: ast.expr | None, module: str) -> str:

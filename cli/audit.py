@@ -10,7 +10,7 @@ import typer
 
 from gymdata.audit.settings import AuditConfig
 
-from .console import Watch, command_words, emit_json, facts, grid, say
+from .console import Watch, command_words, facts, finish, grid, say
 from .flags import Json, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
@@ -39,11 +39,7 @@ def audit(
 
     with Watch("audit") as watch:
         report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
-    return 0 if report.ok else 1
+    return finish(report, lambda: _show(report), json=json)
 
 
 def _show(report: AuditReport) -> None:
@@ -54,23 +50,10 @@ def _show(report: AuditReport) -> None:
         _bars("place in the generation", "positions", report.positions)
         _bars("turn", "turns", report.turns)
         _worst(report.worst)
-    quantiles = summary["ratio"]["quantiles"]
     facts(
         f"audit against {report.model['path']} ({report.model['dtype']}, {report.model['device']})",
-        [
-            ("rollouts, tokens", f"{summary['rollouts']:,}, {summary['tokens']:,}"),
-            *((f"  left out: {code}", n) for code, n in report.left_out.items()),
-            ("max |Δ log p|", summary["max_abs_difference"]),
-            ("mean |Δ log p|", summary["mean_abs_difference"]),
-            (f"tokens beyond {report.tolerance:g}", summary["tokens_beyond_tolerance"]),
-            ("ratio: mean, min, max", ", ".join(f"{summary['ratio'][k]:.6g}" for k in ("mean", "min", "max"))),
-            ("ratio: 1 %, 50 %, 99 %", ", ".join(f"{quantiles[q]:.6g}" for q in ("0.01", "0.5", "0.99"))),
-            ("outside [0.9, 1.1]", f"{summary['share_outside']:.2%}"),
-            ("KL sampler to model: k1, k3", f"{summary['kl_k1']:.3g}, {summary['kl_k3']:.3g}"),
-            ("effective sample size", f"{summary['effective_sample_size']:.1%}"),
-            *((("written to", report.path),) if report.path else ()),
-        ],
-    )  # fmt: skip
+        report.rows(),
+    )
     for line in report.notes:
         say(line)
     if report.ok:

@@ -8,7 +8,7 @@ import typer
 
 from gymdata.check.settings import CheckConfig
 
-from .console import emit_json, facts, grid
+from .console import facts, finish, grid
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
@@ -37,24 +37,17 @@ def check(
         ).at("model", model, "the folder of a model")
     if settings.endpoint is not None:
         served = checking.check_endpoint(settings.endpoint, model)
-        if json:
-            emit_json(served.to_dict())
-        else:
-            rows = [(f.name, "yes" if f.ok else ("NO" if f.needed else "no"), f.detail) for f in served.findings]
-            grid(("probe", "result", "detail"), rows, title=served.endpoint)
-        return 0 if served.ok else 1
+        details = [f.detail for f in served.findings]
+        table = [(*row, detail) for row, detail in zip(served.rows(), details, strict=True)]
+        return finish(served, lambda: grid(("probe", "result", "detail"), table, title=served.endpoint), json=json)
     if model is None:
         raise UsageError("no model given", hint="gymdata check MODEL, or gymdata check --endpoint URL")
     report = checking.check(model, chat_template=settings.chat_template)
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
-    return 0 if report.ok else 1
+    return finish(report, lambda: _show(report), json=json)
 
 
 def _show(report: ModelReport) -> None:
-    found, cure = report.check, report.cure
+    found = report.check
     for b in found.breaks[:SHOWN]:
         print(f"{b.probe}, turn {b.turn}: {b.where} change at token {b.position}")
         print(f"  was  {b.before!r}\n  now  {b.after!r}")
@@ -62,32 +55,4 @@ def _show(report: ModelReport) -> None:
         print(f"… and {len(found.breaks) - SHOWN} more: --json gives all")
     for probe, why in list(found.no_bridge.items())[:1]:
         print(f"{probe}: token IDs cannot be carried over: {why}")
-    rows: list[tuple[str, object]] = [
-        ("template", report.template_name or "not one that is known"),
-        ("prefix-preserving", found.prefix_preserving),
-        ("carries token IDs over", found.bridges),
-        ("strips from earlier turns", ", ".join(found.strips) or "nothing"),
-        ("never writes", ", ".join(found.ignores) or "–"),
-        ("refuses", "; ".join(f"{name} ({why})" for name, why in found.refused.items()) or "nothing"),
-        ("end of turn", ", ".join(f"{text} ({i})" for i, text in found.end_of_turn)),
-        ("generation mask", report.generation_mask or "no markers"),
-        ("text round-trips", found.text_stable),
-        ("random ids round-trip", f"{found.random_ids_stable:.0%} of runs of 8"),
-        (
-            "template patch",
-            "none known" if cure is None else f"{cure.name} ({'keeps' if cure.check.ok else 'also changes'} turns)",
-        ),
-        ("verdict", _verdict(report)),
-    ]
-    facts(report.model, rows)
-
-
-def _verdict(report: ModelReport) -> str:
-    if report.ok:
-        return "the template is prefix-preserving"
-    cure = report.cure
-    if cure is not None and cure.check.ok:
-        return f"not prefix-preserving; `gymdata collect` uses {cure.name} unless --no-keep-reasoning"
-    if report.check.bridges:
-        return "not prefix-preserving; `gymdata collect` extends the token IDs, so its rollouts have no breaks"
-    return "not prefix-preserving, and no template patch is known"
+    facts(report.model, report.rows())

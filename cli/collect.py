@@ -8,8 +8,8 @@ import typer
 
 from gymdata.collect.settings import CollectConfig
 
-from .console import Watch, command_words, emit_json, facts, prints_apart
-from .flags import DryRun, Json, Overwrite, with_flags
+from .console import Watch, command_words, finish, prints_apart
+from .flags import DryRun, Json, with_flags
 
 
 @with_flags(CollectConfig)
@@ -18,7 +18,6 @@ def collect(
     tasks: Annotated[
         str | None, typer.Argument(help="Task file or glob: .jsonl or .parquet, also .gz and .zst.")
     ] = None,
-    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
@@ -28,15 +27,7 @@ def collect(
     if dry_run:
         with prints_apart():
             planned = collecting.plan(config=settings)
-        if json:
-            emit_json(planned)
-        else:
-            facts("Dry run: nothing was started or written", collecting.plan_table(planned))
-        return 0
+        return finish(planned, "Dry run: nothing was started or written", json=json)
     with Watch("collect") as watch:
         summary = collecting.collect(config=settings, progress=watch, command=command_words())
-    if json:
-        emit_json(summary.to_dict())
-    else:
-        facts("Rollouts", summary.table())
-    return summary.exit_code
+    return finish(summary, "Rollouts", json=json)

@@ -10,7 +10,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gymdata.errors import ACTS, printable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
     from rich.table import Table
+
+    from gymdata.public import Report
 
 _typed: list[str] = []
 _answers: list[int] = []
@@ -52,14 +54,12 @@ def emit_json(value: Any) -> None:
     """One JSON value on stdout; non-finite numbers as the strings "NaN", "Infinity" and "-Infinity"."""
     import json
 
-    write_json(json.dumps(_finite(value), ensure_ascii=False, default=str))
-
-
-def write_json(text: str) -> None:
-    """A JSON text on stdout, with JSON's own escapes for what a terminal would act on: only strings hold such."""
-    import json
-
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
     _answers.append(len(text))
+    # JSON's own escapes for what a terminal would act on: only strings hold such.
     sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
 
 
@@ -76,6 +76,18 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int:
+    """What every command ends with: the report as one JSON object, or as the summary table titled ``text``; where a
+    summary is more than that table, ``text`` prints it. Returns the exit code."""
+    if json:
+        emit_json(report.to_dict())
+    elif callable(text):
+        text()
+    else:
+        facts(text, report.rows())
+    return report.exit_code
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
@@ -154,7 +166,7 @@ def _print(table: Table) -> None:
     if sys.stdout.isatty():
         console.print(table)
         return
-    # The padding of cells is of use to nobody who reads a file or a pipe.
+    # In a file or a pipe the padding of cells is noise.
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
@@ -230,7 +242,7 @@ class Watch:
         self._every_s = every_s
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line_at = time.monotonic()
         self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
@@ -266,7 +278,7 @@ class Watch:
         if self.bar is not None and self._task is not None:
             done, total = self._counts.get("done", 0), self._counts.get("total")
             self.bar.update(self._task, completed=done, total=total, of=self._of(), facts=self._facts())
-        elif time.monotonic() - self._said >= self._every_s:
+        elif time.monotonic() - self._last_line_at >= self._every_s:
             self._say()
 
     def message(self, text: str) -> None:
@@ -276,7 +288,7 @@ class Watch:
             note(text)
 
     def _say(self) -> None:
-        self._said = time.monotonic()
+        self._last_line_at = time.monotonic()
         note(f"{self._what} {self._of()}  {self._facts()}".rstrip())
 
     def _since(self, name: str) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gymdata.filter.settings import FilterConfig
 
-from .console import Watch, command_words, emit_json, facts, grid
+from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def filter_(
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
     sum_ before a number's name. A comparison with a missing value is not true.
     """
@@ -38,10 +38,7 @@ def filter_(
             command=command_words(),
             progress=watch,
         )
-    if json:
-        emit_json(report.to_dict())
-    else:
-        _show(report)
+    return finish(report, lambda: _show(report), json=json)
 
 
 def _show(report: FilterReport) -> None:
@@ -51,14 +48,4 @@ def _show(report: FilterReport) -> None:
         rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
     if rows:
         grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
-    split = len(report.sides) > 1
-    sides = [(side, f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks") for side, n in report.sides.items() if split]
-    facts(
-        "filter",
-        [
-            ("rollouts", f"{report.rollouts_out:,} of {report.rollouts_in:,}"),
-            ("groups", f"{report.groups_out:,} of {report.groups_in:,}"),
-            *sides,
-            *(("written to" if not split else f"{side} file", str(path)) for side, path in report.files.items()),
-        ],
-    )
+    facts("filter", report.rows())

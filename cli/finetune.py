@@ -12,8 +12,9 @@ import typer
 
 from gymdata.errors import printable
 from gymdata.finetune.settings import FinetuneFlags
+from gymdata.public import rate_text
 
-from .console import command_words, emit_json, facts, note, prints_apart, show
+from .console import command_words, finish, note, prints_apart, show
 from .flags import Json, Overwrite, with_flags
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ _SPARED = ("share", "groups", "KL", "tokens", "95 %", "used", "loss")
 
 @with_flags(FinetuneFlags, _NAMES, file=False)
 def finetune(
-    settings: FinetuneFlags,
     config: _Config = None,
     config_file: _ConfigFile = None,
     override: _Override = None,
+    *,
+    settings: FinetuneFlags,
     overwrite: Overwrite = False,
     json: Json = False,
-) -> None:
+) -> int:
     """The same command again resumes."""
     from gymdata.errors import UsageError
     from gymdata.finetune.run import finetune as run
@@ -66,15 +68,11 @@ def finetune(
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
     with LiveTable() as board, prints_apart():
-        result = run(
+        report = run(
             config or config_file or "", overrides, **dict(settings), overwrite=overwrite, watch=board,
             command=command_words(),
         )  # fmt: skip
-    if json:
-        emit_json(result)
-    else:
-        # A loop of the user's may end with anything.
-        facts("finetune", _rows(result) if "epochs" in result else [(str(k), v) for k, v in result.items()])
+    return finish(report, "finetune", json=json)
 
 
 def rewrite(words: list[str]) -> list[str]:
@@ -105,31 +103,6 @@ def pair(text: str) -> tuple[str, str]:
             "-o", key, "a key and a value, as in -o num_epochs 8", hint="-o is KEY VALUE here; the folder is --output"
         )
     return key, value
-
-
-def _rows(result: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
-    from gymdata.user_code import from_here
-
-    yield "epochs", f"{result['epochs']} of {result['algorithm']}"
-    yield "reward, first and last", f"{show(result['reward_first'])} and {show(result['reward_last'])}"
-    held_out = result.get("validation") or {}
-    for name in ("first", "last"):
-        if name in held_out:
-            found = held_out[name]
-            yield (
-                f"held-out, {name}",
-                f"{_rate(found)} after epoch {found['epoch']}, {found['successes']} of {found['n']}",
-            )
-    if "difference" in held_out:
-        yield "  last minus first", _rate(held_out["difference"]).replace(" %", " points", 1)
-    yield "tokens trained", result["trained_tokens"]
-    yield "policy", from_here(result["policy"])
-    yield "report", from_here(result["report"])
-
-
-def _rate(found: Mapping[str, Any]) -> str:
-    interval = "" if not found["ci95"] else f" (95 %: {100 * found['ci95'][0]:.1f} to {100 * found['ci95'][1]:.1f})"
-    return "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %{interval}"
 
 
 class LiveTable:
@@ -262,7 +235,7 @@ def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tokens", show(row.get("trained_tokens"))),
         ("loss", show(row.get("training_loss"))),
         ("KL", show(row.get("kl_to_start"))),
-        ("held-out", _rate(held_out) if held_out else "–"),
+        ("held-out", rate_text(held_out) if held_out else "–"),
     ]
 
 

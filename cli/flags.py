@@ -27,8 +27,9 @@ SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "co
 #: What stands for a value in ``--help`` where its type says too little.
 METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "endpoint": "URL",
-    "env": "SPEC", "genrm": "MODEL", "group_where": "CONDITION", "reward_url": "URL", "top_logprobs": "K",
-    "where": "CONDITION", "workflow_url": "URL",
+    "env": "SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "reward_url": "URL",
+    "pair": "ID", "random": "N", "select": "CODE", "task": "ID", "top_logprobs": "K", "where": "CONDITION",
+    "workflow_url": "URL",
 }  # fmt: skip
 #: The widest line of ``--help`` that a list of choices may fill; longer lists stand in the text.
 _WIDEST = 76
@@ -70,16 +71,19 @@ def with_flags(
         flags = {name: " / ".join(called[name]) for name in fields}
         added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
 
-        def run(config: Path | None = None, set_: Sequence[str] | None = None, **given: Any) -> Any:
+        def run(**given: Any) -> Any:
+            config, sets = (given.pop("config"), given.pop("set_") or ()) if file else (None, ())
             values = {name: given.pop(name) for name in options}
             # A switch of the function's own that is off was not given, nor was a list that is empty.
             values |= {key: None if given[name] is False else given[name] for name, key in own.items()}
             values = {key: value for key, value in values.items() if value not in ((), [])}
-            return body(settings=kind.load(config, values, set_ or (), flags), **given)
+            return body(settings=kind.load(config, values, sets, flags), **given)
 
         made: list[inspect.Parameter] = []
         for parameter in parameters.values():
             made += [parameter] if parameter.name != "settings" else [_parameter(n, a, None) for n, a in added.items()]
+        if file:
+            run.settings = (kind, flags)  # type: ignore[attr-defined]  # for the page of all settings
         return _signed(run, made, body.__doc__)
 
     return decorate
@@ -114,7 +118,7 @@ def _signed(run: Body, parameters: Sequence[inspect.Parameter], doc: str | None)
 def _names(name: str, field: FieldInfo) -> Sequence[str]:
     """A switch that is on unless told otherwise can be given both ways."""
     word = name.replace("_", "-")
-    return [*filter(None, [SHORT.get(name)]), f"--{word}/--no-{word}" if field.default is True else f"--{word}"]
+    return [*filter(None, [SHORT.get(name)]), f"--{word}/--{'no-' + word}" if field.default is True else f"--{word}"]
 
 
 def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
@@ -130,10 +134,12 @@ def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
         hint = str
     elif name == "reward" and hint == list[str]:
         label = "SPEC"
-    complete = (
-        {"autocompletion": lambda incomplete: [c for c in choices if c.startswith(incomplete)]} if choices else {}
-    )
-    return Annotated[hint | None, typer.Option(*names, metavar=label, help=text, **complete)]
+    return Annotated[hint | None, typer.Option(*names, metavar=label, help=text, autocompletion=_completing(choices))]
+
+
+def _completing(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """What a shell offers for the beginning of a choice."""
+    return (lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]) if choices else None
 
 
 def _plain(hint: Any) -> Any:

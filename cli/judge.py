@@ -8,8 +8,8 @@ import typer
 
 from gymdata.judge.settings import JudgeConfig
 
-from .console import Watch, command_words, emit_json, facts
-from .flags import Json, Overwrite, with_flags
+from .console import Watch, command_words, finish
+from .flags import Json, with_flags
 
 #: The published name of the negation is shorter than the option's.
 PRINCIPLE = {"use_principle": ["--use-principle/--no-principle"]}
@@ -19,7 +19,6 @@ PRINCIPLE = {"use_principle": ["--use-principle/--no-principle"]}
 def judge(
     settings: JudgeConfig,
     path: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder, file or glob of rollouts.")] = None,
-    overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:
     """Writes comparisons, rewards and a bias report."""
@@ -27,8 +26,4 @@ def judge(
 
     with Watch("judge") as watch:
         summary = judging.judge(config=settings, progress=watch, command=command_words())
-    if json:
-        emit_json(summary.to_dict())
-    else:
-        facts("Judged", summary.table())
-    return summary.exit_code
+    return finish(summary, "Judged", json=json)

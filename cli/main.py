@@ -58,7 +58,9 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
     },
     "Look": {
+        "show": ("show", "show", "Show rollouts or pairs as people read them."),
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
+        "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {
@@ -74,7 +76,20 @@ COMMANDS = {name: command for commands in GROUPS.values() for name, command in c
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 READERS = frozenset(
-    ["audit", "score", "judge", "pairs", "experience", "filter", "finetune", "export", "query", "view"]
+    [
+        "audit",
+        "score",
+        "judge",
+        "pairs",
+        "experience",
+        "filter",
+        "finetune",
+        "export",
+        "report",
+        "show",
+        "query",
+        "view",
+    ]
     + [name for name in COMMANDS if name.startswith("train-")]
 )
 
@@ -97,7 +112,7 @@ class OneCommand(TyperCommand):
         return ["[OPTIONS]", *(_name(one) if one.required else f"[{_name(one)}]" for one in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        params = self.get_params(ctx)
+        params: list[Any] = self.get_params(ctx)
         if arguments := [(_name(p), p.help) for p in params if p.param_type_name == "argument"]:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
@@ -247,11 +262,11 @@ def _completed() -> list[str]:
 def _of_parser(refused: Any, command: str | None) -> UsageError:
     """What the parser refuses, in the words of ours."""
     faults, param = getattr(refused.__cause__, "errors", None), getattr(refused, "param", None)
-    where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", None)
+    where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", "the command line")
     hint = " ".join(["gymdata", *([command] if command in COMMANDS else []), "--help"])
     if faults is None or param is None:
         text = refused.format_message()
-        return UsageError(text, hint=hint).at(where or "the command line", getattr(refused, "option_name", None))
+        return UsageError(text, hint=hint).at(where)
     from gymdata.settings import wanted
 
     fault = faults()[0]

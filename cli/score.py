@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymdata.score.settings import ScoreConfig
 
-from .console import Watch, command_words, emit_json, facts, grid
-from .flags import Json, Overwrite, with_flags
+from .console import Watch, command_words, facts, finish, grid
+from .flags import Json, with_flags
+
+if TYPE_CHECKING:
+    from gymdata.score.run import ScoreSummary
 
 #: Flips shown as text; --json has them all.
 _SHOWN = 20
@@ -19,7 +22,6 @@ _SHOWN = 20
 def score(
     settings: ScoreConfig,
     path: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder, file or glob of rollouts.")] = None,
-    overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:
     """Earlier scores are kept, and flips are reported."""
@@ -27,13 +29,13 @@ def score(
 
     with Watch("score") as watch:
         summary = scoring.score(config=settings, progress=watch, command=command_words())
-    if json:
-        emit_json(summary.to_dict())
-        return summary.exit_code
+    return finish(summary, lambda: _show(summary), json=json)
+
+
+def _show(summary: ScoreSummary) -> None:
     flipped = summary.flips["flipped"]
     if flipped:
         columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
         first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
         grid(columns, [[row[c] for c in columns] for row in flipped[:_SHOWN]], title=f"Flipped ({first})")
-    facts("Scores", summary.table())
-    return summary.exit_code
+    facts("Scores", summary.rows())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gymdata.train.settings import TRAINERS, TrainConfig
 
-from .console import Watch, command_words, emit_json, facts, note
+from .console import Watch, command_words, finish, note
 from .flags import DryRun, Json, Overwrite, with_flags
 
 _SOURCES = {
@@ -21,7 +21,7 @@ _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set
 _Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 
 
-def _command(kind: type[TrainConfig]) -> Callable[..., None]:
+def _command(kind: type[TrainConfig]) -> Callable[..., int]:
     """The command of a trainer."""
 
     def run(
@@ -32,7 +32,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., None]:
         overwrite: Overwrite = False,
         dry_run: DryRun = False,
         json: Json = False,
-    ) -> None:
+    ) -> int:
         from gymdata.pairs.run import pairs_of_run
         from gymdata.train.run import train
 
@@ -40,13 +40,10 @@ def _command(kind: type[TrainConfig]) -> Callable[..., None]:
         if found is not None:
             note(f"pairs: {', '.join(map(str, found))}")
         with Watch("training") as watch:
-            result = train(
+            report = train(
                 source, settings, overwrite=overwrite, dry_run=dry_run, progress=watch, command=command_words()
             )
-        if json:
-            emit_json(result)
-        else:
-            facts(f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), _rows(result))
+        return finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
 
     metavar, what = _SOURCES[kind.table.name]
     run.__annotations__["source"] = Annotated[str, typer.Argument(metavar=metavar, help=what)]
@@ -55,30 +52,6 @@ def _command(kind: type[TrainConfig]) -> Callable[..., None]:
         "--set learning_rate=1e-5."
     )
     return with_flags(kind, keys={"lora": "use_peft", "seed": "seed"})(run)
-
-
-def _rows(result: dict[str, Any]) -> list[tuple[str, object]]:
-    """What a training ends with."""
-    proof = result["trained_tokens"]
-    rows: list[tuple[str, object]] = [
-        (name.replace("_", " "), n) for name, n in result["counts"].items() if name != "trained_tokens"
-    ]
-    rows += [("tokens per epoch", proof["file"]["count"]), ("token checksum", _equal(proof))]
-    if heldout := result.get("heldout"):
-        low, high = heldout["ci95"]
-        rows.append(("held-out preference accuracy", f"{heldout['accuracy']:.1%} (95 % {low:.1%} to {high:.1%})"))
-    if ratio := result.get("ratio"):
-        rows.append(("ratio before training, mean", ratio["mean"]))
-        rows.append(("  effective sample size", f"{ratio['effective_sample_size']:.1%}"))
-    return [*rows, ("steps", result.get("steps")), ("output", result["config"]["output"])]
-
-
-def _equal(proof: dict[str, Any]) -> object:
-    """A training that stopped inside its first epoch could not feed the whole file; what it fed was held against it."""
-    fed = (proof.get("epochs") or [{}])[-1]
-    if proof["equal"] or not fed.get("equal"):
-        return {True: "match", False: "MISMATCH"}.get(proof["equal"])
-    return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
 
 
 train_sft = _command(TRAINERS["sft"])

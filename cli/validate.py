@@ -11,10 +11,12 @@ import typer
 from gymdata.errors import printable
 from gymdata.validate.settings import ValidateConfig
 
+from .console import command_words, facts, finish, grid
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.violations import Report, Violation
+    from gymdata.rollouts.repair import FixReport
+    from gymdata.rollouts.violations import ValidationReport, Violation
 
 #: Errors shown of each code before the rest is only counted.
 SHOWN = 50
@@ -53,13 +55,7 @@ def validate(
     from gymdata.validate.run import validate as run
 
     report = run(path, **dict(settings))
-    if json:
-        from .console import write_json
-
-        write_json(report.to_json())
-    else:
-        _show(report, everything=verbose, quiet=quiet)
-    return 0 if report.ok else 1
+    return finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
 
 
 def _fix(
@@ -68,35 +64,27 @@ def _fix(
     from gymdata.errors import UsageError
     from gymdata.validate.run import fix
 
-    from .console import command_words, emit_json, grid, say
-
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
     account = fix(path, choice, output, overwrite=overwrite, command=command_words())
-    if as_json:
-        emit_json(account.to_dict())
-        return 0 if not account.errors_after else 1
+    return finish(account, lambda: _show_fix(account), json=as_json)
+
+
+def _show_fix(account: FixReport) -> None:
     columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
     clean = account.rollouts_in - account.rollouts_with_errors
     rows = []
     for name, cost in account.costs.items():
         removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-        mark = f"→ {name}" if name == choice else name
+        mark = f"→ {name}" if name == account.choice else name
         after = clean + cost.rollouts_after
         rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
-    grid(columns, rows, title=f"{account.rollouts_with_errors:,} of {account.rollouts_in:,} rollouts had errors")
-    if account.rows_unreadable:
-        print(f"{account.rows_unreadable:,} rows could not be read and were left out")
-    say(f"{account.rollouts_out:,} rollouts in {account.output}, {_many(account.errors_after, 'error')} left")
-    return 0 if not account.errors_after else 1
+    grid(columns, rows, title="what each choice would cost")
+    facts("fix", account.rows())
 
 
-def _show(report: Report, everything: bool, quiet: bool) -> None:
-    from gymdata.rollouts.violations import CODES
-
-    from .console import say
-
+def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
@@ -115,12 +103,10 @@ def _show(report: Report, everything: bool, quiet: bool) -> None:
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
         print()
-    for code, count in report.by_code.items():
-        print(f"{count:>9,}  {code}  {CODES[code].meaning}")
+    for meaning, count in report.rows():
+        print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()
-    for text in report.notes:
-        say(f"note: {text}")
     print(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
@@ -139,31 +125,15 @@ def _worth_a_line(violations: list[Violation]) -> list[Violation]:
 
 def _windows(evidence: dict[str, Any]) -> str:
     """The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧."""
-    first = evidence["spans"][0]
+    from gymdata.rollouts.violations import both_sides
+
     lines = [f"    {evidence['explanation']}"]
-    if evidence["left"] is None:
-        return lines[0]
-    for side, right in zip(("before", "prompt"), evidence["right"], strict=True):
-        left, middle = _cut(evidence["left"], 40, "end"), _cut(first[side]["text"], 80, "middle")
-        lines.append(f"    {side}  {left}{_marked(middle)}{_cut(right, 40, 'start')}")
-    if (more := len(evidence["spans"]) - 1) > 0:
+    for side, left, middle, right in both_sides(evidence):
+        marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
+        lines.append(f"    {side}  {left}{marked}{right}")
+    if len(lines) > 1 and (more := len(evidence["spans"]) - 1) > 0:
         lines.append(f"    {_many(more, 'more place')} of this turn differ")
     return "\n".join(lines)
-
-
-def _marked(text: str) -> str:
-    return f"\033[7m⟦{text}⟧\033[0m" if sys.stdout.isatty() else f"⟦{text}⟧"
-
-
-def _cut(text: str, width: int, keep: str) -> str:
-    """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
-    line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    line = printable(line, lines=False)
-    if len(line) <= width:
-        return line
-    if keep == "middle":
-        return f"{line[: width // 2]} … {line[-width // 2 :]}"
-    return line[:width] + "…" if keep == "start" else "…" + line[-width:]
 
 
 def _many(n: int, what: str) -> str:

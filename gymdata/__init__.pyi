@@ -45,6 +45,7 @@ from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.settings import Dtype
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
+from gymdata.train.run import TrainReport
 from gymdata.train.settings import TrainDpoConfig as TrainDpoConfig
 from gymdata.train.settings import TrainKtoConfig as TrainKtoConfig
 from gymdata.train.settings import TrainRewardConfig as TrainRewardConfig
@@ -130,6 +131,16 @@ def audit(
     violations.parquet, audit.png, and audit.parquet with ``write_as``; elsewhere to ``output``, or nowhere. Raises
     RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
     StoreError when the folder holds an audit of something else.
+
+    Settings
+    --------
+    limit: Audit N rollouts, evenly spaced.
+    tolerance: Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16).
+    worst: Tokens to show.
+    write_as: Also write recomputed logprobs (and entropies) as this column.
+    device: cpu, cuda or cuda:N (default: cuda if available).
+    dtype: dtype of the forward pass.
+    batch_tokens: Tokens per forward pass, padding included.
     """
 
 def collect(
@@ -182,7 +193,7 @@ def collect(
     allow_raw_logprobs: bool = False,
     engine: Mapping[str, Any] = ...,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -191,6 +202,49 @@ def collect(
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
+
+    Settings
+    --------
+    model: Model folder, LoRA adapter folder, or served model name.
+    endpoint: Base URL of a vLLM server, with or without /v1.
+    chat_endpoint: Base URL of a server that takes chat messages only; it must return token IDs.
+    workflow_url: Workflow server that runs whole rollouts: it receives tasks and returns messages.
+    on_break: Rollouts whose server-side prompt differs from the sampled tokens.
+    tokenizer: Tokenizer folder, required when the model is not local.
+    chat_template: Chat template file that replaces the model's.
+    tool_parser: Tool call parser.
+    keep_reasoning: Patch a known chat template that rewrites earlier turns.
+    output: Run folder; resumed if it exists (default: runs/TASKS-TIME).
+    limit: Use only the first N tasks.
+    num_rollouts: Rollouts per task.
+    concurrency: Maximum rollouts in flight.
+    temperature: Sampling temperature; 0 is greedy.
+    top_p: Nucleus sampling; below 1, logprobs are biased.
+    top_k: Top-k sampling; above 0, logprobs are biased.
+    min_p: Min-p sampling; above 0, logprobs are biased.
+    repetition_penalty: Repetition penalty; other than 1, logprobs are biased.
+    presence_penalty: Presence penalty; other than 0, logprobs are biased.
+    frequency_penalty: Frequency penalty; other than 0, logprobs are biased.
+    top_logprobs: Record the top K logprobs per token.
+    seed: Random seed.
+    max_tokens: Maximum tokens per turn.
+    max_turns: Maximum model calls per rollout.
+    max_context: Maximum tokens of prompt and completion (default: the engine's limit).
+    time_limit: Seconds per rollout before it is truncated (default: no limit).
+    tool_timeout: Seconds per tool call.
+    reward_timeout: Seconds per batch of rewards.
+    run_id: Run ID (default: random).
+    policy_version: Policy version; increase it when the served model changes.
+    max_attempts: Maximum failed attempts per rollout.
+    give_up: Exit with 0 even if rollouts are missing.
+    skip_bad_rows: Count and skip invalid task rows.
+    rows_per_file: Rows per output file (default: about 256 MB).
+    format: File format.
+    overwrite: Start over, replacing existing output.
+    request_timeout: Seconds per HTTP request.
+    retries: Retries of a request that failed in passing.
+    allow_raw_logprobs: Collect although the server's logprobs ignore the sampling settings (L304).
+    engine: Engine arguments of vLLM, as they are.
     """
 
 def experience(
@@ -239,6 +293,40 @@ def experience(
     ``output`` names a folder or a .parquet/.jsonl file. Raises RefusedError when no rollout is scored (R501), all groups
     lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or
     a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
+
+    Settings
+    --------
+    estimator: Advantage estimator.
+    reward: Named reward or re-scoring to use (default: the total reward).
+    rewards: Rewards to use: the outcome on the last generated token, steps on the last of each turn, or both.
+    discount_unit: Unit that γ discounts.
+    gamma: Discount factor γ.
+    lam: λ of GAE.
+    kl_coef: Coefficient of the KL penalty in the reward.
+    kl_estimator: KL estimator.
+    reward_norm: Normalize rewards after shaping.
+    reward_clip: Clip normalized rewards to [−C, C] or [LOW, HIGH]: C or LOW,HIGH.
+    overlong_buffer: Soft overlong penalty buffer, in tokens (DAPO).
+    overlong_factor: Maximum overlong penalty.
+    max_new_tokens: Maximum generation length, if run.json has none.
+    clip_filter_weights: Upweight non-degenerate groups.
+    clip_filter_eps: Maximum weight of a group with variance.
+    clip_filter_lamda: Weight of groups without variance.
+    whiten: Normalize advantages to mean 0, std 1 over all tokens.
+    normalize_cross_batch: Whiten with a floor on the variance.
+    mean_only: Center only (no variance scaling).
+    advantage_clip: Clip advantages to this absolute value, as the last step.
+    entropy_ratio: Train only this share of tokens per rollout, by entropy.
+    zero_variance: Groups without reward variance (default: drop where the estimator compares rollouts).
+    truncated: Truncated rollouts.
+    abandoned: Abandoned branches: retries that nothing continues.
+    token_columns: Parquet table with rollout_id and any of ref_logprobs, values or entropy: one list per rollout.
+    reference: Reference model for ref_logprobs, KL and entropy.
+    critic: Value model (one label) for GAE.
+    device: Device for both models: cpu, cuda or cuda:N (default: cuda if available).
+    dtype: dtype for both models (default: auto).
+    batch_tokens: Tokens per forward pass (default: 16384).
+    target_agents: Train only the turns of these agents: a,b.
     """
 
 def filter(
@@ -267,6 +355,18 @@ def filter(
     is ``NAME.test.SUFFIX``). With ``write`` false nothing is written. Raises UsageError for a condition that cannot be
     read or names an unknown column; RefusedError when nothing would be left; StoreError when the output holds rollouts
     that were filtered with other settings, or something else.
+
+    Settings
+    --------
+    where: Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.
+    group_where: Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.
+    dedupe: Keep one of the rollouts of a group with identical tokens.
+    best_n: Keep the best N rollouts per group.
+    best_by: Number that ranks rollouts for --best-n.
+    balance: Keep the same number of rollouts per value of this column.
+    split_by: Write a train and a test file, split by task.
+    test_share: Share of tasks in the test file (default: 0.1).
+    seed: Random seed.
     """
 
 def judge(
@@ -319,6 +419,46 @@ def judge(
 
     Settings are those of ``JudgeConfig``. Raises DataError for a path without groups of two, StoreError when the folder
     holds what another judge or schedule made, OutsideError("judge") when the judge is gone: what was judged is kept.
+
+    Settings
+    --------
+    genrm: Judge model to run in this process.
+    endpoint: URL of a judge served at /v1/chat/completions.
+    model: Judge model name on the server.
+    judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
+    principle: Judging criterion (rubric).
+    use_principle: Include a principle in the judge prompt (default: only with --principle).
+    show: What the judge sees: final answer or transcript with tool calls.
+    constrain: Constrain decoding to the verdict's JSON schema; auto does so on an endpoint.
+    temperature: Sampling temperature of the judge.
+    top_p: Nucleus sampling of the judge.
+    max_tokens: Maximum tokens per judgement (default: what fits).
+    seed: Random seed.
+    concurrency: Maximum judgements in flight.
+    request_timeout: Seconds per request.
+    retries: Retries of a request that failed in passing.
+    retry_pause: Seconds before the first of these retries.
+    engine: Engine arguments of vLLM for --genrm, as they are.
+    comparison_strategy: Pairs of rollouts to compare.
+    num_judges_per_comparison: Judgements per comparison.
+    genrm_parse_retries: Retries of an unparsable verdict.
+    genrm_parse_retry_sleep_s: Seconds between these retries.
+    verdicts: Verdict parsing; published fills missing numbers with the defaults.
+    default_score: Score without a verdict.
+    default_ranking: Ranking without a verdict.
+    aggregator_method: How judgements become rewards.
+    reasoning_bonus: Bonus for the shortest reasoning in the top share.
+    answer_bonus: Bonus for the shortest answer in the top share.
+    top_percentile: Top share that is eligible for a bonus.
+    group_reasoning_length_penalty_coeff: Weight of the reasoning length penalty.
+    group_answer_length_penalty_coeff: Weight of the answer length penalty.
+    group_style_penalty_coeff: Weight of the style density penalty.
+    output: Output folder (default: RUN/judge-NAME).
+    name: Name of the comparisons and rewards (default: the judge's).
+    limit: Judge only the first N groups.
+    aggregate_only: Re-aggregate existing verdicts; no judge calls.
+    retry_unparsed: Retry comparisons without a parsable verdict.
+    overwrite: Start over, replacing existing output.
     """
 
 def pairs(
@@ -352,6 +492,24 @@ def pairs(
     Raises RefusedError for rollouts with breaks (T200), without token data (T205), with ids or log-probabilities that cannot
     be used (T206, L301 to L303) or listed twice (D701); StoreError when the output holds pairs that were made with other
     settings.
+
+    Settings
+    --------
+    reward: Named reward or re-scoring to use (default: the total reward).
+    source: Source of preferences: rewards or comparisons of `gymdata judge` (default: rewards).
+    judge: Judge whose comparisons are used, if there are several.
+    order: Comparisons that bear out a pair: consistent in both positions, or any (default: consistent).
+    fork: Extend prompts to where the two rollouts diverge.
+    strategy: Pairing strategy, within a group.
+    min_margin: Minimum score difference, exclusive.
+    max_pairs_per_task: Keep the pairs with the largest margins, up to N per task.
+    length_balance: Maximum share of pairs whose longer completion is chosen.
+    split: Share of tasks held out.
+    seed: Random seed.
+    breaks: Rollouts with breaks or branches.
+    truncated: Pairs with a truncated rollout.
+    keep_duplicates: Keep pairs with identical token IDs (default: drop them).
+    target_agents: Train only the turns of these agents: a,b.
     """
 
 def score(
@@ -381,6 +539,21 @@ def score(
     that are there already stay, before the new ones, unless ``overwrite``. Raises UsageError for an unknown reward or a
     path that is not a run and has no ``output``, DataError for a path that is not there or has no rollouts, RefusedError
     for a reward model with another tokenizer, OutsideError for a reward server that was never reached.
+
+    Settings
+    --------
+    reward_model: Reward model folder, as written by `gymdata train-reward`.
+    reward_url: Reward server (POST queries, prompts); the mean of several is used.
+    recipe: YAML file that selects and weights rewards by task fields.
+    tokenizer: Tokenizer that decodes text for --reward-url (default: the policy's).
+    name: Name of these scores (default: the rewards' names).
+    output: Output folder (default: RUN/scores-NAME).
+    threshold: A score that crosses it counts as a flip.
+    reward_timeout: Seconds per batch.
+    request_timeout: Seconds per request to a reward server.
+    request_batch: Rollouts per request to a reward server.
+    retries: Retries of a request that failed in passing.
+    overwrite: Start over, replacing existing output.
     """
 
 def serve_genrm(
@@ -438,6 +611,52 @@ def serve_genrm(
 
     Raises UsageError for several workers (a cohort lives in one process), StoreError when another process has the
     folder, OutsideError when the address is taken or the judge cannot be started.
+
+    Settings
+    --------
+    genrm: Judge model to run in this process.
+    endpoint: URL of a judge served at /v1/chat/completions.
+    model: Judge model name on the server.
+    judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
+    principle: Judging criterion (rubric).
+    use_principle: Include a principle in the judge prompt (default: only with --principle).
+    show: What the judge sees: final answer or transcript with tool calls.
+    constrain: Constrain decoding to the verdict's JSON schema; auto does so on an endpoint.
+    temperature: Sampling temperature of the judge.
+    top_p: Nucleus sampling of the judge.
+    max_tokens: Maximum tokens per judgement (default: what fits).
+    seed: Random seed.
+    concurrency: Maximum judgements in flight.
+    request_timeout: Seconds per request.
+    retries: Retries of a request that failed in passing.
+    retry_pause: Seconds before the first of these retries.
+    engine: Engine arguments of vLLM for --genrm, as they are.
+    comparison_strategy: Pairs of rollouts to compare.
+    num_judges_per_comparison: Judgements per comparison.
+    genrm_parse_retries: Retries of an unparsable verdict.
+    genrm_parse_retry_sleep_s: Seconds between these retries.
+    verdicts: Verdict parsing; published fills missing numbers with the defaults.
+    default_score: Score without a verdict.
+    default_ranking: Ranking without a verdict.
+    aggregator_method: How judgements become rewards.
+    reasoning_bonus: Bonus for the shortest reasoning in the top share.
+    answer_bonus: Bonus for the shortest answer in the top share.
+    top_percentile: Top share that is eligible for a bonus.
+    group_reasoning_length_penalty_coeff: Weight of the reasoning length penalty.
+    group_answer_length_penalty_coeff: Weight of the answer length penalty.
+    group_style_penalty_coeff: Weight of the style density penalty.
+    host: Address to listen on.
+    port: Port; 0 selects a free one.
+    allow_host: Allowed Host header; repeatable (default: loopback and --host).
+    output: Folder for the verdicts, used again after a restart (default: not saved).
+    num_rollouts_per_prompt: Rollouts per cohort.
+    cohort_timeout: Seconds to wait for a complete cohort.
+    on_judge_failure: On judge failure: error (503), or the default score, marked.
+    workers: Only 1 is supported: a cohort is held by one process.
+    max_body_bytes: Maximum bytes per request.
+    max_depth: Maximum nesting depth per request.
+    max_responses: Maximum responses per /compare request.
+    max_waiting: Maximum rollouts that wait for their cohort.
     """
 
 def train_dpo(
@@ -455,10 +674,19 @@ def train_dpo(
     pair_weights: bool = True,
     margin_scale: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
+
+    Settings
+    --------
+    max_length: Truncate longer sequences, and report the tokens lost.
+    num_processes: Processes of accelerate launch.
+    trainer: Settings of the library's trainer, which may also stand beside ours.
+    ref: Reference logprobs: model (computed) or saved (the sampler's).
+    pair_weights: Weight the loss of each pair with its weight.
+    margin_scale: Margin that the loss asks for, per unit of the margin of a pair.
     """
 
 def train_kto(
@@ -479,9 +707,21 @@ def train_kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
     ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest.
+
+    Settings
+    --------
+    max_length: Truncate longer sequences, and report the tokens lost.
+    num_processes: Processes of accelerate launch.
+    trainer: Settings of the library's trainer, which may also stand beside ours.
+    target_agents: Train only the turns of these agents: a,b.
+    target_model: Train only the rollouts of this policy.
+    keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).
+    threshold: Reward above which a rollout is desirable (default: the task's mean).
+    desirable_weight: Weight of desirable rollouts.
+    undesirable_weight: Weight of undesirable rollouts.
     """
 
 def train_reward(
@@ -499,11 +739,20 @@ def train_reward(
     pair_weights: bool = True,
     margin_scale: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
     is returned: how it ranks pairs of other tasks.
+
+    Settings
+    --------
+    max_length: Truncate longer sequences, and report the tokens lost.
+    num_processes: Processes of accelerate launch.
+    trainer: Settings of the library's trainer, which may also stand beside ours.
+    split: Share of tasks whose pairs are held out for evaluation.
+    pair_weights: Weight the loss of each pair with its weight.
+    margin_scale: Margin that the loss asks for, per unit of the margin of a pair.
     """
 
 def train_rl(
@@ -526,11 +775,25 @@ def train_rl(
     tis_cap: float = 2.0,
     allow_biased_logprobs: bool = False,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
     Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
     what is returned: how far the model was from the sampler before the first step.
+
+    Settings
+    --------
+    max_length: Truncate longer sequences, and report the tokens lost.
+    num_processes: Processes of accelerate launch.
+    trainer: Settings of the library's trainer, which may also stand beside ours.
+    loss: Policy loss; its bounds are keys of --set, as clip_high=0.28.
+    kl_beta: Weight of the KL (k3) to the reference: ref_logprobs of the file, else the model before training.
+    clip_low: Lower bound of the ratio in ppo_clip: 1 − this.
+    clip_high: Upper bound of the ratio in ppo_clip: 1 + this.
+    cispo_low: Lower bound of the weight in cispo: 1 − this.
+    cispo_high: Upper bound of the weight in cispo: 1 + this.
+    tis_cap: Cap of the weight in tis_reinforce.
+    allow_biased_logprobs: Train even if the saved logprobs are biased (L304).
     """
 
 def train_sft(
@@ -552,9 +815,22 @@ def train_sft(
     packing: bool = False,
     pack_length: int | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest.
+
+    Settings
+    --------
+    max_length: Truncate longer sequences, and report the tokens lost.
+    num_processes: Processes of accelerate launch.
+    trainer: Settings of the library's trainer, which may also stand beside ours.
+    target_agents: Train only the turns of these agents: a,b.
+    target_model: Train only the rollouts of this policy.
+    keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).
+    select: Rollouts to train: best (per group), above (all with a reward) or all.
+    min_reward: Train only rollouts with at least this reward.
+    packing: Pack several sequences into one row, with separate attention.
+    pack_length: Tokens per packed row (default: --max-length, else 1024, or the longest sequence).
     """
 
 def view(
@@ -578,4 +854,17 @@ def view(
     ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
     ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
+
+    Settings
+    --------
+    host: Address to listen on.
+    port: Port; 0 selects a free one.
+    allow_host: Allowed Host header; repeatable (default: loopback and --host).
+    tokenizer: Tokenizer folder for the text of tokens (default: the run's own, where it is on this machine).
+    export: Write one self-contained HTML file instead of serving; opens offline.
+    where: Export only rollouts that satisfy this condition.
+    limit: Export at most N rollouts.
+    sql_seconds: Seconds per statement of the SQL page.
+    sql_rows: Rows that the SQL page shows.
+    sql_memory: Bytes of memory per statement.
     """

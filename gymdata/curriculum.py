@@ -58,7 +58,7 @@ class GroupStats:
     maximum: float
 
     @property
-    def spread(self) -> float:
+    def score_range(self) -> float:
         """Largest minus smallest score; NaN when no score is known."""
         return self.maximum - self.minimum
 
@@ -102,8 +102,8 @@ def count_included(n: int, percentile: Decimal) -> int:
 def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumConfig) -> Selection:
     """The groups that ``epoch`` learns from.
 
-    Keeps groups whose spread is at least ``min_reward_diff`` (with a tolerance of 1e-9), orders them by mean score (equal
-    means by task id), takes the first ⌈n·p⌉, and of those a seeded random share when ``random_subsample`` is set.
+    Keeps groups with a score range of ``min_reward_diff`` or more (with a tolerance of 1e-9), orders them by mean score
+    (equal means by task id), takes the first ⌈n·p⌉, and of those a seeded random share when ``random_subsample`` is set.
     """
     if not config.enabled:
         ids = tuple(sorted(g.task_id for g in groups))
@@ -116,14 +116,15 @@ def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumCo
     first = kept[: count_included(len(kept), percentile)]
     left_out |= {g.task_id: "beyond the epoch's percentile" for g in kept[len(first) :]}
     drawn = _subsample([g.task_id for g in first], epoch, config)
-    left_out |= {g.task_id: "not sampled by random_subsample" for g in first if g.task_id not in set(drawn)}
+    included = set(drawn)
+    left_out |= {g.task_id: "not sampled by random_subsample" for g in first if g.task_id not in included}
     return Selection(tuple(drawn), left_out, _state(epoch, config, percentile, len(groups), drawn))
 
 
 def _refused(group: GroupStats, config: CurriculumConfig) -> str | None:
-    if math.isnan(group.spread):
+    if math.isnan(group.score_range):
         return "no score is known"
-    return "rewards too alike" if group.spread < config.min_reward_diff - _TOLERANCE else None
+    return "rewards too alike" if group.score_range < config.min_reward_diff - _TOLERANCE else None
 
 
 def _subsample(task_ids: Sequence[str], epoch: int, config: CurriculumConfig) -> list[str]:

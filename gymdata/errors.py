@@ -109,11 +109,11 @@ class GymdataError(Exception):
     code: str | None = None
     #: The parts of the message, where it has them: the file, row, field or flag; what was there; what should be.
     where: str | None = None
-    got: str | None = None
-    expected: str | None = None
+    got: Any = None
+    expected: Any = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        # Whatever is said of a URL, its secrets are not repeated.
+        # No message has the secrets of a URL.
         message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
         self.message = message
@@ -220,6 +220,17 @@ class DataError(GymdataError):
         return cls(f"{path}: is empty (expected {expected})", hint=hint).at(path, "nothing", expected)
 
     @classmethod
+    def unknown_id(cls, path: Path | str, what: str, got: str, known: Sequence[str]) -> DataError:
+        """A row was asked for by an id that no row has."""
+        near = difflib.get_close_matches(got, known, n=1)
+        table = {"pair_id": "pairs"}.get(what, "rollouts")
+        listing = f"`gymdata query 'SELECT {what} FROM {table}' {path}` lists them"
+        return cls(
+            f"{path}: got {what} {got!r}, expected one of its {len(known):,}",
+            hint=f"did you mean {near[0]!r}?" if near else listing,
+        )
+
+    @classmethod
     def nothing_to_train(cls, files: Sequence[Path], table: str) -> DataError:
         """Files without a single row of what a trainer reads."""
         hints = {
@@ -241,6 +252,12 @@ class DataError(GymdataError):
         reads = f"{' and '.join(readers)} read{'' if len(readers) > 1 else 's'} {held}"
         hint = makers.get(wanted, reads) if held == "rollouts" else reads
         return cls(f"{path}: holds {held}, and no {wanted}", hint=hint)
+
+    @classmethod
+    def tasks(cls, path: Path | str, wanted: str) -> DataError:
+        """A file of tasks where ``wanted`` are read."""
+        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of them; give RUN then"
+        return cls(f"{path}: holds tasks, and no {wanted}", hint=hint)
 
     @classmethod
     def not_a_run(cls, path: Path | str, found: Sequence[str]) -> DataError:
@@ -364,7 +381,7 @@ class RefusedError(GymdataError):
 
 
 class StoreError(GymdataError):
-    """A run folder cannot be opened or written as asked."""
+    """A run folder cannot be opened or written as requested."""
 
     kind = "store"
 

@@ -150,6 +150,8 @@ class HttpClient:
         not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: what the answer to
         this request can sensibly have; a longer one is not read to its end and is a fault.
         """
+        # tenacity and stamina know tries and pauses, but no limit of one kind of fault (hangs) beside that of all, so their
+        # predicates would carry the same state; the loop below is what their hooks for Retry-After and counting would be.
         retries = self.max_retries if retries is None else retries
         timeout_s = timeout_s or self.timeout_s
         hangs = 0
@@ -168,8 +170,8 @@ class HttpClient:
 
     def garbage(self, expected: str, got: object) -> OutsideError:
         """An answer that is not what it must be; another try may give a better one."""
-        said = self._without_secrets(str(got))[:200]
-        return OutsideError(self.system, f"the server's answer is not {expected}: got {said!r}", retryable=True)
+        body = self._without_secrets(str(got))[:200]
+        return OutsideError(self.system, f"the server's answer is not {expected}: got {body!r}", retryable=True)
 
     def _without_secrets(self, text: str) -> str:
         """A server may quote the address that it was asked at."""
@@ -233,17 +235,17 @@ class HttpClient:
             raise OutsideError(self.system, f"{url}: {type(error).__name__}: {error}", retryable=repeatable) from error
 
     def _refusal(self, url: str, status: int, retry_after: str | None, raw: bytes) -> OutsideError:
-        said = self._without_secrets(_message(raw))
+        body = self._without_secrets(_message(raw))
         if status in (408, 429) or status >= 500:
             return OutsideError(
                 self.system,
-                f"{url} answered {status}: {said}",
+                f"{url} answered {status}: {body}",
                 retryable=True,
                 retry_after_s=_seconds(retry_after),
             )
         hint = self.advice.statuses.get(status)
         return OutsideError(
-            self.system, f"the request was refused ({status}): {said}", hint=hint, fatal=hint is not None
+            self.system, f"the request was refused ({status}): {body}", hint=hint, fatal=hint is not None
         )
 
 
@@ -283,10 +285,10 @@ def _message(raw: bytes) -> str:
     answer = _loads(raw)
     if answer is None:
         return raw[:200].decode(errors="replace") or "nothing"
-    said = answer
+    detail = answer
     if isinstance(answer, dict):
-        said = answer.get("error", answer.get("detail", answer))
-    return str(said.get("message", said) if isinstance(said, dict) else said)[:400]
+        detail = answer.get("error", answer.get("detail", answer))
+    return str(detail.get("message", detail) if isinstance(detail, dict) else detail)[:400]
 
 
 def _seconds(retry_after: str | None) -> float | None:

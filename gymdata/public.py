@@ -1,5 +1,5 @@
-"""What public functions share: the first argument (a path, or several; anything else gets one sentence), and a short repr
-of their results."""
+"""What public functions share: the first argument (a path, or several; anything else gets one sentence), and what their
+results can do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
-from gymdata.errors import UsageError
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
 
 Paths = str | Path | Iterable[str | Path]
+#: A name and a value of a summary, as people read them.
+Row = tuple[str, object]
 _PATH = "the path of a run folder, a file or a glob"
 
 
@@ -58,21 +60,51 @@ def described(value: Any) -> str:
     return f"{article} {kind.__name__} of {root}"
 
 
-def short_repr(result: Any) -> str:
-    """``PairsReport(score='reward', notes=0, table=3 rows)``: scalars as they are, of everything else only how much."""
-    shown = []
-    for field in dataclasses.fields(result):
-        value = getattr(result, field.name)
-        if isinstance(value, (str, Path)):
-            text = str(value)
-            text = text if len(text) <= 80 else "…" + text[-79:]
-            shown.append(f"{field.name}={text!r}")
-        elif isinstance(value, float):
-            shown.append(f"{field.name}={value:.6g}")
-        elif isinstance(value, (bool, int)):
-            shown.append(f"{field.name}={value}")
-        elif hasattr(value, "num_rows"):
-            shown.append(f"{field.name}={value.num_rows} rows")
-        elif isinstance(value, (list, tuple)) and value:
-            shown.append(f"{field.name}={len(value)}")
-    return f"{type(result).__name__}({', '.join(shown)})"
+def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
+    """A ``rate`` (``of`` so many) with its 95 % interval (``ci95``), for people; a dash where there is none."""
+    if found["rate"] is None:
+        return "–"
+    interval = " (95 %: {:.1f} to {:.1f})".format(*(100 * end for end in found["ci95"])) if found["ci95"] else ""
+    count = f" of {of:,}" if of is not None else ""
+    return f"{100 * found['rate']:.1f} %{count}{interval}"
+
+
+class Report(Protocol):
+    """What a command's function returns, a dataclass: the summary table, ``--json`` and the exit code are made of it."""
+
+    @property
+    def ok(self) -> bool:
+        """No faults were found in the data, and no rows failed."""
+        return True
+
+    @property
+    def exit_code(self) -> int:
+        """What the command ends with: 0, or 1 where it is not ``ok``; 130 after an interruption."""
+        return EXIT_OK if self.ok else EXIT_FAULTS
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        return dataclasses.asdict(cast("Any", self))
+
+    def rows(self) -> list[Row]:
+        """The summary: names and values."""
+        ...
+
+    def __repr__(self) -> str:
+        """``PairsReport(score='reward', table=3 rows)``: scalars as they are, of everything else only how much."""
+        shown = []
+        for field in dataclasses.fields(cast("Any", self)):
+            value = getattr(self, field.name)
+            if isinstance(value, (str, Path)):
+                text = str(value)
+                text = text if len(text) <= 80 else "…" + text[-79:]
+                shown.append(f"{field.name}={text!r}")
+            elif isinstance(value, float):
+                shown.append(f"{field.name}={value:.6g}")
+            elif isinstance(value, (bool, int)):
+                shown.append(f"{field.name}={value}")
+            elif hasattr(value, "num_rows"):
+                shown.append(f"{field.name}={value.num_rows} rows")
+            elif isinstance(value, (list, tuple)) and value:
+                shown.append(f"{field.name}={len(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"

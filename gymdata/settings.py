@@ -1,6 +1,9 @@
-"""Fields of another package's dataclass, read from its source: importing the package would load torch for seconds.
+"""Settings of commands: defaults, then the file, then flags, then ``--set``; and the fields of other packages' dataclasses.
 
-Invariants: nothing of the other package runs; a class whose source is not understood is None, never a guess.
+Invariants: an unknown key is an error that names the nearest known one; ``None`` from the command line means "not
+given", never "set to nothing"; a configuration does not change once it is made. Fields of a dataclass of another
+package are read from its source (importing it would load torch for seconds): nothing of that package runs, and a class
+whose source is not understood is None, never a guess.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Config(pydantic.BaseModel):
     @classmethod
     def _reject_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """pydantic takes ``true`` for 1, where it is a slip."""
-        if _has_truth(value):
+        if _contains_bool(value):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and not kinds & {bool, Any, object}:
                 raise PydanticCustomError("number_type", "Input should be a number")
@@ -121,7 +124,7 @@ def wanted(fault: Any) -> str:
     return message.partition(", unable to")[0]
 
 
-def _has_truth(value: Any) -> bool:
+def _contains_bool(value: Any) -> bool:
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
 
@@ -149,7 +152,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # A date that is none is a ValueError of PyYAML's.
+        # An invalid date is a ValueError of PyYAML's.
         raise UsageError(f"{file}: is not YAML: {error}") from error
     if data is None:
         return {}
@@ -252,7 +255,7 @@ _HOMES = {("transformers", "TrainingArguments"): "transformers.training_args"}
 
 @cache
 def source_fields(module: str, name: str) -> Fields | None:
-    """Field → the plain types that it takes (none: cannot be told) of the dataclass ``name``; inherited ones included.
+    """Field → the plain types that it takes (none: not known) of the dataclass ``name``; inherited ones included.
 
     None when the package is not installed, or its source does not show the class.
     """

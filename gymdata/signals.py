@@ -1,6 +1,8 @@
-"""Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it.
+"""Ctrl-C: the first starts nothing new and lets what is in flight end, the second drops it; in child processes, too.
 
-Invariants: signals are handled in the main thread only, and as before once the work is over.
+Invariants: signals are handled in the main thread only, and as before once the work is over. A child gets each
+interruption once, whether it came from the terminal or was sent to the parent alone, and the parent waits for what the
+child makes of it (a checkpoint, a drained engine).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statistics over rollouts: pass@k, avg@k, means and differences with intervals, proportions.
+"""Statistics over rollouts: pass@k, means and differences with intervals, proportions.
 
 Invariants: no figure depends on the order of the rows; the same input and seed give the same interval; a value
 that is missing (NaN) is left out and never counted as zero; an interval that the data cannot support is NaN, not a
@@ -101,17 +101,6 @@ def pass_at_k_by_task(tasks: Sequence[Any] | np.ndarray, correct: Sequence[bool]
     total = math.fsum(pass_at_k(int(a), int(b), k) * int(m) for a, b, m in zip(*shapes, counts, strict=True))
     kept = int(enough.sum())
     return AtK(k, total / kept if kept else math.nan, kept, int((~enough).sum()))
-
-
-def avg_at_k(tasks: Sequence[Any] | np.ndarray, values: Sequence[float | None] | np.ndarray, k: int) -> AtK:
-    """Mean over tasks of the task's mean value, for tasks with at least ``k`` values; missing values are left out."""
-    scored = _floats(values)
-    here = ~np.isnan(scored)
-    n, total = _per_task(np.asarray(tasks)[here], scored[here])
-    enough = n >= k
-    kept = int(enough.sum())
-    lost = len(np.unique(np.asarray(tasks))) - kept
-    return AtK(k, math.fsum(total[enough] / n[enough]) / kept if kept else math.nan, kept, lost)
 
 
 def mean_ci(

@@ -1,13 +1,15 @@
 """Token maths: how turns are stored, given back, continued, checked and joined into sequences. Numpy and Arrow, no I/O.
 
-A turn is a dict with ``parent``, ``prefix_length``, ``prompt_delta_ids``, ``generation_token_ids``, ``generation_log_probs``
-and ``digest``; a rollout's turns are a list of them, in the order in which they were sampled.
+A ``Turn`` is a dict with ``parent``, ``prefix_length``, ``prompt_delta_ids``, ``generation_token_ids``,
+``generation_log_probs`` and ``digest``; a rollout's turns are a list of them, in the order in which they were sampled.
+``Ragged``: lists of different lengths as flat values and offsets.
 
 Encoding: ``Call`` (one model call: whole prompt, generation, log-probs) → ``encode_turns`` → turns, prompts as deltas.
 Expanding: ``expand_prompts`` (one rollout), ``with_prompts`` (a column of turns). ``turn_digest`` proves a turn unchanged.
 Breaks: ``kinds`` and ``count_breaks`` (does each turn extend what came before?), ``relations`` (where it does not, and why:
 ``cause_of_break`` gives T200 to T204), ``common_prefix``.
-Sequences: ``sequences`` (one rollout) and ``stitch`` (a column of turns) give ids, loss masks and log-probs.
+Sequences: ``sequences`` (one rollout) and ``stitch`` (a column of turns: ``RolloutSequences``) give ids, loss masks and
+log-probs.
 Next prompts: ``next_prompt`` from ids held and ``bridge_ids``; ``splice`` where messages were rendered again, and
 ``splice_published``, the reference form of it.
 
@@ -16,20 +18,20 @@ Invariant: a generated token has mask 1 in exactly one sequence of its rollout.
 
 from __future__ import annotations
 
-from gymdata.rollouts.continuity.breaks import Cause, Relation, cause_of_break, relations
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice, splice_published
-from gymdata.rollouts.prompt_rebuild import with_prompts
-from gymdata.rollouts.sequences import Stitched, stitch
+from gymdata.rollouts.breaks import Cause, Relation, cause_of_break, relations
+from gymdata.rollouts.next_prompt import SpliceRefusedError, bridge_ids, next_prompt, splice, splice_published
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, Sequences, stitch
+from gymdata.rollouts.turn_columns import with_prompts
 from gymdata.rollouts.turns import (
     Call,
     TokenSequence,
-    bridge_ids,
+    Turn,
     common_prefix,
     count_breaks,
     encode_turns,
     expand_prompts,
     kinds,
-    next_prompt,
     sequences,
     turn_digest,
 )
@@ -37,10 +39,14 @@ from gymdata.rollouts.turns import (
 __all__ = [
     "Call",
     "Cause",
+    "Ragged",
     "Relation",
+    "RolloutSequences",
+    "SampledTokens",
+    "Sequences",
     "SpliceRefusedError",
-    "Stitched",
     "TokenSequence",
+    "Turn",
     "bridge_ids",
     "cause_of_break",
     "common_prefix",

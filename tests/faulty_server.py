@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gymdata.rollouts.continuity.prompt_extension import splice_published
+from gymdata.rollouts.next_prompt import splice_published
 
 MODES = (
     "ok",

@@ -51,7 +51,7 @@ def test_a_single_group_does_not_escape_the_variance_filter():
 def test_unknown_scores_are_not_zero_and_nan_does_not_pass():
     """A missing, NaN or infinite score is left out of a group's statistics; a group of only those is left out."""
     (a, b) = group_statistics({"a": [None, 1.0, math.nan, math.inf], "b": [None, math.nan]})
-    assert (a.mean, a.spread, a.n_unscored) == (1.0, 0.0, 3)
+    assert (a.mean, a.score_range, a.n_unscored) == (1.0, 0.0, 3)
     assert select_groups([a, b], 1, DEFAULTS).left_out == {"a": "rewards too alike", "b": "no score is known"}
 
 

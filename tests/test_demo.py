@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.demo.run import demo, summarise, summarise_judged
-from gymdata.errors import StoreError
+from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
 
@@ -20,7 +20,9 @@ def test_a_small_demo_leaves_a_chain_from_checkpoint_to_tasks(tmp_path: Path):
     """One round on a few tasks trains what it sampled, from rewards and from comparisons; the summary says what the sealed
     runs say."""
     out = tmp_path / "demo"
-    summary = demo(out, rounds=1, num_rollouts=4, limit=24, judged_groups=12, threshold=False, say=lambda _: None)
+    report = demo(out, rounds=1, num_rollouts=4, limit=24, judged_groups=12, threshold=False, say=lambda _: None)
+    summary = report.to_dict()
+    assert json.loads((out / "summary.json").read_text()) == summary
     assert summary["breaks"] == 0
     assert summary["before"]["n"] == summary["after"]["n"] == 24
     again = summarise(
@@ -56,6 +58,18 @@ def test_the_demo_rises_by_ten_points(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text())
+
+
+def test_what_is_not_installed_is_named_before_the_first_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer and engine are missing: one command installs both, and nothing was written."""
+    for name in ("vllm", "trl"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match="'vllm'") as missing:
+        demo(tmp_path / "demo")
+    assert "[train,cpu]" in str(missing.value.hint)
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_folder_of_somebody_elses_is_not_written_to(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -106,6 +107,12 @@ def test_topics_are_the_files_and_the_readme_links_them() -> None:
 def test_the_page_of_codes_is_the_table_of_codes() -> None:
     """`make schemas` writes it; a new code without it would be undocumented."""
     assert (TOPICS / CODES_NAME).read_text(encoding="utf-8") == codes_page()
+
+
+def test_the_page_of_settings_is_what_the_classes_say() -> None:
+    """`make schemas` writes it; a new setting without it would be undocumented."""
+    made = runpy.run_path(str(ROOT / ".ci" / "settings_page.py"))["page"]()
+    assert (TOPICS / "settings.md").read_text(encoding="utf-8") == made
 
 
 def test_docs_lists_topics_with_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

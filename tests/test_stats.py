@@ -41,12 +41,6 @@ def test_tasks_with_too_few_rollouts_are_reported_apart() -> None:
     assert none.too_few == 1
 
 
-def test_avg_at_k_leaves_missing_values_out() -> None:
-    """A missing value is neither a zero nor a rollout."""
-    got = stats.avg_at_k(["a", "a", "a", "b", "b"], [1.0, None, 0.0, 1.0, None], k=2)
-    assert (got.value, got.n_tasks, got.too_few) == (0.5, 1, 1)
-
-
 def test_mean_ci_of_known_data() -> None:
     """The mean is the plain mean and the interval of fair coins has the width that theory gives."""
     values = [0.0, 1.0] * 200
@@ -113,7 +107,7 @@ def test_row_order_never_matters(rows: list[tuple[str, float | None]], random: o
         first = stats.mean_ci([v for _, v in a], [t for t, _ in a])
         second = stats.mean_ci([v for _, v in b], [t for t, _ in b])
         np.testing.assert_array_equal(first, second)
-        one, two = (stats.avg_at_k([t for t, _ in r], [v for _, v in r], k=2) for r in (a, b))
+        one, two = (stats.pass_at_k_by_task([t for t, _ in r], [bool(v) for _, v in r], k=2) for r in (a, b))
         assert one == two or (math.isnan(one.value) and math.isnan(two.value))
 
 

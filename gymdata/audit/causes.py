@@ -1,7 +1,7 @@
 """Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
 
 Invariants: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
-itself; the model is asked, and nothing is concluded from the size of a difference alone.
+itself; the model is run again, and nothing is concluded from the size of a difference alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pyarrow as pa
 from gymdata.audit import compare as audit
 from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import ToScore
-from gymdata.rollouts.sequences import Stitched
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.sequences import RolloutSequences
 
 Array = npt.NDArray[Any]
 Cause = Literal["off_by_one", "temperature", "raw_logprobs", "template", "sampling", "checkpoint", "unknown"]
@@ -69,8 +70,8 @@ class Probe:
 
 def mean_apart(saved: Array, other: Array) -> float:
     """Mean |Δ| over the tokens that ``other`` speaks of (is finite for)."""
-    told = np.isfinite(other)
-    return float(np.abs(saved[told].astype(np.float64) - other[told]).mean()) if told.any() else float("inf")
+    known = np.isfinite(other)
+    return float(np.abs(saved[known].astype(np.float64) - other[known]).mean()) if known.any() else float("inf")
 
 
 def shifted(probe: Probe) -> Explanation | None:
@@ -79,11 +80,11 @@ def shifted(probe: Probe) -> Explanation | None:
     for by in (-2, -1, 1, 2):
         here = np.arange(len(probe.saved))
         there = here + by
-        told = (there >= 0) & (there < len(here))
-        told[told] = probe.turn[there[told]] == probe.turn[here[told]]
-        if told.any():
-            after = mean_apart(probe.saved[here[told]], probe.found[there[told]])
-            before = mean_apart(probe.saved[here[told]], probe.found[here[told]])
+        within = (there >= 0) & (there < len(here))
+        within[within] = probe.turn[there[within]] == probe.turn[here[within]]
+        if within.any():
+            after = mean_apart(probe.saved[here[within]], probe.found[there[within]])
+            before = mean_apart(probe.saved[here[within]], probe.found[here[within]])
             if best is None or after < best[0]:
                 best = after, by, before
     if best is None:
@@ -97,17 +98,17 @@ def shifted(probe: Probe) -> Explanation | None:
 
 def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
     """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
-    scores that stand so many places later (+) or earlier than they should."""
+    scores that stand ``shift`` places later (+) or earlier than they should."""
     scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
     if not scored:
         return None
     after, by = min(scored)
     place = "after it" if by > 0 else "two places before it"
-    told = np.isfinite(by_shift[by])
+    known = np.isfinite(by_shift[by])
     return Explanation(
         "off_by_one",
         f"off by one: each token was scored with the model's output {place}, not the one just before it",
-        mean_apart(probe.saved[told], probe.found[told]),
+        mean_apart(probe.saved[known], probe.found[known]),
         after,
     )
 
@@ -118,12 +119,12 @@ def temperature_mismatch(
     """Saved numbers of another temperature. ``log_probs_at``: the log-probs of all tokens at each of some temperatures, of
     shape (temperatures, tokens); the temperature that explains best is searched with it."""
     fit, after, at_fit = _fit(probe.saved, log_probs_at)
-    said = np.unique(probe.temperature)
-    if len(said) == 1 and abs(fit - said[0]) <= _USUAL_WITHIN * said[0]:
+    recorded = np.unique(probe.temperature)
+    if len(recorded) == 1 and abs(fit - recorded[0]) <= _USUAL_WITHIN * recorded[0]:
         return None
     # Which of the two did the tokens come from? The likelier one.
     likelier = float((at_fit.astype(np.float64) - probe.found).sum())
-    rows = ", ".join(f"{t:g}" for t in said[:4]) + (" …" if len(said) > 4 else "")
+    rows = ", ".join(f"{t:g}" for t in recorded[:4]) + (" …" if len(recorded) > 4 else "")
     if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
         why = (
             "run.json says raw_logprobs" if logprobs_mode == "raw_logprobs" else
@@ -240,24 +241,23 @@ class SuspectTokens:
 
     @classmethod
     def of(
-        cls, part: Stitched, given: ToScore, found: np.ndarray, ids: pa.Array, tolerance: float
+        cls, sequences: RolloutSequences, given: ToScore, found: np.ndarray, ids: pa.Array, tolerance: float
     ) -> list[SuspectTokens]:
-        """Some of those in ``part``; ``found``: the scores of ``given``. An empty list when all agree."""
-        source = np.arange(given.n_scored) if part.source is None else part.source
-        saved = part.log_probs[source]
-        bad = _disagreeing(np.abs(saved.astype(np.float64) - found), given.scored_starts, tolerance)
+        """Some of those in ``sequences``; ``found``: the scores of ``given``. An empty list when all agree."""
+        sampled = sequences.sampled
+        source = np.arange(given.n_scored) if sequences.source is None else sequences.source
+        saved = sampled.logprobs.values[source]
+        bad = _disagreeing(np.abs(saved.astype(np.float64) - found), given.scores, tolerance)
         if not len(bad):
             return []
         rows = bad[np.unique(np.linspace(0, len(bad) - 1, _SEQUENCES).astype(np.int64))]
-        sizes = np.diff(part.turn_ends, prepend=0)
-        turn = np.repeat(np.arange(len(sizes)), sizes)[source]
-        position = source - (part.turn_ends - sizes)[turn]
-        number = (np.arange(len(sizes)) - np.searchsorted(part.turn_rollout, part.turn_rollout))[turn]
-        kept = np.concatenate([np.arange(s.start, s.stop) for s in map(given.scored_span, rows.tolist())])
-        temperature = np.repeat(given.temperature, np.diff(given.scored_starts))
+        turn = np.repeat(np.arange(len(sampled.turn_ends)), sampled.turn_sizes)[source]
+        position = source - (sampled.turn_ends - sampled.turn_sizes)[turn]
+        kept = given.scores.take(rows).values
+        temperature = given.scores.spread(given.temperature)
         probe = Probe(saved[kept], found[kept], turn[kept], position[kept], temperature[kept])
-        names = [ids[int(r)].as_py() for r in part.rollout[rows]]
-        return [cls(given.take(rows), names, probe, number[kept])]
+        names = [ids[int(r)].as_py() for r in sequences.rollout[rows]]
+        return [cls(given.take(rows), names, probe, sampled.turn_number[turn][kept])]
 
     @classmethod
     def some_of(cls, parts: Sequence[SuspectTokens]) -> SuspectTokens:
@@ -267,15 +267,14 @@ class SuspectTokens:
         scored = tokens = 0
         for at in np.unique(np.linspace(0, len(every) - 1, _SEQUENCES).astype(np.int64)).tolist():
             part, row = every[at]
-            span = part.given.scored_span(row)
-            scored, tokens = scored + span.stop - span.start, tokens + int(part.given.lengths[row])
+            scored, tokens = scored + len(part.given.scores[row]), tokens + int(part.given.lengths[row])
             if chosen and (scored > _SCORED or tokens > _TOKENS):
                 break
             chosen.append((part, row))
         return _joined([part._one(row) for part, row in chosen])
 
     def _one(self, row: int) -> SuspectTokens:
-        span, probe = self.given.scored_span(row), self.probe
+        span, probe = self.given.scores.span(row), self.probe
         mine = Probe(
             probe.saved[span], probe.found[span], probe.turn[span], probe.position[span], probe.temperature[span]
         )
@@ -283,14 +282,7 @@ class SuspectTokens:
 
 
 def _joined(parts: Sequence[SuspectTokens]) -> SuspectTokens:
-    givens = [part.given for part in parts]
-    bounds = np.cumsum([0, *(len(g.ids) for g in givens)])
-    given = ToScore(
-        np.concatenate([g.ids for g in givens]),
-        bounds.astype(np.int64),
-        np.concatenate([g.mask for g in givens]),
-        np.concatenate([g.temperature for g in givens]),
-    )
+    given = ToScore.joined([part.given for part in parts])
     # Turns of different sequences must not look alike.
     turn = np.concatenate([part.probe.turn + (i << 32) for i, part in enumerate(parts)])
     probe = Probe(
@@ -304,13 +296,10 @@ def _joined(parts: Sequence[SuspectTokens]) -> SuspectTokens:
     return SuspectTokens(given, names, probe, np.concatenate([part.number for part in parts]))
 
 
-def _disagreeing(far: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:
+def _disagreeing(far: np.ndarray, scores: Ragged, tolerance: float) -> np.ndarray:
     """Sequences with a token beyond the tolerance, or whose mean is beyond its share of it."""
-    counts = np.diff(starts)
-    running = np.concatenate(([0.0], np.cumsum(far)))
-    beyond = np.concatenate(([0], np.cumsum(far > tolerance)))
-    mean = (running[starts[1:]] - running[starts[:-1]]) / np.maximum(counts, 1)
-    return np.flatnonzero((beyond[starts[1:]] > beyond[starts[:-1]]) | (mean > audit.MEAN_SHARE * tolerance))
+    mean = scores.sums(far, np.float64) / np.maximum(scores.lengths, 1)
+    return np.flatnonzero((scores.sums(far > tolerance) > 0) | (mean > audit.MEAN_SHARE * tolerance))
 
 
 def explain(
@@ -347,7 +336,7 @@ def explain(
 def _first_prompts(some: SuspectTokens, renderings: Renderings | None) -> _Prompts:
     """Other prompts that the first turns may have been sampled under."""
     prompts = dict(renderings(some.rollout_ids)) if renderings is not None else {}
-    own = [some.given.ids[some.given.span(row)] for row in range(len(some.given))]
+    own = [some.given.token_ids[row] for row in range(len(some.given))]
     if len({int(ids[0]) for ids in own}) == 1:
         starts = [_first_scored(some, row) for row in range(len(own))]
         prompts["the file's prompt without its first token"] = [
@@ -357,7 +346,7 @@ def _first_prompts(some: SuspectTokens, renderings: Renderings | None) -> _Promp
 
 
 def _first_scored(some: SuspectTokens, row: int) -> int:
-    return int(some.given.mask[some.given.span(row)].argmax())
+    return int(some.given.mask[row].argmax())
 
 
 def _under(
@@ -366,9 +355,9 @@ def _under(
     """What the first turns' log-probs are under other prompts, one a sequence."""
     ids, masks, temperature, tokens = [], [], [], []
     for row, prompt in enumerate(prompts):
-        scored = some.given.scored_span(row)
+        scored = some.given.scores.span(row)
         size = int((some.number[scored] == 0).sum())
-        own, begin = some.given.ids[some.given.span(row)], _first_scored(some, row)
+        own, begin = some.given.token_ids[row], _first_scored(some, row)
         # A sequence whose first turn is scored elsewhere, or that was rendered like this, says nothing.
         if not prompt or not size or some.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
             continue
@@ -378,8 +367,7 @@ def _under(
         tokens.append(np.arange(scored.start, scored.start + size))
     if not ids:
         return None
-    bounds = np.cumsum([0, *map(len, ids)]).astype(np.int64)
-    other = ToScore(np.concatenate(ids), bounds, np.concatenate(masks), np.array(temperature))
+    other = ToScore(Ragged.of_arrays(ids, np.int32), Ragged.of_arrays(masks, np.bool_), np.array(temperature))
     kept = np.concatenate(tokens)
     saved = some.probe.saved[kept]
     after = mean_apart(saved, model.log_probs(other)[0])

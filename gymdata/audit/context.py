@@ -1,6 +1,6 @@
 """What an audit needs beside numbers: what the files say of their policy, other renderings of prompts, and text of ids.
 
-Invariants: nothing here is needed for the figures; what is not known is said to be not known.
+Invariants: nothing here is needed for the figures; what is not known is reported as unknown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from gymdata.audit.causes import RunMetadata
 from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError
-from gymdata.rollouts.chains import split_messages
 from gymdata.rollouts.logprobs import temperature_biases, truncations
+from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.turns import expand_prompts
+from gymdata.rollouts.turns import Turn, expand_prompts
 from gymdata.store import scan_batches
 
 #: Tokens of the same sequence that are shown before one of the worst.
@@ -35,32 +35,32 @@ def logprob_settings(
     policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: dict[str, Any]
 ) -> list[str]:
     """Differences of policy, tokenizer, template and sampling that need no forward pass to be seen."""
-    said = []
+    findings = []
     named = sorted({p for p in pc.unique(policies).to_pylist() if p} - {model["policy_hash"]})
     if named:
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        said.append(f"policy: rollouts name {named[0]}{more}, {model['path']} is {model['policy_hash']}")
+        findings.append(f"policy: rollouts name {named[0]}{more}, {model['path']} is {model['policy_hash']}")
     identities = _identities(runs)
     for key, what in (("tokenizer_hash", "tokenizer"), ("chat_template_hash", "chat template")):
         other = sorted({str(i[key]) for i in identities if i.get(key)} - {model[key]})
         if model[key] is None:
-            said.append(f"{what}: {model['path']} has none to compare")
+            findings.append(f"{what}: {model['path']} has none to compare")
         elif other:
-            said.append(f"{what}: the run used {other[0]}, {model['path']} has {model[key]}")
+            findings.append(f"{what}: the run used {other[0]}, {model['path']} has {model[key]}")
     if not identities:
-        said.append("no run.json says how these rollouts were sampled")
-    said += [f"sampling: {cut}: log-probabilities are not of the whole distribution (L304)" for cut in _cuts(runs)]
+        findings.append("no run.json says how these rollouts were sampled")
+    findings += [f"sampling: {cut}: log-probabilities are not of the whole distribution (L304)" for cut in _cuts(runs)]
     used = [t for t in pc.unique(temperatures).to_pylist() if t != 0.0]
-    said += [f"sampling: {why} (L304)" for why in temperature_biases({"logprobs_mode": _logprobs_mode(runs)}, used)]
-    return said
+    findings += [f"sampling: {why} (L304)" for why in temperature_biases({"logprobs_mode": _logprobs_mode(runs)}, used)]
+    return findings
 
 
 def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata:
     """What is known of the rollouts that disagree; ``policies``: their policy hashes."""
     hashes = set(policies.to_pylist())
     # A served model, and most foreign files, do not tell their weights.
-    told = all(_HASH.fullmatch(h or "") for h in hashes)
-    same = hashes == {model_hash} if told and (len(hashes) == 1 or model_hash not in hashes) else None
+    comparable = all(_HASH.fullmatch(h or "") for h in hashes)
+    same = hashes == {model_hash} if comparable and (len(hashes) == 1 or model_hash not in hashes) else None
     return RunMetadata(same, _logprobs_mode(runs), _cuts(runs))
 
 
@@ -105,12 +105,12 @@ class Renderings:
             chat = TransformersChat.load(self._model, tool_parser="none", keep_reasoning=False)
         except GymdataError:
             return {}  # a model without a tokenizer or template renders nothing
-        said = self._openings(rollout_ids)
-        with_tools = [self._render(chat, said.get(i), tools=True) for i in rollout_ids]
+        openings = self._openings(rollout_ids)
+        with_tools = [self._render(chat, openings.get(i), tools=True) for i in rollout_ids]
         named = {"the model's chat template": with_tools}
-        if any(tools for _, tools in said.values()):
+        if any(tools for _, tools in openings.values()):
             named["the model's chat template without tools"] = [
-                self._render(chat, said.get(i), tools=False) for i in rollout_ids
+                self._render(chat, openings.get(i), tools=False) for i in rollout_ids
             ]
         return named
 
@@ -178,9 +178,9 @@ def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str |
     return rows
 
 
-def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[dict[str, Any]]]:
+def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[Turn]]:
     wanted = pa.array(sorted(names), pa.string())
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Turn]] = {}
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), 4_096):
             some = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted))

@@ -18,14 +18,15 @@ from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, SuspectTokens
 from gymdata.audit.compare import LogprobComparison
 from gymdata.engines.port import PolicyModel
-from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
+from gymdata.engines.scoring import ToScore
 from gymdata.errors import DataError, RefusedError
 from gymdata.progress import Progress
-from gymdata.public import short_repr
-from gymdata.rollouts.chains import FlatTurns
+from gymdata.public import Report, Row
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
+from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.rollouts.violations import Violation
 from gymdata.store import scan_batches
 
@@ -35,9 +36,9 @@ _BATCH_ROWS = 1_024
 _LACKS = ("T205", "L301", "L302", "L303")
 
 
-@dataclass(slots=True)
-class AuditReport:
-    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, told first.
+@dataclass(slots=True, repr=False)
+class AuditReport(Report):
+    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, reported first.
 
     ``summary``: figures over all tokens (``gymdata.audit.compare.summary``); ``positions`` and ``turns``: the same by place;
     ``worst``: the tokens furthest apart; ``explanation``: why, None when nothing is wrong; ``path``: what was written.
@@ -61,8 +62,6 @@ class AuditReport:
         """The saved log-probabilities are the model's."""
         return not self.violations
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
@@ -79,6 +78,22 @@ class AuditReport:
             "worst": self.worst,
             "violations": [v.as_dict() for v in self.violations],
         }
+
+    def rows(self) -> list[Row]:
+        summary, ratio = self.summary, self.summary["ratio"]
+        return [
+            ("rollouts, tokens", f"{summary['rollouts']:,}, {summary['tokens']:,}"),
+            *((f"  left out: {code}", n) for code, n in self.left_out.items()),
+            ("max |Δ log p|", summary["max_abs_difference"]),
+            ("mean |Δ log p|", summary["mean_abs_difference"]),
+            (f"tokens beyond {self.tolerance:g}", summary["tokens_beyond_tolerance"]),
+            ("ratio: mean, min, max", ", ".join(f"{ratio[k]:.6g}" for k in ("mean", "min", "max"))),
+            ("ratio: 1 %, 50 %, 99 %", ", ".join(f"{ratio['quantiles'][q]:.6g}" for q in ("0.01", "0.5", "0.99"))),
+            ("outside [0.9, 1.1]", f"{summary['share_outside']:.2%}"),
+            ("KL sampler to model: k1, k3", f"{summary['kl_k1']:.3g}, {summary['kl_k3']:.3g}"),
+            ("effective sample size", f"{summary['effective_sample_size']:.1%}"),
+            *([("written to", self.path)] if self.path else []),
+        ]
 
 
 class Audit:
@@ -103,7 +118,7 @@ class Audit:
     def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress | None = None) -> None:
         """Score everything; fills the figures of ``report``. Raises RefusedError when nothing can be compared."""
         parts: list[LogprobComparison] = []
-        spreads: list[np.ndarray] = []
+        all_entropies: list[np.ndarray] = []
         left = dict.fromkeys(_LACKS, 0)
         tokens = 0
         if progress is not None:
@@ -111,11 +126,11 @@ class Audit:
         for rows, turns, ids in self._batches():
             keep = comparable(turns, left)
             if keep.any():
-                one, spread = self._scored(
+                one, entropies = self._scored(
                     rows[keep], turns.filter(pa.array(keep)), ids.filter(pa.array(keep)), entropy
                 )
                 parts.append(one)
-                spreads.append(spread)
+                all_entropies += [] if entropies is None else [entropies]
                 tokens += len(one.saved)
             if progress is not None:
                 done = int(np.searchsorted(self.chosen, rows[-1])) + 1
@@ -128,7 +143,7 @@ class Audit:
                 hint="`gymdata validate` lists what they lack",
             )
         self.compared = LogprobComparison.joined(parts)
-        self.entropy = np.concatenate(spreads) if entropy else None
+        self.entropy = np.concatenate(all_entropies) if entropy else None
         report.summary = audit.summary(self.compared, self.tolerance)
         report.positions, report.turns = audit.by_position(self.compared), audit.by_turn(self.compared)
         report.violations = audit.violations(self.compared, self.tolerance)
@@ -149,58 +164,53 @@ class Audit:
 
     def _scored(
         self, rows: np.ndarray, turns: pa.ListArray, ids: pa.Array, entropy: bool
-    ) -> tuple[LogprobComparison, np.ndarray]:
-        parts = stitch(turns, ids)
-        order = RolloutOrder(parts, len(rows))
-        scored = []
-        for part in parts:
-            given = ToScore.of(part, self._temperature[rows])
-            logps, spread = self.model.log_probs(given, entropy=entropy)
-            scored.append((in_sampled_order(part, logps), in_sampled_order(part, spread if entropy else logps)))
-            self.suspects += SuspectTokens.of(part, given, logps, ids, self.tolerance)
+    ) -> tuple[LogprobComparison, np.ndarray | None]:
+        sequences = stitch(turns, ids)
+        sampled, given = sequences.sampled, ToScore.of(sequences, self._temperature[rows])
+        logps, entropies = self.model.log_probs(given, entropy=entropy)
+        self.suspects += SuspectTokens.of(sequences, given, logps, ids, self.tolerance)
         compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
             rows=rows,
-            offsets=order.offsets,
-            saved=order.tokens([part.log_probs for part in parts]),
-            found=order.tokens([logps for logps, _ in scored]),
-            turn_ends=order.turn_ends,
-            turn_rollout=order.turn_rollout,
-            turn_number=order.turn_number,
+            offsets=sampled.logprobs.offsets,
+            saved=sampled.logprobs.values,
+            found=sequences.in_turn_order(logps),
+            turn_ends=sampled.turn_ends,
+            turn_rollout=sampled.turn_rollout,
+            turn_number=sampled.turn_number,
         )
-        return compared, order.tokens([spread for _, spread in scored])
+        return compared, None if entropies is None else sequences.in_turn_order(entropies)
 
     def columns(self) -> pa.Table:
         """Rows of the audit table for all chosen rollouts; the lists of one that could not be compared are empty."""
         place = {name: i for i, name in enumerate(self.compared.rollout_ids)}
         ids = self._ids.take(pa.array(self.chosen))
         at = pa.array([place.get(i) for i in ids.to_pylist()], pa.int64())
-        bounds = pa.array(self.compared.offsets, pa.int32())
         empty = pa.scalar([], pa.list_(pa.float32()))
         columns = {"rollout_id": ids}
         for name, values in (("ref_logprobs", self.compared.found), ("entropy", self.entropy)):
             if values is not None:
-                columns[name] = pa.ListArray.from_arrays(bounds, pa.array(values)).take(at).fill_null(empty)
+                columns[name] = Ragged(values, self.compared.offsets).to_arrow().take(at).fill_null(empty)
         return pa.table(columns)
 
 
 def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
     """Which rollouts have a finite log-prob at most 0 for each of their sampled tokens, bool; ``left`` counts the others."""
-    flat = FlatTurns(turns)
-    n = len(turns)
-    generated = np.bincount(flat.rollout, np.diff(flat.generation_starts), minlength=n)
-    uneven = np.bincount(flat.rollout[~flat.aligned], minlength=n) > 0
-    bad = np.flatnonzero(~np.isfinite(flat.log_probs))
-    of = flat.rollout[np.searchsorted(flat.log_prob_starts, bad, side="right") - 1]
-    infinite = np.bincount(of, minlength=n) > 0
-    above = np.flatnonzero(flat.log_probs > POSITIVE_TOLERANCE)
-    of = flat.rollout[np.searchsorted(flat.log_prob_starts, above, side="right") - 1]
-    positive = np.bincount(of, minlength=n) > 0
+    flat = TurnColumns.of(turns)
+    values = flat.logprobs.values
+    generated = flat.generation.lengths
+
+    def having(odd: np.ndarray) -> np.ndarray:
+        """Rollouts with such a log-probability."""
+        return flat.by_rollout(flat.logprobs).sums(odd) > 0
+
     # A generation that nothing stands before has no prompt ids.
-    no_prompt = (flat.parent < 0) & (np.diff(flat.delta_starts) == 0) & (np.diff(flat.generation_starts) > 0)
-    none = (generated == 0) | (np.bincount(flat.rollout[no_prompt], minlength=n) > 0)
-    lacking = np.zeros(n, np.bool_)
-    for code, lacks in zip(_LACKS, (none, uneven, infinite, positive), strict=True):
+    no_prompt = flat.count((flat.parent < 0) & (flat.delta.lengths == 0) & (generated > 0)) > 0
+    none = (flat.by_rollout(flat.generation).lengths == 0) | no_prompt
+    uneven = flat.count(flat.logprobs.lengths != generated) > 0
+    found = (none, uneven, having(~np.isfinite(values)), having(values > POSITIVE_TOLERANCE))
+    lacking = np.zeros(len(turns), np.bool_)
+    for code, lacks in zip(_LACKS, found, strict=True):
         left[code] += int((lacks & ~lacking).sum())
         lacking |= lacks
     return ~lacking

@@ -1,7 +1,7 @@
 """``gymdata audit``: saved log-probabilities against a forward pass of a model, and where that says they come from.
 
-Invariants: rollouts are only read; what the files themselves say of policy and tokenizer is told before any figure;
-an audit that another model or number format made is replaced only when asked.
+Invariants: rollouts are only read; what the files themselves say of policy and tokenizer is reported before any figure;
+an audit that another model or number format made is replaced only on request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gymdata.errors import DataError, UsageError, require
 from gymdata.progress import Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
-from gymdata.rollouts.violations import Report
+from gymdata.rollouts.violations import ValidationReport
 from gymdata.store import StageOutput, read_run_json, read_table, resolve
 from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
 from gymdata.store.paths import RUN_JSON, local_output
@@ -141,8 +141,8 @@ def _beside_another(target: Path | None, policy_hash: str) -> Path | None:
 
 def _tolerance(runs: Sequence[dict[str, Any]], model: dict[str, Any]) -> float:
     """That of the coarser number format. A run that does not say is taken to be of the checkpoint's own."""
-    said = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
-    formats = [model["dtype"], *(said or [model["checkpoint_dtype"]])]
+    recorded = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
+    formats = [model["dtype"], *(recorded or [model["checkpoint_dtype"]])]
     return max(TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats)
 
 
@@ -164,7 +164,7 @@ def _write(
     from gymdata.audit._logprob_plot import draw
 
     # Columns of an earlier audit go with it, for this run.json does not describe them.
-    tables = [(VIOLATIONS, Report(violations=report.violations).table())]
+    tables = [(VIOLATIONS, ValidationReport(violations=report.violations).table())]
     if config.write_as is not None:
         tables.append((AUDIT, work.columns()))
     for table, rows in tables:
@@ -173,12 +173,12 @@ def _write(
     picture = out.part("audit.png").path
     draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
     report.path = out.folder
-    told = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
+    summary = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish({
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "identity": identity,
         "parents": [parent_of(p) for p in [*sources, report.model["path"]]],
-        **told,
+        **summary,
         "violations": len(report.violations),
     })  # fmt: skip

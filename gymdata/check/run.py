@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.errors import redacted
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat
@@ -25,8 +25,8 @@ class TemplatePatch:
     check: TemplateCheck
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelReport(Report):
     """The verdict on a model's own template. ``ok``: its turns can be rendered again, and bridged, without a break."""
 
     model: str
@@ -46,8 +46,6 @@ class ModelReport:
             return "template"
         return self.cure.name if self.cure is not None and self.cure.check.generation_mask else None
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         cure = self.cure
         return {
@@ -60,9 +58,36 @@ class ModelReport:
             **self.facts,
         }
 
+    def rows(self) -> list[Row]:
+        found, cure = self.check, self.cure
+        patch = "none known" if cure is None else f"{cure.name} ({'keeps' if cure.check.ok else 'also changes'} turns)"
+        return [
+            ("template", self.template_name or "not one that is known"),
+            ("prefix-preserving", found.prefix_preserving),
+            ("carries token IDs over", found.bridges),
+            ("strips from earlier turns", ", ".join(found.strips) or "nothing"),
+            ("never writes", ", ".join(found.ignores) or "–"),
+            ("refuses", "; ".join(f"{name} ({why})" for name, why in found.refused.items()) or "nothing"),
+            ("end of turn", ", ".join(f"{text} ({i})" for i, text in found.end_of_turn)),
+            ("generation mask", self.generation_mask or "no markers"),
+            ("text round-trips", found.text_stable),
+            ("random ids round-trip", f"{found.random_ids_stable:.0%} of runs of 8"),
+            ("template patch", patch),
+            ("verdict", self._verdict()),
+        ]
 
-@dataclass(frozen=True, slots=True)
-class EndpointReport:
+    def _verdict(self) -> str:
+        if self.ok:
+            return "the template is prefix-preserving"
+        if self.cure is not None and self.cure.check.ok:
+            return f"not prefix-preserving; `gymdata collect` uses {self.cure.name} unless --no-keep-reasoning"
+        if self.check.bridges:
+            return "not prefix-preserving; `gymdata collect` extends the token IDs, so its rollouts have no breaks"
+        return "not prefix-preserving, and no template patch is known"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EndpointReport(Report):
     """What a server proved. ``ok``: nothing that collecting needs is missing."""
 
     endpoint: str
@@ -73,11 +98,12 @@ class EndpointReport:
     def ok(self) -> bool:
         return all(f.ok or not f.needed for f in self.findings)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         findings = [{"name": f.name, "ok": f.ok, "needed": f.needed, "detail": f.detail} for f in self.findings]
         return {"endpoint": self.endpoint, "ok": self.ok, "findings": findings, **self.facts}
+
+    def rows(self) -> list[Row]:
+        return [(f.name, "yes" if f.ok else ("NO" if f.needed else "no")) for f in self.findings]
 
 
 def check(model: str, *, chat_template: str | None = None) -> ModelReport:
@@ -118,8 +144,8 @@ def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[Transfor
     what = ", ".join(found.strips) or "earlier turns"
     cure = _cure(chat)
     if cure is not None and cure.check.ok:
-        said = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
-        return chat.with_template(cure.template, tool_parser=tool_parser), [said]
+        note = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
+        return chat.with_template(cure.template, tool_parser=tool_parser), [note]
     if found.bridges:
         return chat, [f"the chat template rewrites {what}: train from the saved ids, not from rendered messages"]
     return chat, [f"the chat template rewrites {what}, and no known form keeps it: some later turns will be refused"]

@@ -1,7 +1,7 @@
-"""What a chat template does to a conversation that goes on, found out before anything is sampled.
+"""What a chat template does to a conversation that continues, found out before anything is sampled.
 
 Invariants: a template is judged by what it renders for the probe conversations and never by its name; a
-conversation that it refuses to render is said to be refused and does not count as a break; the judgement is the same
+conversation that it refuses to render is reported as refused and does not count as a break; the judgement is the same
 every time, because everything that is drawn is drawn from a fixed seed.
 """
 
@@ -92,7 +92,7 @@ class TemplateBreak:
 
 @dataclass(slots=True)
 class TemplateCheck:
-    """What one template does. ``strips``: parts of earlier turns that it leaves out once the conversation goes on;
+    """What one template does. ``strips``: parts of earlier turns that it leaves out once the conversation continues;
     ``ignores``: parts that it never writes; ``refused``: probe → why; ``no_bridge``: probe → why."""
 
     end_of_turn: list[tuple[int, str]]
@@ -130,8 +130,8 @@ class TemplateCheck:
 def probes() -> list[Probe]:
     """Conversations with a system message, tools, reasoning, calls alone and in parallel, tool results, and a user turn
     after a tool turn."""
-    plain = [_user("What is 7+5?"), _said("It is 12.")]
-    thought = [_user("What is 7+5?"), _said("It is 12.", _REASON)]
+    plain = [_user("What is 7+5?"), _assistant("It is 12.")]
+    thought = [_user("What is 7+5?"), _assistant("It is 12.", _REASON)]
     called = [_user("What is 7+5?"), _called(("add", "a1"))]
     both = _called(("add", "a1"), ("subtract", "a2"))
     chain = [*called, _result("add", "a1", "12"), _called(("subtract", "a2")), _result("subtract", "a2", "2")]
@@ -139,12 +139,12 @@ def probes() -> list[Probe]:
         _user("What is 7+5?"),
         {**_called(("add", "a1")), "reasoning": _REASON},
         _result("add", "a1", "12"),
-        _said("It is 12.", _REASON_2),
+        _assistant("It is 12.", _REASON_2),
         _user("And less two?"),
     ]
-    again = [*thought, _user("And less two?"), _said("It is 10.", _REASON_2), _user("Sure?")]
+    again = [*thought, _user("And less two?"), _assistant("It is 10.", _REASON_2), _user("Sure?")]
     return [
-        Probe("user turns", [*plain, _user("And less two?"), _said("It is 10."), _user("Sure?")]),
+        Probe("user turns", [*plain, _user("And less two?"), _assistant("It is 10."), _user("Sure?")]),
         Probe("system message", [_SYSTEM, *plain, _user("Sure?")], None, ("system",)),
         Probe("reasoning", again, None, ("reasoning",)),
         Probe("tool call", [*called, _result("add", "a1", "12")], _TOOLS, ("tools",)),
@@ -188,7 +188,7 @@ class _Step:
     after it, and the next prompt."""
 
     turn: int
-    said: Message
+    completion: Message
     before: str
     prompt: str
     closed: str
@@ -215,13 +215,13 @@ def _writes_calls(steps: Sequence[_Step]) -> bool:
     return all(
         call["function"]["name"] in step.closed[len(step.prompt) - 1 :]
         for step in steps
-        for call in step.said.get("tool_calls", ())
+        for call in step.completion.get("tool_calls", ())
     )
 
 
 def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:
     pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(rendering, step.closed), step.following)]
-    if _sayable(step.prompt, step.said):
+    if _can_generate(step.prompt, step.completion):
         kept = step.closed.startswith(step.before.rstrip())
         where: Where = "generation prompt" if kept else "earlier messages"
         pairs.insert(0, (where, rendering.encode(step.prompt), step.closed))
@@ -249,13 +249,13 @@ def _sampled(rendering: Rendering, closed: str) -> list[int]:
     return ids if first is None else ids[: first + 1]
 
 
-def _sayable(prompt: str, said: Message) -> bool:
-    """Whether a model that was prompted so could have said this: a prompt that opens a reasoning block is followed by
+def _can_generate(prompt: str, completion: Message) -> bool:
+    """Whether a model that was prompted so could have generated this: a prompt that opens a reasoning block is followed by
     reasoning, and one that closes it is not."""
     ending = prompt.rstrip()
     if ending.endswith("<think>"):
-        return "reasoning" in said
-    return not (ending.endswith("</think>") and "reasoning" in said)
+        return "reasoning" in completion
+    return not (ending.endswith("</think>") and "reasoning" in completion)
 
 
 def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
@@ -269,9 +269,9 @@ def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
 def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], found: TemplateCheck) -> None:
     for step in steps:
         parts = {
-            "reasoning": step.said.get("reasoning"),
-            "answers": step.said.get("content") or None,
-            "tool calls": (step.said.get("tool_calls") or [{"function": {"name": None}}])[-1]["function"]["name"],
+            "reasoning": step.completion.get("reasoning"),
+            "answers": step.completion.get("content") or None,
+            "tool calls": (step.completion.get("tool_calls") or [{"function": {"name": None}}])[-1]["function"]["name"],
         }
         for part, text in parts.items():
             if text and text in step.closed:
@@ -300,7 +300,7 @@ def _user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
-def _said(content: str, reasoning: str | None = None) -> Message:
+def _assistant(content: str, reasoning: str | None = None) -> Message:
     return {"role": "assistant", "content": content} | ({"reasoning": reasoning} if reasoning else {})
 
 

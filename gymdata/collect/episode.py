@@ -1,7 +1,11 @@
-"""One rollout that is made elsewhere: a workflow is asked once, and its calls become turns where it gave their ids.
+"""One rollout, turn by turn (sample, parse, step the environment, bridge, sample again), or as a workflow returns it.
 
-Invariants: ids and log-probabilities are those of the answer; a rollout whose workflow failed has no turns and no
-reward, and is owed; one without ids is kept as messages, with no token data.
+Invariants: the first prompt is the rendered conversation; every later prompt is the ids that the engine reports to have
+read, the ids that it sampled, and the bridge to the environment's new messages, so nothing sampled is ever re-rendered
+here. An engine that takes messages only may render them again; its prompts are kept as breaks, or refused. Prompts are
+kept as the engine reported them, and before a rollout is handed on, its encoded turns are expanded again and compared
+with them. Of a workflow ids and log-probabilities are those of its response; a rollout whose workflow failed has no
+turns and no reward, and stays pending; one without ids is kept as messages, with no token data.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from gymdata.engines.port import Chat, Conversation, Generation, Sampler, Sample
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
 from gymdata.errors import GymdataError, OutsideError
 from gymdata.rollouts.messages import Message, Task
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, next_prompt
+from gymdata.rollouts.next_prompt import next_prompt
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts
 
 #: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
 NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
@@ -44,7 +49,7 @@ class EpisodeConfig:
     agent: str | None = None
     on_break: Literal["keep", "fail"] = "keep"
     next_prompt: NextPrompt | None = None
-    #: Makes whole rollouts in place of sampler, chat and environment, and is told ``sampling``.
+    #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
     workflow: Workflow | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
@@ -74,13 +79,13 @@ class EpisodeConfig:
         return self.chat.fewest_tokens(episode.messages, episode.tools)
 
     def prompt_after(
-        self, held: Sequence[int], said: Sequence[Message], new: Sequence[Message], tools: Any
+        self, held: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
     ) -> list[int]:
         """Ids of the next prompt. Raises RefusedError when the template rewrites what came before."""
         if self.next_prompt is not None:
-            return self.next_prompt(held, said, new, tools)
+            return self.next_prompt(held, completions, new, tools)
         assert self.chat is not None
-        return next_prompt(held, self.chat.bridge(said, new, tools), self.chat.end_of_turn_ids)
+        return next_prompt(held, self.chat.bridge(completions, new, tools), self.chat.end_of_turn_ids)
 
 
 _KEPT_PROMPTS = 64
@@ -157,7 +162,7 @@ class Rollout:
 
     def remaining_s(self) -> float | None:
         """Seconds until the time limit; None without one."""
-        limit = self.setting.limits.time_limit_s
+        limit = self.setting.limits.time_limit
         return None if limit is None else max(0.0, self._began + limit - time.monotonic())
 
     def out_of_time(self) -> None:
@@ -167,7 +172,7 @@ class Rollout:
             return
         self.outcome = ends.TIME_LIMIT
         if not self.encoder.turns:
-            # The model was asked and gave nothing back; the call is kept, so that the row says what was asked.
+            # The request got an empty generation; the call is kept, so that the row has its prompt.
             self._encode(Generation(list(self.prompt), [], [], "abort"))
 
     async def _begin(self) -> None:
@@ -223,7 +228,7 @@ class Rollout:
         if setting.limits.room(len(self.prompt)) < 1:
             self.outcome = ends.NO_ROOM
 
-    def _encode(self, generation: Generation) -> dict[str, Any]:
+    def _encode(self, generation: Generation) -> Turn:
         # Own copies: in process, the reported prompt is the very list that was passed in.
         prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
         self._seen.append(prompt)
@@ -269,13 +274,13 @@ class Rollout:
                 )
 
 
-def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[dict[str, float | int]]] | None:
+def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[TopLogProb]] | None:
     if top is None:
         return None
     return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
 
 
-def turns_as_json(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def turns_as_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Turns with plain lists, for failures.jsonl."""
     return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in turn.items()} for turn in turns]
 
@@ -288,7 +293,7 @@ class WorkflowRollout(Rollout):
 
     def out_of_time(self) -> None:
         """The time limit passed and there is nothing to keep."""
-        limit = self.setting.limits.time_limit_s
+        limit = self.setting.limits.time_limit
         self.failure = ends.failure(
             OutsideError("environment", f"the workflow gave no rollout within the {limit:g} s limit"), "workflow"
         )

@@ -33,7 +33,7 @@ Sink = Callable[[Rollout], Awaitable[None]]
 async def play_all(
     setting: EpisodeConfig, groups: Iterator[OwedGroup], sink: Sink, *, concurrency: int, stop: Stop
 ) -> None:
-    """Play every owed rollout; ``sink`` gets each that ended, failed ones too.
+    """Play every pending rollout; ``sink`` gets each that ended, failed ones too.
 
     Raises the first error that is not one rollout's own. When the engine dies or the environment cannot be reached, every
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
@@ -70,7 +70,7 @@ def _singly(groups: Iterable[OwedGroup]) -> Iterator[OwedGroup]:
 
 
 async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], finish: Sink) -> None:
-    """The members of one group. The first turn of neighbours is one request; then each goes on alone."""
+    """The members of one group. The first turn of neighbours is one request; then each continues alone."""
     kind = Rollout if setting.workflow is None else WorkflowRollout
     rollouts = [kind(setting, group.task, index) for index in indexes]
     if len(rollouts) == 1:
@@ -135,14 +135,14 @@ VERDICT = "environment"
 
 @dataclass(slots=True)
 class Collector:
-    """Plays what is owed and writes it down; ``done`` … ``empty`` (generations without a token) count what this call did,
-    ``there`` what was there before it."""
+    """Plays the pending rollouts and journals them; ``done`` … ``empty`` (generations without a token) count what this call
+    did, ``there`` what was there before it."""
 
     run: Run
     setting: EpisodeConfig
     scheduler: RewardScheduler
     ledger: AttemptTracker
-    owed: int
+    pending: int
     progress: Progress | None = None
     there: int = 0
     done: int = 0
@@ -152,10 +152,10 @@ class Collector:
     empty: int = 0
     _scored: int = 0
     _reward_sum: float = 0.0
-    _said: float = field(default_factory=time.monotonic)
+    _last_reported: float = field(default_factory=time.monotonic)
 
     async def collect(self, tasks: Iterable[Task], *, concurrency: int, stop: Stop) -> None:
-        """Play every owed rollout of ``tasks``. Raises what ``play_all`` raises; rows written so far stay."""
+        """Play every pending rollout of ``tasks``. Raises what ``play_all`` raises; rows written so far stay."""
         self._say(force=True)
         try:
             await play_all(self.setting, self.ledger.groups(tasks), self._sink, concurrency=concurrency, stop=stop)
@@ -214,13 +214,13 @@ class Collector:
 
     def _say(self, force: bool = False) -> None:
         now = time.monotonic()
-        if self.progress is None or (now - self._said < _SAY_EVERY_S and not force):
+        if self.progress is None or (now - self._last_reported < _SAY_EVERY_S and not force):
             return
-        self._said = now
+        self._last_reported = now
         counts: dict[str, float] = {
             "done": self.there + self.done,
             "fresh": self.done,
-            "total": self.there + self.owed,
+            "total": self.there + self.pending,
             "tokens": self.tokens,
         }
         if self._scored:

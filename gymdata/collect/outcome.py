@@ -14,7 +14,7 @@
 | the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
 | the first prompt leaves no room for a single token | failed, kind ``environment`` | |
 | ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
-| the user quit (second Ctrl-C) | nothing is kept: the rollout is owed | |
+| the user quit (second Ctrl-C) | nothing is kept: the rollout is pending | |
 
 Invariants: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
 truncated rollouts are scored alike, because a policy that never ends must be able to learn that. A failed attempt counts
@@ -37,12 +37,12 @@ TRUNCATED = "truncated"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a rollout may use. ``max_context``: tokens of prompt and generation together; None = no limit known."""
+    """What a rollout may use, by the names of the settings; ``max_context`` None: no limit is known."""
 
     max_tokens: int
     max_turns: int
     max_context: int | None = None
-    time_limit_s: float | None = None
+    time_limit: float | None = None
     #: Whose limit ``max_context`` is, by the name of the setting.
     limited_by: str | None = None
 
@@ -51,11 +51,6 @@ class Limits:
         if self.max_context is None:
             return self.max_tokens
         return min(self.max_tokens, self.max_context - prompt_length)
-
-    def as_dict(self) -> dict[str, float | None]:
-        """By the names of the settings."""
-        limits = {"max_tokens": self.max_tokens, "max_turns": self.max_turns, "max_context": self.max_context}
-        return {**limits, "time_limit": self.time_limit_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +118,8 @@ def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
 
 
 def start_took_too_long(limits: Limits) -> Failure:
-    """The time limit passed before there was a prompt: nothing was asked of the policy."""
-    return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit_s:g} s limit")
+    """The time limit passed before there was a prompt: nothing was requested of the policy."""
+    return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit:g} s limit")
 
 
 def failure(error: OutsideError, place: str) -> Failure:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 from gymdata.rewards.scheduler import PartTally
 from gymdata.stats import mean_ci
 
@@ -28,8 +28,12 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CollectSummary:
+#: Settings that name a server, in place of vLLM in this process.
+_SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CollectSummary(Report):
     """The whole run (``rollouts`` … ``reward_faults``) and what this call did (``new_rollouts`` … ``seconds``).
 
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
@@ -71,17 +75,10 @@ class CollectSummary:
         missing = self.owed + self.exhausted
         return EXIT_FAULTS if (missing and not self.gave_up) or self.reward_faults else EXIT_OK
 
-    __repr__ = short_repr
-
-    def to_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
-
-    def table(self) -> list[tuple[str, object]]:
-        """Names and values for people."""
+    def rows(self) -> list[Row]:
         mean, ci = self.reward["mean"], self.reward["ci95"]
         interval = f" (95 %: {ci[0]:.3f} to {ci[1]:.3f})" if ci else ""
-        rows: list[tuple[str, object]] = [
+        rows: list[Row] = [
             ("groups", self.groups),
             ("rollouts", f"{self.rollouts:,} ({self.new_rollouts:,} new)"),
             ("turns", self.turns),
@@ -110,7 +107,7 @@ class CollectSummary:
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
         return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("path", self.path)]
 
-    def _scoring(self) -> list[tuple[str, object]]:
+    def _scoring(self) -> list[Row]:
         rows = [line for part in self.parts.values() for line in part.lines()]
         if not self.reward_faults:
             return rows
@@ -119,6 +116,40 @@ class CollectSummary:
             rows = [line for line in rows if not line[0].endswith(" failed")]
         hint = f"mend the function, then run `gymdata score {self.path} --reward …`"
         return [("reward faults", f"{self.reward_faults:,}; first: {first}"), ("  what to do", hint), *rows]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CollectPlan(Report):
+    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them."""
+
+    path: str
+    tasks: int
+    skipped_rows: int
+    rollouts_wanted: int
+    rollouts_there: int
+    rollouts_removed: int
+    folders_removed: list[str]
+    identity: dict[str, Any]
+    notes: list[str]
+    config: dict[str, Any]
+
+    def rows(self) -> list[Row]:
+        rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
+        removed = f"{self.rollouts_removed:,} rollouts that are there"
+        return [
+            ("tasks", self.tasks),
+            *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),
+            ("rollouts wanted", self.rollouts_wanted),
+            ("  there already", self.rollouts_there),
+            ("model", self.config["model"]),
+            ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), "vLLM in process")),
+            ("environment", self.config["env"]),
+            ("rewards", ", ".join(rewards) or None),
+            ("path", self.path),
+            *([("removed by --overwrite", removed)] if self.rollouts_removed else []),
+            *(("", f"{name}/, made from them") for name in self.folders_removed),
+            *(("note", text) for text in self.notes),
+        ]
 
 
 def facts_of(rows: pa.Table) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Which rollouts are owed: asked for, not there yet, and not given up.
+"""Which rollouts are pending: requested, not there yet, and not given up.
 
-Invariants: a rollout that is in the run is never owed again; one that failed is owed until it has failed
+Invariants: a rollout that is in the run is never pending again; one that failed is pending until it has failed
 ``max_attempts`` times, where an attempt that ended because the engine died under it does not count (it was not its
 fault) and one whose prompt leaves no room to generate counts for all of them (no other would); a task that was edited
 since rollouts of it were collected is refused, whatever the engine.
@@ -57,7 +57,7 @@ COLUMNS = ("rollout_id", "task_id", "rollout_index")
 
 @dataclass(frozen=True, slots=True)
 class OwedGroup:
-    """The owed members of one task's group, ascending."""
+    """The pending members of one task's group, ascending."""
 
     task: Task
     group_id: str
@@ -66,9 +66,9 @@ class OwedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """How much there is to do: rollouts owed, and those out of attempts."""
+    """How much there is to do: pending rollouts, and those out of attempts."""
 
-    owed: int
+    pending: int
     exhausted: int
 
 
@@ -114,7 +114,7 @@ class AttemptTracker:
     def resume_state(self, tasks: Iterable[Task], run: Path) -> ResumeState:
         """Walk all tasks once. Raises StoreError.edited_task."""
         edited: list[str] = []
-        owed = exhausted = 0
+        pending = exhausted = 0
         for task in tasks:
             known = self._sample.get(task.task_id)
             if known is not None and self._key.rollout_id(task, known[0]) != known[1]:
@@ -127,13 +127,13 @@ class AttemptTracker:
                 if self._attempts[rollout_id] >= self._max_attempts:
                     exhausted += 1
                 else:
-                    owed += 1
+                    pending += 1
         if edited:
             raise StoreError.edited_task(run, edited)
-        return ResumeState(owed, exhausted)
+        return ResumeState(pending, exhausted)
 
     def groups(self, tasks: Iterable[Task]) -> Iterator[OwedGroup]:
-        """The owed members, task by task in file order; tasks with nothing owed are passed over."""
+        """The pending members, task by task in file order; tasks with none are skipped."""
         for task in tasks:
             indexes = tuple(i for i in range(self._num_rollouts) if self._is_owed(self._key.rollout_id(task, i)))
             if indexes:

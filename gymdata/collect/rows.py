@@ -53,8 +53,8 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
 
 
 def _extra(rollout: Rollout, faults: Mapping[str, str]) -> dict[str, Any]:
-    said = {"environment": dict(rollout.verdict.extra)} if rollout.verdict and rollout.verdict.extra else {}
-    return {"reward_faults": dict(faults), **said} if faults else said
+    environment = {"environment": dict(rollout.verdict.extra)} if rollout.verdict and rollout.verdict.extra else {}
+    return {"reward_faults": dict(faults), **environment} if faults else environment
 
 
 def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:

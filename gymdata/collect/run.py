@@ -1,7 +1,7 @@
-"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is owed.
+"""``collect``: joins a configuration to an engine, an environment, rewards and a run folder, and plays what is pending.
 
 Invariants: everything that can be wrong with the input is found before an engine is started or a folder is made;
-a run with nothing owed starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
+a run with nothing pending starts no engine; however the loop ends, what was journaled is sealed and the engine is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gymdata.collect.episode import EpisodeConfig
 from gymdata.collect.loop import Collector
 from gymdata.collect.outcome import Limits
 from gymdata.collect.report import COLUMNS as SUMMARY_COLUMNS
-from gymdata.collect.report import CollectSummary, facts_of
+from gymdata.collect.report import CollectPlan, CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
@@ -36,12 +36,11 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.paths import refuse_unwritable
+from gymdata.store.run import derived
 from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
 
-__all__ = ["CollectSummary", "Parts", "collect", "plan", "plan_table"]
-
-_SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
+__all__ = ["CollectPlan", "CollectSummary", "Parts", "collect", "plan"]
 
 
 def collect(
@@ -55,7 +54,7 @@ def collect(
     command: Sequence[str] = (),
     **settings: Any,
 ) -> CollectSummary:
-    """Sample the rollouts of ``tasks`` that are owed and write them to ``output``; returns what the run amounts to.
+    """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
     ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
@@ -98,7 +97,7 @@ def plan(
     env: Any = None,
     config: CollectConfig | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> CollectPlan:
     """What ``collect`` would do, without starting an engine or writing anything.
 
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
@@ -116,38 +115,18 @@ def plan(
     there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
     if config.overwrite or there < count * config.num_rollouts:
         parts.notes.extend(check_start(config, parts, read))
-    return {
-        "path": str(folder),
-        "tasks": count,
-        "skipped_rows": skipped,
-        "rollouts_wanted": count * config.num_rollouts,
-        "rollouts_there": 0 if config.overwrite else there,
-        "rollouts_removed": there if config.overwrite else 0,
-        "identity": identity_of(config, parts, config.seed),
-        "notes": parts.notes,
-        "config": redacted_all(config.model_dump(mode="json")),
-    }
-
-
-def plan_table(planned: dict[str, Any]) -> list[tuple[str, object]]:
-    """Names and values of a plan for people."""
-    config, identity = planned["config"], planned["identity"]
-    rewards = [f"{r['name']} × {r['weight']:g}" for r in identity["rewards"]]
-    rows: list[tuple[str, object]] = [
-        ("tasks", planned["tasks"]),
-        ("rollouts wanted", planned["rollouts_wanted"]),
-        ("  there already", planned["rollouts_there"]),
-        ("model", config["model"]),
-        ("engine", next((config[key] for key in _SERVERS if config[key]), "vLLM in process")),
-        ("environment", config["env"]),
-        ("rewards", ", ".join(rewards) or None),
-        ("path", planned["path"]),
-    ]
-    if planned["skipped_rows"]:
-        rows.insert(1, ("bad task rows skipped", planned["skipped_rows"]))
-    if planned["rollouts_removed"]:
-        rows.append(("removed by --overwrite", f"{planned['rollouts_removed']:,} rollouts that are there"))
-    return rows + [("note", text) for text in planned["notes"]]
+    return CollectPlan(
+        path=str(folder),
+        tasks=count,
+        skipped_rows=skipped,
+        rollouts_wanted=count * config.num_rollouts,
+        rollouts_there=0 if config.overwrite else there,
+        rollouts_removed=there if config.overwrite else 0,
+        folders_removed=[stage.name for stage in derived(folder)] if config.overwrite else [],
+        identity=identity_of(config, parts, config.seed),
+        notes=parts.notes,
+        config=redacted_all(config.model_dump(mode="json")),
+    )
 
 
 def default_output(config: CollectConfig) -> Path:
@@ -179,7 +158,7 @@ def _collect(
         else ledger.resume_state(tasks, run.folder)
     )
     done = _Done()
-    if resume_state.owed:
+    if resume_state.pending:
         done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()
@@ -201,7 +180,7 @@ def _collect(
         new_rollouts=done.rollouts,
         failures=done.failed,
         empty_generations=done.empty,
-        owed=resume_state.owed,
+        owed=resume_state.pending,
         exhausted=resume_state.exhausted,
         skipped_rows=tasks.skipped,
         seconds=round(time.monotonic() - began, 3),
@@ -211,7 +190,12 @@ def _collect(
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
     run.note(
-        counts={**known, "owed": resume_state.owed, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
+        counts={
+            **known,
+            "owed": resume_state.pending,
+            "exhausted": resume_state.exhausted,
+            "skipped_rows": tasks.skipped,
+        }
     )
     return summary
 
@@ -249,13 +233,7 @@ async def _play(
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
-            limits = Limits(
-                max_tokens=config.max_tokens,
-                max_turns=config.max_turns,
-                max_context=tightest[0],
-                time_limit_s=config.time_limit,
-                limited_by=tightest[1],
-            )
+            limits = config.limits() | {"max_context": tightest[0]}
             if progress is not None:
                 for text in facts.get("notes", ()):
                     progress.message(text)
@@ -264,17 +242,17 @@ async def _play(
                 parts.chat,
                 parts.environment,
                 key,
-                limits,
+                Limits(**limits, limited_by=tightest[1]),
                 seed,
                 float(config.temperature),
                 on_break=config.on_break,
                 next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
-                sampling=config.sampling() | limits.as_dict(),
+                sampling=config.sampling() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
-            collector = Collector(run, setting, scheduler, ledger, resume_state.owed, progress, there)
+            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
             began = time.monotonic()
             with contextlib.suppress(Cancelled):
                 concurrency = config.concurrency or parts.source.default_concurrency

@@ -128,9 +128,12 @@ class CollectConfig(Config):
         )
         return {name: getattr(self, name) for name in names} | {"top_k": max(0, self.top_k)}
 
+    def limits(self) -> dict[str, Any]:
+        """What a rollout may use."""
+        return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
+
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must share; the caller adds what only files and hashes tell."""
-        limits = {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
         engine = {key: self.engine[key] for key in _ENGINE_IDENTITY if key in self.engine}
         modes = {
             "dtype": engine.pop("dtype", "auto"),
@@ -140,7 +143,7 @@ class CollectConfig(Config):
         protocol = {"protocol": "chat"} if self.chat_endpoint is not None else {}
         return {
             **self.sampling(),
-            **limits,
+            **self.limits(),
             **modes,
             **protocol,
             "engine": engine,

@@ -73,7 +73,7 @@ async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]
 
 
 async def _reach(url: str | None, system: str, hint: str) -> None:
-    """Connect to ``url`` and hang up: whether anything listens, with nothing asked of it."""
+    """Connect to ``url`` and hang up: whether anything listens, without a request."""
     if url is None:
         return
     parts = urlsplit(url)
@@ -180,8 +180,8 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     from gymdata.engines import model_identity
     from gymdata.engines.chat import template as chat
 
-    # A misspelt reward is told before the tokenizer is loaded, whose text a reward server gets.
-    rewards = _rewards(config, lambda ids: talk.decode(ids), given)
+    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
+    rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
     if config.workflow_url is not None:
         return _workflow_parts(config, rewards)
     environment: Environment
@@ -210,15 +210,17 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
                 hint="give a folder or hub name with --tokenizer",
             )
     template = str(config.chat_template) if config.chat_template is not None else None
-    talk = chat.TransformersChat.load(
+    tokenizer_chat = chat.TransformersChat.load(
         tokenizer, chat_template=template, tool_parser=config.tool_parser, keep_reasoning=False
     )
-    talk, notes = checking.patched_template(talk, config.tool_parser) if config.keep_reasoning else (talk, [])
-    parts = Parts(_sampler(config, talk), talk, environment, rewards, model, notes)
+    tokenizer_chat, notes = (
+        checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
+    )
+    parts = Parts(_sampler(config, tokenizer_chat), tokenizer_chat, environment, rewards, model, notes)
     if config.chat_endpoint is not None:
         from gymdata.engines.servers.chat_server import OnPolicyPrompts
 
-        parts.next_prompt = OnPolicyPrompts(talk)
+        parts.next_prompt = OnPolicyPrompts(tokenizer_chat)
     return parts
 
 
@@ -285,9 +287,9 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     return Parts(None, None, None, rewards, model, workflow=workflow)
 
 
-def _sampler(config: CollectConfig, talk: TransformersChat) -> Sampler:
+def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
-    sampling = {**config.sampling(), "stop_token_ids": talk.stop_token_ids}
+    sampling = {**config.sampling(), "stop_token_ids": tokenizer_chat.stop_token_ids}
     server = config.endpoint or config.chat_endpoint
     if server is None:
         from gymdata.engines._vllm import VllmSampler
@@ -307,7 +309,7 @@ def _sampler(config: CollectConfig, talk: TransformersChat) -> Sampler:
         request_timeout_s=config.request_timeout,
         max_retries=config.retries,
         allow_raw_logprobs=config.allow_raw_logprobs,
-        vocab_size=talk.most_ids,
+        vocab_size=tokenizer_chat.most_ids,
     )
 
 

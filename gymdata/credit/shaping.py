@@ -39,10 +39,10 @@ class _Grouped:
 
     @property
     def degenerate(self) -> Array:
-        spread = np.sqrt(self.m2 / np.maximum(self.count, 1))
-        return np.asarray((self.count < 2) | (spread <= DEGENERATE * self.largest))
+        std = np.sqrt(self.m2 / np.maximum(self.count, 1))
+        return np.asarray((self.count < 2) | (std <= DEGENERATE * self.largest))
 
-    def spread(self, result: Array) -> Array:
+    def per_reward(self, result: Array) -> Array:
         """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape."""
         result = np.where(self.degenerate[self.code], 0.0, result)
         return np.where(self.known, result, np.nan).reshape(self.shape)
@@ -85,18 +85,18 @@ def rloo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     with np.errstate(invalid="ignore"):
         others = (g.total[g.code] - g.values) / np.maximum(g.count[g.code] - 1, 1)
-        return g.spread(g.values - others)
+        return g.per_reward(g.values - others)
 
 
 def reinforce_baseline(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     """r − mean. Source: Hu et al. 2025, "REINFORCE++" (its baseline form)."""
     g = _grouped(rewards, groups)
     with np.errstate(invalid="ignore"):
-        return g.spread(g.values - g.mean[g.code])
+        return g.per_reward(g.values - g.mean[g.code])
 
 
 def dr_grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
-    """r − mean, without dividing by the spread. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training"."""
+    """r − mean, without dividing by the std. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training"."""
     return reinforce_baseline(rewards, groups)
 
 
@@ -105,7 +105,7 @@ def grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
     with np.errstate(invalid="ignore"):
-        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-9))
+        return g.per_reward((g.values - g.mean[g.code]) / (std[g.code] + 1e-9))
 
 
 group_norm = grpo
@@ -116,7 +116,7 @@ def cpgd(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     std = np.sqrt(g.m2 / np.maximum(g.count, 1))
     with np.errstate(invalid="ignore"):
-        return g.spread((g.values - g.mean[g.code]) / (std[g.code] + 1e-6))
+        return g.per_reward((g.values - g.mean[g.code]) / (std[g.code] + 1e-6))
 
 
 def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: ARG001  all shapings are called alike

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 import pydantic
 
 from gymdata.errors import (
@@ -34,10 +34,11 @@ from gymdata.errors import (
 )
 from gymdata.genrm.bias import against_rewards
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in
+from gymdata.public import Report, Row, rate_text
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.settings import Config
 from gymdata.stats import paired_difference_ci, wilson
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_run_json, read_table, scan_lazy
 from gymdata.store.paths import local_output
 
 #: The rise that the demo must show: held-out rate, after minus before.
@@ -62,8 +63,85 @@ class DemoConfig(Config):
     threshold: bool = pydantic.Field(True, description="Fail unless held-out accuracy improves by 10 points.")
 
 
+#: Extras, and what they bring.
+_NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
 _Run = Callable[[Sequence[str], Collection[int]], None]
 _HELD_OUT = ["--temperature", "0", "-r", "1"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DemoReport(Report):
+    """What ``OUTPUT/summary.json`` holds: held-out rates ``before`` and ``after`` with their Wilson intervals, the paired
+    ``difference``, and ``judged``: the same where pairs come from the judge (None without one)."""
+
+    output: Path
+    before: dict[str, Any]
+    after: dict[str, Any]
+    difference: dict[str, Any]
+    tokens_sampled: int
+    tokens_trained: int
+    pairs: int
+    breaks: int
+    judged: dict[str, Any] | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        whole = asdict(self)
+        return {k: v for k, v in whole.items() if k != "output" and (k != "judged" or v is not None)}
+
+    def rows(self) -> list[Row]:
+        return [
+            ("held-out before", f"{rate_text(self.before)}, {self.before['successes']} of {self.before['n']}"),
+            *_shown_rise(self.after, self.difference, ""),
+            ("tokens sampled", self.tokens_sampled),
+            ("tokens trained", self.tokens_trained),
+            ("pairs", self.pairs),
+            ("breaks", self.breaks),
+            *(_shown_judged(self.judged) if self.judged else []),
+            ("seconds", self.seconds),
+            ("written to", self.output / "summary.json"),
+        ]
+
+
+def _shown_judged(judged: Mapping[str, Any]) -> list[Row]:
+    """One round whose pairs come from the judge."""
+    accuracy, bias = judged["accuracy"], judged["bias"]
+    counts = judged["comparisons"]
+    rates = {
+        "the better one first": accuracy["first_position"],
+        "the better one second": accuracy["second_position"],
+        "position bias (first wins)": bias["position_bias"],
+        "position inconsistency": bias["position_inconsistency"],
+        "longer wins": bias["longer_wins"],
+        "ties": bias["ties"],
+        "failures": bias["failures"],
+    }
+    return [
+        *_shown_rise(judged["after"], judged["difference"], "judged: "),
+        ("judged: comparisons", f"{sum(counts.values()):,}, {counts['judged']:,} judged"),
+        *((f"judged: {name}", rate_text(part)) for name, part in rates.items() if part["n"]),
+        ("judged: pairs", judged["pairs"]),
+    ]
+
+
+def _shown_rise(after: Mapping[str, Any], difference: Mapping[str, Any], which: str) -> list[Row]:
+    return [
+        (f"{which}held-out after", f"{rate_text(after)}, {after['successes']} of {after['n']}"),
+        (f"{which}improvement", rate_text(difference).replace(" %", " points", 1)),
+    ]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DemoPlan(Report):
+    """What ``demo`` would do: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of which are there), and
+    ``install``: the command for what the steps need and this environment lacks, None for nothing."""
+
+    steps: list[str]
+    reads: list[str]
+    install: str | None
+
+    def rows(self) -> list[Row]:
+        return [("step", step) for step in self.steps]
 
 
 def sample_data() -> Path:
@@ -82,28 +160,30 @@ def demo(
     threshold: bool = True,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Run the main job and return what ``OUTPUT/summary.json`` holds.
+) -> DemoReport:
+    """Run the main job; what it measured is also in ``OUTPUT/summary.json``.
 
-    ``limit`` takes only so many tasks of each file; ``judged_groups``: of so many the judge compares the rollouts (0: no
-    judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both ways, and the
-    paired 95 % interval of the rise is above zero.
+    ``limit`` takes only the first N tasks of each file; ``judged_groups``: in how many groups the judge compares
+    rollouts (0: no judge). With ``threshold``, raises RefusedError unless the held-out rate rose by at least 10 points, both
+    ways, and the paired 95 % interval of the rise is above zero.
     """
+    require(*_NEEDED)  # of all its commands, before the first
     folder = local_output(output)
     _clear(folder, overwrite)
     began = time.monotonic()
     runs, jobs = _Commands(folder, sample_data(), seed, limit, _running(say)).all(rounds, num_rollouts, judged_groups)
 
     summary = summarise(folder / "heldout-before", folder / "heldout-after", runs, jobs)
+    judged = None
     if judged_groups:
-        summary["judged"] = summarise_judged(folder / "heldout-before", folder / "heldout-judged", runs[0])
-    summary["seconds"] = round(time.monotonic() - began, 1)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        judged = summarise_judged(folder / "heldout-before", folder / "heldout-judged", runs[0])
+    report = DemoReport(folder, **summary, judged=judged, seconds=round(time.monotonic() - began, 1))
+    (folder / "summary.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
     if threshold:
         _require_rise(summary, "with pairs from rewards", folder)
-    if threshold and judged_groups:
-        _require_rise(summary["judged"], "with pairs from comparisons", folder)
-    return summary
+    if threshold and judged is not None:
+        _require_rise(judged, "with pairs from comparisons", folder)
+    return report
 
 
 def planned(
@@ -114,9 +194,8 @@ def planned(
     limit: int | None = None,
     judged_groups: int = JUDGED_GROUPS,
     seed: int = DEFAULT_SEED,
-) -> dict[str, Any]:
-    """What ``demo`` would do, without doing it: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of
-    which are there), and ``install``: the command for what the steps need and this environment lacks, None for nothing.
+) -> DemoPlan:
+    """What ``demo`` would do, without doing it.
 
     Raises StoreError for an output folder that ``demo`` would refuse, and DataError for a shipped file that is missing.
     """
@@ -134,22 +213,26 @@ def planned(
             raise DataError.missing_path(path, "a file that is installed with gymdata")
     install = None
     try:
-        require("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
+        require(*_NEEDED)
     except UsageError as error:
         install = error.hint
-    return {"steps": [shlex.join(step) for step in steps], "reads": [str(path) for path in reads], "install": install}
+    return DemoPlan([shlex.join(step) for step in steps], [str(path) for path in reads], install)
 
 
 def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> dict[str, Any]:
     """The demo's figures, recomputed from sealed runs: held-out rates with Wilson intervals, and their paired difference."""
-    counts = [read_table(run, columns=["n_generated_tokens", "n_breaks"]) for run in [before, *runs, after]]
+    import polars as pl
+
+    columns = pl.col("n_generated_tokens", "n_breaks").cast(pl.Int64)
+    every = pl.concat([scan_lazy(run).select(columns) for run in (before, *runs, after)])
+    sampled, breaks = every.sum().collect(engine="streaming").row(0)
     trained = [read_run_json(job)["trained_tokens"]["batches"]["count"] for job in jobs]
     return {
         **_rise(before, after),
-        "tokens_sampled": sum(int(pc.sum(t["n_generated_tokens"]).as_py() or 0) for t in counts),
+        "tokens_sampled": sampled,
         "tokens_trained": sum(trained),
         "pairs": sum(read_run_json(job)["counts"]["pairs"] for job in jobs),
-        "breaks": sum(int(pc.sum(t["n_breaks"]).as_py() or 0) for t in counts),
+        "breaks": breaks,
     }
 
 
@@ -254,8 +337,10 @@ def _running(say: Callable[[str], None]) -> _Run:
 
 
 def _correct_by_task(run: Path) -> dict[str, float]:
-    table = read_table(run, columns=["task_id", "reward"])
-    return {t: float(r == 1.0) for t, r in zip(*(table[c].to_pylist() for c in ("task_id", "reward")), strict=True)}
+    import polars as pl
+
+    correct = (pl.col("reward") == 1.0).fill_null(False).cast(pl.Float64)
+    return dict(scan_lazy(run).select("task_id", correct).collect().iter_rows())
 
 
 def _rate(correct: Mapping[str, float]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What a policy thinks of tokens that were sampled (ports.PolicyModel), and a critic of the states between (ports.Critic).
+"""Forward passes: log-probabilities of sampled tokens (``PolicyModel``) and values of the states between them (``Critic``).
 
-Invariants: a token is scored with the model's output at the token before it, at its row's temperature, over the
-whole vocabulary, in float32: what an engine reports as processed log-probabilities. Logits are never held for more than a
-tile of tokens, so memory is bounded by ``batch_tokens``.
+Invariants: a token is scored with the model's output at the token before it, at its row's temperature, over the whole
+vocabulary, in float32: what an engine reports as processed log-probabilities. Logits are never held for more than a
+tile of tokens, so memory is bounded by ``batch_tokens``. A model is loaded from this machine, in one number format, on
+one device; an adapter is put over its base and not merged into it, as the engine that sampled had it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Place:
 
 
 def load(place: Place, head: str, **options: Any) -> Any:
-    """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is none of that class, and
+    """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is not of that class, and
     UsageError for a device or number format that cannot be had."""
     with needs("train"):
         import torch
@@ -54,7 +55,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
         dtype = torch.float32
     try:
         with quiet_transformers():  # what its report of weights would say, ``lacking`` says
-            model, told = getattr(transformers, head).from_pretrained(
+            model, loading_info = getattr(transformers, head).from_pretrained(
                 local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
             if place.adapter is not None:
@@ -63,7 +64,9 @@ def load(place: Place, head: str, **options: Any) -> Any:
                 model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
     except (OSError, ValueError) as error:
         raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
-    lacking = [] if place.adapter else sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
+    lacking = (
+        [] if place.adapter else sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
+    )
     if lacking:
         raise DataError(f"{place.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")
     # Router losses are for training, and need what is not kept here.
@@ -117,21 +120,23 @@ class ForwardPolicy:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
 
-        ``shift``: score with the output so many places later; NaN where there is none.
+        ``shift``: score with the output that many places later; NaN where there is none.
         """
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
-        spread = found.copy() if entropy else None
+        entropies = found.copy() if entropy else None
         for batch in _passes(self._model, given, self._batch_tokens, progress):
             tokens = batch.chosen(shift)
             temperatures = given.temperature[batch.rows][tokens.line]
             for temperature in np.unique(temperatures):
                 mine = np.flatnonzero(temperatures == temperature)
-                logps, spreads = self._head(tokens.hidden[mine], tokens.targets[mine], float(temperature), entropy)
+                logps, entropies_here = self._head(
+                    tokens.hidden[mine], tokens.targets[mine], float(temperature), entropy
+                )
                 found[tokens.place[mine]] = logps
-                if spread is not None:
-                    spread[tokens.place[mine]] = spreads
-        return found, spread
+                if entropies is not None:
+                    entropies[tokens.place[mine]] = entropies_here
+        return found, entropies
 
     def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
         """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
@@ -156,8 +161,8 @@ class ForwardPolicy:
             self._temperature = (temperature, entropy)
         with torch.inference_mode(), _giving(model.base_model, hidden[None]):
             out = model(shift_labels=targets[None], fused_lm_head=True)
-        spread = out.entropy[0].float().cpu().numpy() if entropy else None
-        return out.log_probs[0].float().cpu().numpy(), spread
+        entropies = out.entropy[0].float().cpu().numpy() if entropy else None
+        return out.log_probs[0].float().cpu().numpy(), entropies
 
 
 class ForwardCritic:
@@ -199,7 +204,7 @@ class _Pass:
     place: np.ndarray
 
     def chosen(self, shift: int = 0) -> _Chosen:
-        """The hidden states that predict the scored tokens, or those so many places later, where there are any."""
+        """The hidden states that predict the scored tokens, or those ``shift`` places later, where there are any."""
         import torch
 
         line, column = np.nonzero(self.mask)
@@ -249,11 +254,10 @@ def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     ids, attention, place = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     mask = np.zeros(shape, np.bool_)
     for line, row in enumerate(rows.tolist()):
-        span = given.span(row)
-        size = span.stop - span.start
-        ids[line, :size], mask[line, :size], attention[line, :size] = given.ids[span], given.mask[span], 1
-        scores = given.scored_span(row)
-        place[line, :size][given.mask[span]] = np.arange(scores.start, scores.stop)
+        own, scored = given.token_ids[row], given.mask[row]
+        size = len(own)
+        ids[line, :size], mask[line, :size], attention[line, :size] = own, scored, 1
+        place[line, :size][scored] = given.scores[row]
     return ids, attention, mask, place
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError, nearest_beside, needs
-from gymdata.rollouts.continuity.breaks import Reader, Reading
+from gymdata.rollouts.breaks import Reading
 
 
 def local_folder(name: str | Path) -> Path:
@@ -106,9 +106,18 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
     return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
 
-def text_reader(folder: str | Path) -> Reader:
+def text_reader(folder: str | Path) -> Callable[[], Reading]:
     """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
     return functools.cache(lambda: load_reader(folder))
+
+
+def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[[], Reading] | None:
+    """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
+    neither is there."""
+    if tokenizer is not None:
+        return text_reader(tokenizer)
+    model = (run.get("identity") or {}).get("model")
+    return text_reader(model) if isinstance(model, str) and Path(model, "tokenizer.json").is_file() else None
 
 
 def load_reader(folder: str | Path) -> Reading:

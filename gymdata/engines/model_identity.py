@@ -1,13 +1,16 @@
 """Who a model is: hashes of its weights, tokenizer and chat template, its limits, and whether rollouts fit its tokenizer.
 
 Invariants: the same weights have the same hash on every machine and under every folder name; a LoRA folder's hash
-covers its base as well; a model that only a server knows has ``served:NAME``, because its weights cannot be read.
+covers its base as well; a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens), never on file bytes,
+key order or the machine; a model that only a server knows has ``served:NAME``, because its weights cannot be read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,6 @@ import xxhash
 from gymdata.engines._transformers import local_folder
 from gymdata.errors import DataError, RefusedError, require
 from gymdata.progress import Progress
-from gymdata.rollouts.turns import template_hash, tokenizer_hash
 
 #: Up to here weights are read whole; above, places are sampled.
 FULL_HASH_BYTES = 2 << 30
@@ -123,7 +125,7 @@ def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str |
 
 
 def hash_of_tokenizer(tokenizer: Any) -> str:
-    """What a transformers tokenizer's ids mean, as ``gymdata.rollouts.turns.tokenizer_hash``."""
+    """What a transformers tokenizer's ids mean, as ``tokenizer_hash`` has it."""
     added = {int(i): str(token) for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     pieces = {int(i): piece for piece, i in tokenizer.get_vocab().items()}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -131,12 +133,38 @@ def hash_of_tokenizer(tokenizer: Any) -> str:
     return tokenizer_hash(pieces, merges or [], added)
 
 
+def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[str]], added: Mapping[int, str]) -> str:
+    """BLAKE2b-128 hex of a tokenizer's meaning.
+
+    ``pieces``: id → piece of the vocabulary. ``merges``: BPE merges in order, as ``"a b"`` or ``("a", "b")``; empty for
+    a tokenizer without merges. ``added``: id → content of the added (special) tokens.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, rows in (
+        ("pieces", sorted(pieces.items())),
+        ("merges", [_merge(m) for m in merges]),
+        ("added", sorted(added.items())),
+    ):
+        digest.update(f"{name}\n".encode())
+        for row in rows:
+            digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
+            digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def template_hash(text: str | None) -> str:
+    """BLAKE2b-128 hex of a chat template's text; of the empty text when there is none."""
+    return hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
+
+
+def _merge(merge: str | Sequence[str]) -> list[str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return [left, right]
+
+
 def _weight_files(folder: Path) -> list[Path]:
     for pattern in _WEIGHTS:
-        files = sorted(
-            f for f in folder.glob(pattern) if f.name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")
-        )
-        if files:
+        if files := sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS):
             return files
     return []
 

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The same prompt as a server is told it that hears messages only. ``held``: the ids that were read and sampled so
+    """The prompt as chat messages, for servers without token-ID input. ``held``: the ids that were read and sampled so
     far, which the prompt should begin with; empty before the first model call."""
 
     messages: Sequence[Message]
@@ -95,7 +95,7 @@ class Chat(Protocol):
         ...
 
     def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """A number of ids that ``render`` certainly gives at least, told quickly; 0 when nothing is certain."""
+        """A number of ids that ``render`` certainly gives at least, found quickly; 0 when nothing is certain."""
         ...
 
     def bridge(
@@ -124,7 +124,7 @@ class PolicyModel(Protocol):
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
     ) -> tuple[Any, Any]:
         """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
-        (None unless asked for): float32 (given.n_scored,). ``shift``: scored with the output so many places later; NaN
+        (None unless asked for): float32 (given.n_scored,). ``shift``: scored with the output that many places later; NaN
         where there is none. Raises RefusedError for ids that it cannot read."""
         ...
 

@@ -143,15 +143,15 @@ def _check_log_probs(log_probs: Sequence[float], n: int) -> None:
     finite = np.isfinite(values)
     bad = ~finite | (values > POSITIVE_TOLERANCE) | (values <= PLACEHOLDER)
     at = int(np.flatnonzero(bad)[0])
-    said = f"the log-probability of token {at} is {values[at]:g}"
+    got = f"the log-probability of token {at} is {values[at]:g}"
     if not finite[at]:
-        raise AnswerFaultError("logprobs", f"{said}, expected a finite number")
+        raise AnswerFaultError("logprobs", f"{got}, expected a finite number")
     if values[at] > 0:
         raise AnswerFaultError(
-            "positive", f"{said}, expected at most 0 (more than {POSITIVE_TOLERANCE:g} is no rounding)"
+            "positive", f"{got}, expected at most 0 (more than {POSITIVE_TOLERANCE:g} is no rounding)"
         )
     raise AnswerFaultError(
-        "logprobs", f"{said}, a placeholder for an impossible token, expected that of the sampled token"
+        "logprobs", f"{got}, a placeholder for an impossible token, expected that of the sampled token"
     )
 
 

@@ -72,7 +72,7 @@ class RemoteRollout:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRequest:
-    """What is asked of a workflow: one rollout of a task. ``sampling``: temperature and the like, limits included."""
+    """What a workflow is given: one rollout of a task. ``sampling``: temperature and the like, limits included."""
 
     rollout_id: str
     task: Task

@@ -6,7 +6,7 @@ reward of its last turn) and ``close()``. Or ``Name`` is a function or a list of
 ``environment_factory`` convention, so such classes run unchanged. Schemas come from signatures and docstrings.
 
 Invariants: the episode is over when the policy calls no tool. What the policy does wrong (an unknown tool, bad
-arguments, a call that makes the tool raise) is told to the policy in a tool message ``{"error": …}``. What the
+arguments, a call that makes the tool raise) is returned to the policy in a tool message ``{"error": …}``. What the
 environment does wrong (a tool, ``reset`` or ``get_reward`` that hangs; ``reset`` or ``get_reward`` that raises) is an
 OutsideError. Output above 64 KiB is cut, and the message says so. User code runs in daemon threads, never in the loop.
 """

@@ -7,7 +7,7 @@
 | ``POST /verify`` | the rollout ended, or was cut | the row, and ``response`` with the items | ``reward``, and more |
 
 Invariants: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
-``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is told to the policy;
+``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is returned to it;
 every other fault is the server's, and no reward comes of it. A tool call that the server may have carried out (it hung, or
 the connection broke) is never sent again: the rollout fails, and another attempt gets a new session.
 """
@@ -148,7 +148,7 @@ class ServerEpisode:
             f"/{quote(name, safe='')}",
             arguments,
             lambda reply: as_text(reply.text),
-            is_answer=_is_told,
+            is_answer=_is_verdict,
             repeatable=False,
             cookies=self._cookies,
         )
@@ -177,6 +177,6 @@ def _is_seeded(status: int) -> bool:
     return 200 <= status < 300 or status == 404
 
 
-def _is_told(status: int) -> bool:
-    """What the policy is told: the tool's answer, or what was wrong with the call."""
+def _is_verdict(status: int) -> bool:
+    """What the policy gets: the tool's answer, or what was wrong with the call."""
     return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.rollouts.messages import Message, Task
-from gymdata.rollouts.responses import (
+from gymdata.rollouts.messages import (
+    Message,
+    Task,
     holds_ids,
     items_of,
     json_text,

@@ -76,7 +76,7 @@ class HttpWorkflow:
         )
 
     async def start(self) -> Mapping[str, Any]:
-        """Open connections; the endpoint is first asked with the first task."""
+        """Open connections; the first request is the first task's."""
         await self._http.open()
         return {"engine": "workflow", "transport": "http", "endpoint": self._http.base}
 

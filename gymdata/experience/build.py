@@ -25,9 +25,9 @@ from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
 from gymdata.progress import Progress
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
-from gymdata.rollouts.sequences import Stitched, require_agents, stitch
+from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.store import scan_batches
 from gymdata.store.lineage import vocabulary
 
@@ -37,8 +37,8 @@ _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_fin
 _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
 
 
-@dataclass(slots=True)
-class ExperiencesReport:
+@dataclass(slots=True, repr=False)
+class ExperiencesReport(Report):
     """What ``gymdata.experience`` wrote. ``left_out``: rollouts by reason; ``dropped_groups``: reason → group ids;
     ``advantage``: mean and spread before normalisation; ``notes``: what a reader of the numbers must know."""
 
@@ -51,8 +51,6 @@ class ExperiencesReport:
     advantage: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         """The report without the group ids, which run.json has."""
         dropped = {reason: len(groups) for reason, groups in self.dropped_groups.items()}
@@ -60,6 +58,22 @@ class ExperiencesReport:
             "path": str(self.path), "estimator": self.estimator, "score": self.score, "counts": self.counts,
             "left_out": self.left_out, "dropped_groups": dropped, "advantage": self.advantage, "notes": self.notes,
         }  # fmt: skip
+
+    def rows(self) -> list[Row]:
+        counts = self.counts
+        return [
+            ("rollouts", counts["rollouts"]),
+            *((f"  left out: {why.replace('_', ' ')}", n) for why, n in self.left_out.items()),
+            ("groups", counts["groups"]),
+            *((f"  dropped: {why.replace('_', ' ')}", len(ids)) for why, ids in self.dropped_groups.items()),
+            ("sequences", counts["sequences"]),
+            *([("  rollouts cut into several", counts["rollouts_cut"])] if counts["rollouts_cut"] else []),
+            *([("  abandoned turns dropped", counts["abandoned_turns"])] if counts["abandoned_turns"] else []),
+            ("trained tokens", counts["trained_tokens"]),
+            ("advantage, mean", self.advantage["mean"]),
+            ("advantage, std", self.advantage["std"]),
+            ("written to", self.path),
+        ]
 
 
 class Crediting:
@@ -159,10 +173,9 @@ class Crediting:
     def _step_rewards(self) -> tuple[np.ndarray, np.ndarray]:
         """Raw rewards of all kept turns and their rollouts' rows, in the order in which ``batches`` gives them."""
         rewards, owners = [], []
-        for row, parts, _ in self.batches():
-            for part in parts:
-                rewards.append(part.turn_reward)
-                owners.append(part.turn_rollout + row)
+        for row, sequences, _ in self.batches():
+            rewards.append(sequences.sampled.turn_reward)
+            owners.append(sequences.sampled.turn_rollout + row)
         return np.concatenate(rewards), np.concatenate(owners)
 
     def _refuse_nothing(self, why: np.ndarray, generated: np.ndarray) -> None:
@@ -180,8 +193,8 @@ class Crediting:
                 hint="collect with gymdata, or import files that carry token ids",
             )
 
-    def batches(self) -> Iterator[tuple[int, list[Stitched], pa.RecordBatch]]:
-        """(row of the first rollout, the batch stitched, its ids and turns), in the order of ``rollouts``."""
+    def batches(self) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch]]:
+        """(row of the first rollout, the batch's sequences, its ids and turns), in the order of ``rollouts``."""
         row, sizes = 0, {source: vocabulary(source) for source in self.sources}
         for source in self.sources:
             for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), BATCH_ROWS):
@@ -211,25 +224,23 @@ class Crediting:
         truncated = pc.equal(self.rollouts["status"], "truncated").to_numpy()
         self.after = None if scored.after is None else np.where(truncated, scored.after, 0.0)
 
-    def credited(self, shaped: Shaped) -> Iterator[tuple[int, list[Stitched], list[experiences.Credited], int]]:
+    def credited(self, shaped: Shaped) -> Iterator[tuple[int, RolloutSequences, experiences.Credited, int]]:
         """Every batch with its credit, before whitening; the last item is its number of rollouts."""
         turn = 0
-        for row, parts, batch in self.batches():
-            n = batch.num_rows
+        for row, sequences, batch in self.batches():
+            n, sampled = batch.num_rows, sequences.sampled
             outcome = None if shaped.outcome is None else np.nan_to_num(shaped.outcome[row : row + n])
             columns = {name: column.slice(row, n) for name, column in self.evidence.items()}
             after = None if self.after is None else self.after[row : row + n]
-            given = []
-            for part in parts:
-                steps = None
-                if shaped.steps is not None:
-                    steps = shaped.steps[turn : turn + len(part.turn_reward)]
-                    turn += len(part.turn_reward)
-                known = experiences.evidence_of(part, columns, batch.column("rollout_id"))
-                given.append(experiences.give_credit(part, outcome, steps, self.settings, known, after))
-                if self.config.target_agents:
-                    given[-1].restrict(part.agent_mask(self.config.target_agents))
-            yield row, parts, given, n
+            steps = None
+            if shaped.steps is not None:
+                steps = shaped.steps[turn : turn + len(sampled.turn_reward)]
+                turn += len(sampled.turn_reward)
+            known = experiences.evidence_of(sampled, columns, batch.column("rollout_id"))
+            given = experiences.give_credit(sampled, outcome, steps, self.settings, known, after)
+            if self.config.target_agents:
+                given.restrict(sampled.of_agents(self.config.target_agents))
+            yield row, sequences, given, n
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """Of all advantages of kept rollouts, where they are to be normalised."""
@@ -241,16 +252,15 @@ class Crediting:
             generated = self.rollouts["n_generated_tokens"].to_numpy()[shaped.kept]
             return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
         total = credit.Moments()
-        for row, parts, given, n in self.credited(shaped):
-            kept = shaped.kept[row : row + n]
-            for part, one in zip(parts, given, strict=True):
-                total = credit.running_moments(total, tokens_of(one.advantages, part, kept))
+        for row, sequences, given, n in self.credited(shaped):
+            mine = tokens_of(given.advantages, sequences, shaped.kept[row : row + n])
+            total = credit.running_moments(total, mine)
         return total
 
 
-def tokens_of(values: np.ndarray, part: Stitched, kept: np.ndarray) -> np.ndarray:
+def tokens_of(values: np.ndarray, sequences: RolloutSequences, kept: np.ndarray) -> np.ndarray:
     """The numbers of the sampled tokens of kept rollouts."""
-    return values if kept.all() else values[np.repeat(kept, np.diff(part.offsets))]
+    return values if kept.all() else values[sequences.sampled.logprobs.spread(kept)]
 
 
 def read_evidence(path: Path | None, ids: pa.Array) -> Mapping[str, pa.ListArray]:

@@ -124,20 +124,16 @@ def _write(
 
     def made() -> Iterator[pa.Table]:
         nonlocal seen
-        for row, parts, given, n in work.credited(shaped):
+        for row, sequences, given, n in work.credited(shaped):
             kept = shaped.kept[row : row + n]
-            tables = []
-            for part, one in zip(parts, given, strict=True):
-                seen = credit.running_moments(seen, tokens_of(one.advantages, part, kept))
-                finished = experiences.finish(one, work.settings, moments)
-                tables.append(experiences.rows(part, finished, carried.slice(row, n)))
-                counts["abandoned_turns"] += part.abandoned
-            table = experiences.in_order(tables, parts)
-            of = np.sort(np.concatenate([part.rollout for part in parts]))
+            seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept))
+            finished = experiences.finish(given, work.settings, moments)
+            table = experiences.rows(sequences, finished, carried.slice(row, n))
             if not kept.all():
-                table = table.filter(pa.array(kept[of]))
+                table = table.filter(pa.array(kept[sequences.rollout]))
+            counts["abandoned_turns"] += sequences.abandoned
             counts["sequences"] += table.num_rows
-            counts["rollouts_cut"] += int((np.bincount(of, minlength=n)[kept] > 1).sum())
+            counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[kept] > 1).sum())
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
             counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
             if progress is not None:

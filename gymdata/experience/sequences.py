@@ -6,20 +6,19 @@ sequences that are trained; context has advantage 0 and mask 0; the numbers are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gymdata import credit
 from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.rollouts.ragged import Array, Ragged
 from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.rollouts.sequences import Stitched
+from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
 
-Array = npt.NDArray[Any]
 #: Columns of the rollout that every one of its sequences carries.
 CARRIED = (
     "run_id",
@@ -60,7 +59,7 @@ class CreditSettings:
 
 @dataclass(slots=True)
 class Credited:
-    """One number a sampled token of a ``Stitched``: float64 advantages and returns, and what else was asked for."""
+    """One number a sampled token: float64 advantages and returns, and what else was asked for."""
 
     advantages: Array
     returns: Array
@@ -74,7 +73,7 @@ class Credited:
 
 
 def give_credit(
-    part: Stitched,
+    sampled: SampledTokens,
     outcome: Array | None,
     steps: Array | None,
     settings: CreditSettings,
@@ -83,32 +82,35 @@ def give_credit(
 ) -> Credited:
     """Advantages before whitening and clipping.
 
-    ``outcome``: the shaped reward of each rollout of the batch; ``steps``: the shaped reward of each turn of ``part`` (NaN
+    ``outcome``: the shaped reward of each rollout of the batch; ``steps``: the shaped reward of each kept turn (NaN
     where it has none); ``evidence``: any of ``EVIDENCE``, one number a sampled token; ``bootstrap``: a value for each
     rollout after its last token. Raises UsageError when a KL is asked for without ``ref_logprobs``, or an entropy mask
     without ``entropy``.
     """
-    known = dict(evidence or {})
+    known, by_rollout = dict(evidence or {}), sampled.logprobs
     result = Credited(np.empty(0), np.empty(0), evidence=known)
     if settings.entropy_ratio is not None:
-        result.chosen = credit.high_entropy_mask_ragged(_needed(known, "entropy"), part.offsets, settings.entropy_ratio)
+        entropy = _needed(known, "entropy")
+        result.chosen = credit.high_entropy_mask_ragged(entropy, by_rollout.offsets, settings.entropy_ratio)
     if "ref_logprobs" in known or settings.kl_coef > 0:
-        result.kl = credit.kl(part.log_probs, _needed(known, "ref_logprobs"), settings.kl_estimator).astype(np.float64)
+        result.kl = credit.kl(by_rollout.values, _needed(known, "ref_logprobs"), settings.kl_estimator).astype(
+            np.float64
+        )
     values = known.get("values")
     if outcome is not None and steps is None and settings.is_plain(values is not None):
-        result.returns = result.advantages = np.repeat(outcome, np.diff(part.offsets))
+        result.returns = result.advantages = by_rollout.spread(outcome)
         return result
-    rewards = _placed(part, outcome, steps)
+    rewards = _placed(sampled, outcome, steps)
     if result.kl is not None and settings.kl_coef > 0:
         rewards -= settings.kl_coef * result.kl
-    step: Any = settings.gamma if settings.discount_unit == "token" else _turn_discount(part, settings.gamma)
+    step: Any = settings.gamma if settings.discount_unit == "token" else _turn_discount(sampled, settings.gamma)
     if settings.estimator == "gae":
         held = np.zeros(len(rewards)) if values is None else values.astype(np.float64)
         result.advantages, result.returns = credit.gae_ragged(
-            rewards, held, part.offsets, step, settings.lam, bootstrap
+            rewards, held, by_rollout.offsets, step, settings.lam, bootstrap
         )
     else:
-        result.returns = result.advantages = credit.cumulative_returns_ragged(rewards, part.offsets, step)
+        result.returns = result.advantages = credit.cumulative_returns_ragged(rewards, by_rollout.offsets, step)
     return result
 
 
@@ -122,25 +124,24 @@ def _needed(known: Mapping[str, Array], name: str) -> Array:
     return known[name]
 
 
-def _placed(part: Stitched, outcome: Array | None, steps: Array | None) -> Array:
+def _placed(sampled: SampledTokens, outcome: Array | None, steps: Array | None) -> Array:
     """Rewards a sampled token. A turn that sampled nothing gives its reward to the token before it."""
-    rewards = np.zeros(len(part.log_probs), np.float64)
-    begin, end = part.offsets[:-1], part.offsets[1:]
+    rewards = np.zeros(len(sampled.logprobs.values), np.float64)
+    begin, end = sampled.logprobs.offsets[:-1], sampled.logprobs.offsets[1:]
     if outcome is not None:
         filled = end > begin
         rewards[end[filled] - 1] += outcome[filled]
     if steps is not None:
-        has = np.isfinite(steps) & (end > begin)[part.turn_rollout]
-        at = np.maximum(part.turn_ends[has] - 1, begin[part.turn_rollout[has]])
+        has = np.isfinite(steps) & (end > begin)[sampled.turn_rollout]
+        at = np.maximum(sampled.turn_ends[has] - 1, begin[sampled.turn_rollout[has]])
         np.add.at(rewards, at, steps[has])
     return rewards
 
 
-def _turn_discount(part: Stitched, gamma: float) -> Array:
+def _turn_discount(sampled: SampledTokens, gamma: float) -> Array:
     """γ after each turn's last token, 1 after the others."""
-    step = np.ones(len(part.log_probs), np.float64)
-    sizes = np.diff(part.turn_ends, prepend=0)
-    step[part.turn_ends[sizes > 0] - 1] = gamma
+    step = np.ones(len(sampled.logprobs.values), np.float64)
+    step[sampled.turn_ends[sampled.turn_sizes > 0] - 1] = gamma
     return step
 
 
@@ -156,33 +157,28 @@ def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | 
     return given
 
 
-def rows(part: Stitched, given: Credited, rollouts: pa.Table) -> pa.Table:
-    """The experiences rows of ``part``; ``rollouts`` has the columns ``CARRIED``, one row a rollout of the batch."""
-    of = pa.array(part.rollout)
+def rows(sequences: RolloutSequences, given: Credited, rollouts: pa.Table) -> pa.Table:
+    """The experiences rows of ``sequences``; ``rollouts`` has the columns ``CARRIED``, one row a rollout of the batch."""
+    of = pa.array(sequences.rollout)
     carried = {name: rollouts[name].take(of) for name in CARRIED}
-    mask = part.mask
-    if given.chosen is not None:
-        mask = mask.copy()
-        mask[part.mask] = given.chosen if part.source is None else given.chosen[part.source]
     _refuse_beyond_float32("advantages", given.advantages)
     _refuse_beyond_float32("returns", given.returns)
-    advantages = part.scatter_to_tokens(given.advantages)
-    if given.chosen is not None:
-        advantages[~mask] = 0
+    trained = sequences if given.chosen is None else sequences.restricted(given.chosen)
+    advantages = trained.to_sequences(given.advantages)
     same = given.returns is given.advantages and given.chosen is None
-    tokens: dict[str, Array] = {
-        "input_ids": part.ids,
-        "loss_mask": mask.astype(np.int8),
-        "logprobs": part.scatter_to_tokens(part.log_probs),
+    tokens: dict[str, Ragged] = {
+        "input_ids": sequences.token_ids,
+        "loss_mask": trained.loss_mask,
+        "logprobs": sequences.logprobs,
         "advantages": advantages,
-        "returns": advantages if same else part.scatter_to_tokens(given.returns),
+        "returns": advantages if same else sequences.to_sequences(given.returns),
+        "turn_starts": sequences.turn_starts,
     }
-    tokens |= {name: part.scatter_to_tokens(values) for name, values in given.evidence.items()}
+    tokens |= {name: sequences.to_sequences(values) for name, values in given.evidence.items()}
     if given.kl is not None:
-        tokens["kl"] = part.scatter_to_tokens(given.kl)
-    columns = {**carried, "sequence_index": pa.array(part.index)}
-    columns |= {name: _lists(part.starts, values) for name, values in tokens.items()}
-    columns["turn_starts"] = _lists(part.turn_bounds, part.turn_starts)
+        tokens["kl"] = sequences.to_sequences(given.kl)
+    columns = {**carried, "sequence_index": pa.array(sequences.index)}
+    columns |= {name: lists.to_arrow() for name, lists in tokens.items()}
     fields = [f for f in EXPERIENCES.schema if f.name in columns]
     return pa.table([columns[f.name] for f in fields], schema=pa.schema(fields))
 
@@ -200,34 +196,15 @@ def _refuse_beyond_float32(what: str, values: Array) -> None:
         )
 
 
-def in_order(tables: Sequence[pa.Table], parts: Iterable[Stitched]) -> pa.Table:
-    """The rows of several parts of one batch, in the order of its rollouts."""
-    if len(tables) == 1:
-        return tables[0]
-    order = np.argsort(np.concatenate([part.rollout for part in parts]), kind="stable")
-    return pa.concat_tables(tables).take(pa.array(order)).combine_chunks()
-
-
-def evidence_of(part: Stitched, columns: Mapping[str, pa.ListArray], rollout_ids: pa.Array) -> dict[str, Array]:
-    """Token columns of a batch (one list a rollout, one number a sampled token in turn order) as ``part`` has them."""
-    wanted = np.diff(part.offsets)
-    mine = np.unique(part.turn_rollout)
+def evidence_of(sampled: SampledTokens, columns: Mapping[str, pa.ListArray], rollout_ids: pa.Array) -> dict[str, Array]:
+    """Token columns of a batch (one list a rollout, one number a sampled token in turn order), flat."""
     result = {}
-    for name, lists in columns.items():
-        some = lists.take(pa.array(mine))
-        bounds = some.offsets.to_numpy().astype(np.int64)
-        wrong = np.flatnonzero(np.diff(bounds) != wanted[mine])
-        if len(wrong):
-            row = int(mine[wrong[0]])
+    for name, column in columns.items():
+        lists, wanted = Ragged.of(column), sampled.logprobs.lengths
+        for row in np.flatnonzero(lists.lengths != wanted)[:1]:
             raise DataError(
-                f"rollout {rollout_ids[row].as_py()}: {name} has {np.diff(bounds)[wrong[0]]} numbers, the rollout has "
+                f"rollout {rollout_ids[int(row)].as_py()}: {name} has {lists.lengths[row]} numbers, the rollout has "
                 f"{wanted[row]} sampled tokens"
             )
-        result[name] = some.flatten().to_numpy(zero_copy_only=False)
+        result[name] = lists.values
     return result
-
-
-def _lists(bounds: Array, values: Array) -> pa.ListArray:
-    if len(values) > np.iinfo(np.int32).max:
-        raise DataError("a batch holds more than 2³¹ tokens", hint="read it in smaller batches")
-    return pa.ListArray.from_arrays((bounds - bounds[0]).astype(np.int32), values)

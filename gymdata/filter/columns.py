@@ -32,7 +32,7 @@ NUMBERS = [n for n in _SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(
 #: The same for every rollout of a group.
 _OF_GROUP = ("group_id", "task_id", "policy", "policy_hash", "policy_version")
 _COUNTS = ("n_rollouts", "n_scored")
-_KINDS: dict[type, Kind] = {bool: "truth", int: "number", float: "number", str: "text"}
+_KINDS: dict[type, Kind] = {bool: "boolean", int: "number", float: "number", str: "text"}
 
 
 @dataclass
@@ -205,7 +205,7 @@ class _TaskFields:
         kind: Kind = next(iter(kinds), "text")
         if kind == "number":
             return pa.array([None if v is None else float(v) for v in values], pa.float64(), from_pandas=True), kind
-        return pa.array(values, pa.bool_() if kind == "truth" else pa.string()), kind
+        return pa.array(values, pa.bool_() if kind == "boolean" else pa.string()), kind
 
     def _read(self) -> dict[str, list[Any]]:
         if self._values is not None:

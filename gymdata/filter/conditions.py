@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from gymdata.errors import UsageError
 
-Kind = Literal["number", "text", "truth"]
+Kind = Literal["number", "text", "boolean"]
 _MOST_CHARACTERS = 10_000
 _DEEPEST = 100
 #: What Python counts exactly as a float, and so does every column.
@@ -58,10 +58,10 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "len": (("text",), "number"),
     "lower": (("text",), "text"),
     "upper": (("text",), "text"),
-    "contains": (("text", "text"), "truth"),
-    "startswith": (("text", "text"), "truth"),
-    "endswith": (("text", "text"), "truth"),
-    "matches": (("text", "text"), "truth"),
+    "contains": (("text", "text"), "boolean"),
+    "startswith": (("text", "text"), "boolean"),
+    "endswith": (("text", "text"), "boolean"),
+    "matches": (("text", "text"), "boolean"),
     "min": (("number…",), "number"),
     "max": (("number…",), "number"),
     "coalesce": (("any…",), "any"),
@@ -70,7 +70,7 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number, text or truth value that was written down."""
+    """A number, text or boolean that was written down."""
 
     value: float | str | bool
 
@@ -124,14 +124,14 @@ def parse(text: str, where: str) -> Expression:
     return Expression(plain, node, tuple(dict.fromkeys(_names(node))))
 
 
-def check(expression: Expression, columns: Mapping[str, Kind], where: str, wanted: Kind = "truth") -> None:
+def check(expression: Expression, columns: Mapping[str, Kind], where: str, wanted: Kind = "boolean") -> None:
     """Raises UsageError unless every name is one of ``columns`` and every operation gets what it works on."""
     for name in expression.names:
         if name not in columns:
             raise unknown_column(name, columns, where)
     got = _kind(expression.node, columns, where)
     if got != wanted:
-        meant = 'a condition, such as "reward > 0.5"' if wanted == "truth" else f"a {wanted}"
+        meant = 'a condition, such as "reward > 0.5"' if wanted == "boolean" else f"a {wanted}"
         raise UsageError.bad_value(where, expression.text, f"{meant}; this is a {got}")
 
 
@@ -230,13 +230,13 @@ class _Reader:
                 isinstance(right, ast.Constant) and right.value is None
             ):
                 raise self._refuse(right, "`is` only asks for null", "compare with `==`")
-            asked = Operation("is null", (self.read(left),))
-            return Operation("not", (asked,)) if isinstance(operator, ast.IsNot) else asked
+            is_null = Operation("is null", (self.read(left),))
+            return Operation("not", (is_null,)) if isinstance(operator, ast.IsNot) else is_null
         if isinstance(operator, (ast.In, ast.NotIn)):
             if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
                 raise self._refuse(right, "`in` needs a list", 'write `status in ("completed", "truncated")`')
-            asked = Operation("in", (self.read(left), *map(self.read, right.elts)))
-            return Operation("not", (asked,)) if isinstance(operator, ast.NotIn) else asked
+            is_in = Operation("in", (self.read(left), *map(self.read, right.elts)))
+            return Operation("not", (is_in,)) if isinstance(operator, ast.NotIn) else is_in
         return Operation(_COMPARISONS[type(operator)], (self.read(left), self.read(right)))
 
     def _call(self, node: ast.Call) -> Node:
@@ -268,25 +268,25 @@ def _kind(node: Node, columns: Mapping[str, Kind], where: str) -> Kind:
     if isinstance(node, Column):
         return columns[node.name]
     if isinstance(node, Value):
-        return "truth" if isinstance(node.value, bool) else "text" if isinstance(node.value, str) else "number"
+        return "boolean" if isinstance(node.value, bool) else "text" if isinstance(node.value, str) else "number"
     kinds = [_kind(part, columns, where) for part in node.parts]
     match node.operator:
         case "and" | "or" | "not":
-            _demand(node, kinds, "truth", where)
-            return "truth"
+            _demand(node, kinds, "boolean", where)
+            return "boolean"
         case "is null":
-            return "truth"
+            return "boolean"
         case "+" | "-" | "*" | "/" | "//" | "%" | "negative":
             _demand(node, kinds, "number", where)
             return "number"
         case "<" | "<=" | ">" | ">=":
-            if "truth" in kinds:
-                raise UsageError(f"{where}: {show(node)}: truth values have no order", hint="compare them with `==`")
+            if "boolean" in kinds:
+                raise UsageError(f"{where}: {show(node)}: booleans have no order", hint="compare them with `==`")
             _demand(node, kinds, kinds[0], where)
-            return "truth"
+            return "boolean"
         case "==" | "!=" | "in":
             _demand(node, kinds, kinds[0], where)
-            return "truth"
+            return "boolean"
     takes, gives = FUNCTIONS[node.operator]
     if takes[-1].endswith("…"):
         wanted = kinds[0] if takes[0] == "any…" else "number"
@@ -295,7 +295,7 @@ def _kind(node: Node, columns: Mapping[str, Kind], where: str) -> Kind:
     for got, expected in zip(kinds, takes, strict=True):
         if got != expected:
             raise UsageError(f"{where}: {show(node)}: got a {got}, expected a {expected}")
-    return "number" if gives == "number" else "text" if gives == "text" else "truth"
+    return "number" if gives == "number" else "text" if gives == "text" else "boolean"
 
 
 def _demand(node: Operation, kinds: Sequence[Kind], wanted: Kind, where: str) -> None:

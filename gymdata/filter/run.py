@@ -24,10 +24,10 @@ from gymdata.filter.expressions import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import Progress
-from gymdata.public import paths_of, short_repr
-from gymdata.rollouts.chains import generated_keys
+from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, read_run_json, resolve, scan_batches
 from gymdata.store.lineage import Paths, parent_of, refuse_other_settings, run_folder
 from gymdata.store.paths import RUN_JSON, output_file
@@ -37,8 +37,8 @@ from gymdata.store.stage_output import described_by
 _BATCH_ROWS = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class FilterReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class FilterReport(Report):
     """What ``gymdata.filter`` kept, and why the rest is not there.
 
     ``sides``: side ("kept", or "train" and "test") → rollouts and tasks; ``files``: side → file, empty after a dry run.
@@ -52,10 +52,18 @@ class FilterReport:
     sides: dict[str, dict[str, int]]
     files: dict[str, Path] = field(default_factory=dict)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
+
+    def rows(self) -> list[Row]:
+        split = len(self.sides) > 1
+        sides = {side: f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks" for side, n in self.sides.items()}
+        return [
+            ("rollouts", f"{self.rollouts_out:,} of {self.rollouts_in:,}"),
+            ("groups", f"{self.groups_out:,} of {self.groups_in:,}"),
+            *(sides.items() if split else ()),
+            *((f"{side} file" if split else "written to", str(path)) for side, path in self.files.items()),
+        ]
 
 
 def filter(
@@ -102,8 +110,10 @@ def _filter(
     columns = load_columns(sources, plan.named)
     funnel = _run(plan, columns, sources)
     if not funnel.alive.any():
-        told = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
-        raise RefusedError(f"none of the {len(funnel.alive):,} rollouts is left ({told})", hint="nothing was written")
+        reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+        raise RefusedError(
+            f"none of the {len(funnel.alive):,} rollouts is left ({reasons})", hint="nothing was written"
+        )
     sides = _sides(columns.table, funnel.alive, config)
     report = FilterReport(
         rollouts_in=len(funnel.alive),
@@ -189,12 +199,18 @@ def _answer(expression: conditions.Expression, columns: RolloutColumns) -> pa.Ar
 
 def _generations(sources: Sequence[str | Path], rows: int) -> Any:
     keys = [
-        generated_keys(batch.column("turns"))
+        _generated(TurnColumns.of(batch.column("turns")))
         for source in sources
         for batch in scan_batches(source, ROLLOUTS, ["turns"], _BATCH_ROWS)
     ]
     # More rows may have been collected since; these were not chosen from.
     return np.concatenate(keys)[:rows]
+
+
+def _generated(turns: TurnColumns) -> np.ndarray:
+    """A 64-bit hash of all that each rollout generated, in turn order; 0 where nothing was."""
+    lists = turns.by_rollout(turns.generation)
+    return np.where(lists.lengths > 0, lists.hashes(), np.uint64(0))
 
 
 def _sides(table: pa.Table, alive: np.ndarray, config: FilterConfig) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ reward is never counted as 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,6 @@ class Funnel:
         self.steps: list[Step] = []
         self._ids = rollout_ids
         self._groups = groups
-        self._by_id: Array | None = None
 
     def drop(self, name: str, detail: str, reasons: dict[str, Mask], notes: Sequence[str] = ()) -> None:
         """Drop the living rows that any reason names; the first one that does is what is counted."""
@@ -63,56 +62,38 @@ class Funnel:
 
     def dedupe(self, keys: Array, index: Array) -> None:
         """Keep, of the rows of a group with one ``key``, that with the lowest ``index``. A key of 0 is nobody's double."""
-        order = self._order(index.astype(np.float64))
-        rows = order[self.alive[order] & (keys[order] != 0)]
-        pairs = np.stack((self._groups[rows].astype(np.uint64), keys[rows].astype(np.uint64)), axis=1)
-        _, first = np.unique(pairs, axis=0, return_index=True)
-        double = np.zeros(len(self.alive), bool)
-        double[np.delete(rows, first)] = True
+        double = self._after_first(1, keys != 0, of={"group": self._groups, "key": keys}, order={"index": index})
         self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
     def best(self, n: int, by: str, score: Array, index: Array) -> None:
-        """Keep the ``n`` highest scores of each group; one that is not finite is none. Ties go to the lower index."""
-        order = self._order(index.astype(np.float64))
-        scored = order[self.alive[order] & np.isfinite(score[order])]
-        scored = scored[np.argsort(-score[scored], kind="stable")]
-        scored = scored[np.argsort(self._groups[scored], kind="stable")]
-        beyond = np.zeros(len(self.alive), bool)
-        beyond[scored[_place_in_run(self._groups[scored]) >= n]] = True
-        self.drop("best-n", f"{n} by {by}", {f"no {by}": ~np.isfinite(score), f"not among the best {n}": beyond})
+        """Keep the ``n`` highest scores of each group; one that is not finite does not count. Ties go to the lower index."""
+        finite = np.isfinite(score)
+        beyond = self._after_first(n, finite, of={"group": self._groups}, order={"score": -score + 0.0, "index": index})
+        self.drop("best-n", f"{n} by {by}", {f"no {by}": ~finite, f"not among the best {n}": beyond})
 
     def balance(self, by: str, categories: Sequence[str | None], seed: int) -> None:
         """Keep as many rows of every category as the rarest living one has, drawn by a seeded hash of their ids."""
-        none = np.array([category is None for category in categories], bool)
-        alive = np.flatnonzero(self.alive & ~none)
-        counts = Counter(categories[row] for row in alive)
+        known = np.array([category is not None for category in categories], bool)
+        counts = Counter(category for category, alive in zip(categories, self.alive & known, strict=True) if alive)
         least = min(counts.values(), default=0)
-        members: dict[str | None, list[int]] = {}
-        for row in alive:
-            members.setdefault(categories[row], []).append(int(row))
-        over = np.zeros(len(self.alive), bool)
-        for rows in members.values():
-            rows.sort(key=lambda row: (xxhash.xxh3_64_intdigest(self._ids[row].encode(), seed), self._ids[row]))
-            over[rows[least:]] = True
-        gone = sorted({c for c in categories if c is not None} - {c for c in counts if c is not None})
+        drawn = np.array([xxhash.xxh3_64_intdigest(name.encode(), seed) for name in self._ids], np.uint64)
+        over = self._after_first(least, known, of={"category": categories}, order={"drawn": drawn})
+        gone = sorted({c for c in categories if c is not None} - counts.keys())
         notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items(), key=lambda item: str(item[0]))]
         notes += [f"{category}: none was left" for category in gone]
-        reasons = {f"no {by}": none, f"over the {least:,} of the rarest": over}
+        reasons = {f"no {by}": ~known, f"over the {least:,} of the rarest": over}
         self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
 
-    def _order(self, first: Array) -> Array:
-        """Row numbers by ``first``, then by rollout id, whatever their order in the file."""
-        if self._by_id is None:
-            self._by_id = np.argsort(np.array(self._ids, dtype=object), kind="stable")
-        return self._by_id[np.argsort(first[self._by_id], kind="stable")]
+    def _after_first(self, n: int, able: Mask, *, of: Mapping[str, Any], order: Mapping[str, Array]) -> Mask:
+        """Living rows that are ``able``, but for the first ``n`` of those that are alike in ``of``: by ``order``, then by
+        rollout id, whatever their order in the file."""
+        import polars as pl
+
+        rows = pl.LazyFrame({**of, **order, "id": self._ids}).with_row_index("row").filter(pl.Series(self.alive & able))
+        later = rows.sort(*order, "id").filter(pl.int_range(pl.len()).over(*of) >= n).select("row").collect()["row"]
+        found = np.zeros(len(self.alive), bool)
+        found[later.to_numpy()] = True
+        return found
 
     def _n_groups(self) -> int:
         return len(np.unique(self._groups[self.alive]))
-
-
-def _place_in_run(values: Array) -> Array:
-    """0, 1, 2, … within each stretch of equal values."""
-    if not len(values):
-        return np.zeros(0, np.int64)
-    starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
-    return np.arange(len(values)) - np.repeat(starts, np.diff(np.r_[starts, len(values)]))

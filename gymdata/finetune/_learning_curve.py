@@ -52,7 +52,7 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
 
 
 def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Every number of every epoch as TensorBoard events, written anew. Raises UsageError without tensorboard."""
+    """Every number of every epoch as TensorBoard events, replacing earlier ones. Raises UsageError without tensorboard."""
     with needs("train,tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
     shutil.rmtree(folder, ignore_errors=True)
@@ -85,9 +85,9 @@ def _held_out(axis: Any, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, 
     if not points:
         return
     xs, ys = [x for x, *_ in points], [y for _, y, _ in points]
-    spread = [[y - (b[0] if b else y) for _, y, b in points], [(b[1] if b else y) - y for _, y, b in points]]
+    intervals = [[y - (b[0] if b else y) for _, y, b in points], [(b[1] if b else y) - y for _, y, b in points]]
     n = found[-1][1]["n"]
-    axis.errorbar(xs, ys, yerr=spread, color=_HELD_OUT, marker="s", ms=7, lw=1.6, capsize=4, zorder=4,
+    axis.errorbar(xs, ys, yerr=intervals, color=_HELD_OUT, marker="s", ms=7, lw=1.6, capsize=4, zorder=4,
                   label=f"held-out rate, n = {n:,} (95 % interval)")  # fmt: skip
     for place, (x, y, _) in enumerate(points):
         if place in (0, len(points) - 1):

@@ -1,4 +1,4 @@
-"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unhonoured sections refused, paths found.
+"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused, paths found.
 
 Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check; a
 key is checked against the section that it stands in, with its dotted path in the message; all faults are reported at once.
@@ -19,7 +19,7 @@ from gymdata.finetune.settings import (
     IGNORED_KEYS,
     JUDGE_KEYS,
     KINDS,
-    UNHONOURED_KEYS,
+    UNSUPPORTED_KEYS,
     CollectBuilder,
     FinetuneConfig,
     Part,
@@ -55,7 +55,7 @@ def load(file: Path, overrides: Overrides = (), *, over: Mapping[str, Any] | Non
 def check(values: dict[str, Any], where: str) -> FinetuneConfig:
     """``values`` as a configuration. Raises UsageError naming the dotted path in ``where`` of everything that is wrong."""
     unknown = dict(_unknown(FinetuneConfig, {k: v for k, v in values.items() if k not in IGNORED_KEYS}, where, ""))
-    faults = [*_unhonoured(values, where), *unknown.values()]
+    faults = [*_unsupported(values, where), *unknown.values()]
     config = None
     try:
         config = FinetuneConfig.model_validate(values)
@@ -168,13 +168,13 @@ def _path_of(key: str) -> list[str]:
     return words
 
 
-def _unhonoured(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
+def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
     for section, instead in IGNORED_KEYS.items():
         if section in values:
             yield UsageError(
                 f"{where}: the section {section!r} cannot be honoured", hint=instead or f"take {section!r} out"
             )
-    for path, instead in UNHONOURED_KEYS.items():
+    for path, instead in UNSUPPORTED_KEYS.items():
         if _at(values, path) is not _MISSING:
             yield UsageError(f"{where}: {path} cannot be honoured", hint=instead or f"take {path} out")
 
@@ -297,11 +297,11 @@ def _unknown(model: type[pydantic.BaseModel], values: Any, where: str, path: str
     if not isinstance(values, dict) or model.model_config.get("extra") == "allow":
         return
     fields = {f.alias or name: f for name, f in model.model_fields.items()}
-    unhonoured = {key.rpartition(".")[2] for key in UNHONOURED_KEYS if key.rpartition(".")[0] == path}
+    unsupported = {key.rpartition(".")[2] for key in UNSUPPORTED_KEYS if key.rpartition(".")[0] == path}
     for name, value in values.items():
         inside = f"{path}.{name}".lstrip(".")
         if name not in fields:
-            if name not in unhonoured:
+            if name not in unsupported:
                 yield inside, UsageError.unknown_key(str(name), fields, f"{where}: {path}" if path else where)
             continue
         for below, many in _models(fields[name].annotation):

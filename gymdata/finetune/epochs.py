@@ -33,7 +33,7 @@ class EpochLoop:
 
     def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> dict[str, Any]:
         """Run or go on; returns what result.json holds."""
-        adapter.data(plan.loop.algorithm)  # an algorithm that the trainer has not is told before anything is sampled
+        adapter.data(plan.loop.algorithm)  # an algorithm that the trainer lacks is reported before anything is sampled
         state = State.open(plan.output, plan.identity, plan.loop.run_id, overwrite=plan.overwrite)
         try:
             return _Run(plan, builder, adapter, watch, state).run()
@@ -90,7 +90,7 @@ class _Run:
         plan, folder = self.plan, self.plan.folder(epoch)
         fresh = (epoch - 1) % plan.loop.collect_every == 0
         if fresh:
-            # An endpoint that nobody tells goes on serving the first policy.
+            # An endpoint without ``deploy`` keeps serving the first policy.
             sampled = version if not plan.served or plan.deploy is not None else 0
             self._stage(epoch, "collect", lambda: self._collect(epoch, policy, sampled))
             self._stage(epoch, "check", lambda: self._check(epoch))
@@ -140,19 +140,19 @@ class _Run:
         """Rollouts with faults are not trained on. One without a score is no fault: the selection counts it."""
         run = self.plan.folder(epoch) / "rollouts"
         log = self.plan.folder(epoch) / "logs" / "check.log"
-        told = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
-        if told["exit_code"]:
+        result = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
+        if result["exit_code"]:
             raise RefusedError(
-                f"epoch {epoch}: the rollouts have {told.get('errors', 'some'):,} error(s)",
+                f"epoch {epoch}: the rollouts have {result.get('errors', 'some'):,} error(s)",
                 hint=f"gymdata validate {run}",
             )
-        return {"warnings": told.get("warnings")}
+        return {"warnings": result.get("warnings")}
 
     def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
         file = _write(run.parent / f"{run.name}.judge.yaml", {**judging.settings, "name": judging.name})
-        told = self.plan.commands.run(["judge", str(run), "--config", str(file)],
+        result = self.plan.commands.run(["judge", str(run), "--config", str(file)],
                                       run.parent / "logs" / f"{run.name}.judge.log", self.watch)  # fmt: skip
-        return {"comparisons": told.get("comparisons"), "unscored": told.get("unscored")}
+        return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
 
     def _select(self, epoch: int, version: int) -> dict[str, Any]:
         loop = self.plan.loop
@@ -231,7 +231,7 @@ class _Run:
         return {**figures.held_out(run, plan.validation.threshold, scores), "policy_version": version}
 
     def _publish(self) -> None:
-        """metrics.jsonl, the curve and the report, made anew from the epochs' rows."""
+        """metrics.jsonl, the curve and the report, regenerated from the epochs' rows."""
         lines = b"".join(orjson.dumps(plain(row)) + b"\n" for row in self.rows)
         with replacing(self.plan.output / "metrics.jsonl") as temporary:
             temporary.write_bytes(lines)

@@ -1,7 +1,9 @@
 """The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
 
-Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is
-gone without having said so has failed; ``completed`` is said only of a process that ended with 0 and left a model.
+Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is gone
+without a recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model. A
+child ends when the loop's process ends, however that ends, so that the loop started again finds nobody at work in its
+folders; its output is in its log, and its failure shows the last lines of it.
 """
 
 from __future__ import annotations
@@ -81,12 +83,12 @@ def wait(process: subprocess.Popen[bytes], log: Path, progress: Progress, timeou
             try:
                 return process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
-                hear(log, progress)
+                follow_log(log, progress)
                 if left is not None and (left := left - _POLL_S) <= 0:
                     raise
 
 
-def hear(log: Path, progress: Progress) -> None:
+def follow_log(log: Path, progress: Progress) -> None:
     """Pass on how far the log's last line says that the work is, as in ``training 12/40``."""
     lines = last_lines(log, 1)
     if lines and (found := re.search(r"(\d[\d,]*)/(\d[\d,]*)", lines[-1])):
@@ -100,7 +102,7 @@ class CommandRunner:
     def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
         """``gymdata WORDS --json``; what it printed, with ``exit_code`` (0, or 1: faults found).
 
-        Raises KeyboardInterrupt after a Ctrl-C, and a GymdataError with the command's exit code when it said nothing.
+        Raises KeyboardInterrupt after a Ctrl-C, and a GymdataError with the command's exit code when it printed nothing.
         """
         answer = log.with_suffix(".out")
         answer.parent.mkdir(parents=True, exist_ok=True)
@@ -114,14 +116,16 @@ class CommandRunner:
         if code not in (0, 1) or not text:
             raise failed(f"`gymdata {words[0]}`", code, log)
         printed = json.loads(text.splitlines()[-1])
+        if isinstance(printed, dict) and "error" in printed:
+            raise failed(f"`gymdata {words[0]}`", code, log)
         return {**printed, "exit_code": code} if isinstance(printed, dict) else {"exit_code": code, "value": printed}
 
 
 def failed(what: str, code: int, log: Path) -> GymdataError:
     """The error of a child that ended with ``code``; its exit code is the child's (3 when a signal ended it)."""
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    said = "\n".join(f"    {line}" for line in last_lines(log))
-    error = GymdataError(f"{what} {how}" + (f":\n{said}" if said else ""), hint=f"the whole log is {log}")
+    last_output = "\n".join(f"    {line}" for line in last_lines(log))
+    error = GymdataError(f"{what} {how}" + (f":\n{last_output}" if last_output else ""), hint=f"the whole log is {log}")
     error.exit_code = code if code > 0 else 3
     return error
 
@@ -153,14 +157,14 @@ class CollectingBuilder:
         model = {"model": order.model} if order.model is not None else {}
         file = settings_file(order.output.parent / f"{order.output.name}.collect.yaml", {**own, **model, **decided})
         log = order.output.parent / "logs" / f"{order.output.name}.log"
-        told = self._commands.run(["collect", "--config", str(file)], log, progress)
-        if told.get("reward_faults"):
-            first = next((part["first_error"] for part in told["parts"].values() if part["failed"]), None)
-            why = f"{told['reward_faults']:,} rollouts could not be scored" + (f"; first: {first}" if first else "")
+        result = self._commands.run(["collect", "--config", str(file)], log, progress)
+        if result.get("reward_faults"):
+            first = next((part["first_error"] for part in result["parts"].values() if part["failed"]), None)
+            why = f"{result['reward_faults']:,} rollouts could not be scored" + (f"; first: {first}" if first else "")
             raise RewardError(why, hint=f"the whole log is {log}; mend the reward and run the same command again")
-        wanted = int(told["tasks"]) * own["num_rollouts"]
-        missing = wanted - int(told["rollouts"])
-        if told["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:
+        wanted = int(result["tasks"]) * own["num_rollouts"]
+        missing = wanted - int(result["rollouts"])
+        if result["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:
             error = GymdataError(
                 f"{missing:,} of {wanted:,} rollouts are missing, allow_missing is {allow_missing:g}",
                 hint=f"{order.output}/failures.jsonl says why; the same command tries again (see max_attempts)",
@@ -236,7 +240,7 @@ class ProcessJobs:
         code = process.poll()
         if code is None:
             counter = _Counter()
-            hear(Path(facts["log"]), counter)
+            follow_log(Path(facts["log"]), counter)
             return JobStatus("running", counter.share)
         return self._settle(ref, facts, code)
 
@@ -270,8 +274,8 @@ class ProcessJobs:
         if code in (EXIT_INTERRUPTED, -2):
             status = JobStatus("canceled", None, "interrupted")
         elif code != 0:
-            said = "\n".join(f"    {line}" for line in last_lines(Path(facts["log"])))
-            status = JobStatus("failed", None, f"ended with exit code {code}; its last words:\n{said}")
+            last_output = "\n".join(f"    {line}" for line in last_lines(Path(facts["log"])))
+            status = JobStatus("failed", None, f"ended with exit code {code}; its last words:\n{last_output}")
         elif not any((Path(facts["model"]) / name).is_file() for name in _MODEL_FILES):
             status = JobStatus("failed", None, f"ended with exit code 0, but {facts['model']} holds no model")
         else:

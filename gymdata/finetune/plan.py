@@ -1,6 +1,8 @@
 """A finetuning run with everything resolved: what the loop does, and where it writes.
 
-Invariants: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``.
+Invariants: the loop takes nothing from anywhere else; what of a plan must not change on a resume is ``identity``. Data
+is made by gymdata's own commands, from the selected rollouts alone; an epoch that has nothing to learn from is
+reported, and is not trained.
 """
 
 from __future__ import annotations
@@ -54,17 +56,17 @@ def _pairs(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tupl
     settings: dict[str, Any] = {"seed": plan.loop.seed}
     if plan.judging is not None:
         settings |= {"source": "comparisons", "judge": plan.judging.name}
-    told = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
-    return folder / "pairs" / "pairs.parquet", {"pairs": told["pairs"], "pair_candidates": told["candidates"],
-                              "pairs_dropped": {k: v for k, v in told["dropped"].items() if v}}  # fmt: skip
+    result = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
+    return folder / "pairs" / "pairs.parquet", {"pairs": result["pairs"], "pair_candidates": result["candidates"],
+                              "pairs_dropped": {k: v for k, v in result["dropped"].items() if v}}  # fmt: skip
 
 
 def _experiences(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    told = _run(plan, folder, "experience", rollouts, folder / "experiences", plan.trainer.experience, progress)
+    result = _run(plan, folder, "experience", rollouts, folder / "experiences", plan.trainer.experience, progress)
     return folder / "experiences" / "experiences.parquet", {
-        "sequences": told["counts"]["sequences"],
-        "rollouts_left_out": {why: n for why, n in told["left_out"].items() if n},
-        "groups_dropped": {why: n for why, n in told["dropped_groups"].items() if n},
+        "sequences": result["counts"]["sequences"],
+        "rollouts_left_out": {why: n for why, n in result["left_out"].items() if n},
+        "groups_dropped": {why: n for why, n in result["dropped_groups"].items() if n},
     }
 
 
@@ -85,7 +87,7 @@ def _export(plan: Plan, folder: Path, source: Path, format: str, progress: Progr
     return target
 
 
-#: Keys of the finetuning section that may differ when the same folder is gone on with.
+#: Keys of the finetuning section that may differ when the same folder is resumed.
 FREE = ("num_epochs", "output_dir", "endpoint_timeout", "tensorboard", "deploy", "enabled", "run_id")
 #: Keys of a collection that may differ too: how often and how long to try, and how files are cut.
 FREE_OF_COLLECTING = {
@@ -131,7 +133,7 @@ class Validation:
 @dataclass(frozen=True)
 class Plan:
     """``start``: folder of the first policy, which training starts from. ``served``: rollouts come from an endpoint that
-    goes on serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content."""
+    keeps serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content."""
 
     output: Path
     tasks: str

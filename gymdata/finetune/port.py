@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from gymdata.progress import Progress
 
-#: The life of a training job. ``completed`` is said only when the model is there to be read.
+#: The life of a training job. ``completed`` is reported only when the model is there to be read.
 JobState = Literal["pending", "running", "completed", "failed", "canceled"]
 
 
@@ -49,7 +49,7 @@ class TrainerAdapter(Protocol):
         ...
 
     def submit(self, job: TrainingJob) -> str:
-        """Start it and return its reference at once; what an earlier try left in ``job.output`` is gone on with or
+        """Start it and return its reference at once; what an earlier try left in ``job.output`` is resumed or
         removed. Raises OutsideError("trainer", …)."""
         ...
 
@@ -64,7 +64,7 @@ class TrainerAdapter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CollectOrder:
-    """Rollouts to collect into ``output``, a run folder that is gone on with when it is there.
+    """Rollouts to collect into ``output``, a run folder that is resumed when it is there.
 
     ``model``: folder of the policy, or None where only an endpoint's is used. ``settings``: keys of CollectConfig that
     beat the builder's own. ``reward``: reward specs as ``gymdata collect --reward`` takes them; none when a judge scores.
@@ -84,7 +84,7 @@ class TrajectoryBuilder(Protocol):
     """Collects the rollouts of one epoch and groups them (``group_id``); its result is the run folder."""
 
     def collect(self, order: CollectOrder, progress: Progress) -> None:
-        """Sample what is owed of ``order``. Called again after a crash: what is there is kept.
+        """Sample the pending rollouts of ``order``. Called again after a crash: what is there is kept.
 
         Raises GymdataError when the rollouts are not all there."""
         ...

@@ -11,65 +11,64 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gymdata.errors import DataError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import mean_ci, paired_difference_ci, wilson
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_run_json, read_table, scan_lazy
 from gymdata.store.run_json import replacing
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def rewards(scores: pa.Table) -> dict[str, Any]:
     """Mean, bounds and 95 % interval by task of a table with task_id and reward; how many are unscored."""
-    values = pc.fill_null(scores["reward"], math.nan).to_numpy()
-    finite = np.isfinite(values)
-    labels = scores["task_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-    mean, low, high = mean_ci(values[finite], labels[finite]) if finite.any() else (math.nan,) * 3
-    known = values[finite]
+    known = _known(scores)
+    values = known["reward"]
+    mean, low, high = mean_ci(values.to_numpy(), known["task_id"].to_numpy()) if len(known) else (math.nan,) * 3
     return {
-        "reward_mean": _known(mean),
+        "reward_mean": None if math.isnan(mean) else mean,
         "reward_ci95": _interval(low, high),
-        "reward_min": float(known.min()) if len(known) else None,
-        "reward_max": float(known.max()) if len(known) else None,
-        "rollouts": len(values),
-        "unscored": int((~finite).sum()),
+        "reward_min": values.min(),
+        "reward_max": values.max(),
+        "rollouts": len(scores),
+        "unscored": len(scores) - len(known),
     }
 
 
 def missing(run: Path) -> int:
     """Rollouts that were wanted of a run and are not there."""
+    import polars as pl
+
     extent = read_run_json(run).get("extent") or {}
     wanted = int(extent.get("tasks") or 0) * int(extent.get("num_rollouts") or 0)
-    there: int = read_table(run, ROLLOUTS, ["rollout_id"]).num_rows
-    return max(0, wanted - there)
+    return max(0, wanted - int(scan_lazy(run).select(pl.len()).collect().item()))
 
 
 def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> dict[str, Any]:
     """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout a task, else
     by bootstrap over tasks."""
     table = read_table(run, ROLLOUTS, ["task_id", "reward"]) if scores is None else scores
-    values = pc.fill_null(table["reward"], math.nan).to_numpy()
-    finite = np.isfinite(values)
-    tasks = np.array(table["task_id"].to_pylist(), dtype=object)[finite]
-    success = (values[finite] > threshold).astype(np.float64)
-    n = len(success)
+    known = _known(table)
+    n, unscored, tasks = len(known), len(table) - len(known), known["task_id"].n_unique()
     if not n:
-        return {"n": 0, "tasks": 0, "rate": None, "ci95": None, "reward_mean": None, "unscored": len(values)}
-    one_each = len(set(tasks.tolist())) == n
-    low, high = wilson(int(success.sum()), n) if one_each else mean_ci(success, tasks)[1:]
+        return {"n": 0, "tasks": 0, "rate": None, "ci95": None, "reward_mean": None, "unscored": unscored}
+    success = (known["reward"] > threshold).to_numpy().astype(np.float64)
+    successes = int(success.sum())
+    low, high = wilson(successes, n) if tasks == n else mean_ci(success, known["task_id"].to_numpy())[1:]
     return {
         "n": n,
-        "tasks": len(set(tasks.tolist())),
-        "successes": int(success.sum()),
-        "rate": float(success.mean()),
+        "tasks": tasks,
+        "successes": successes,
+        "rate": successes / n,
         "ci95": _interval(low, high),
-        "reward_mean": float(values[finite].mean()),
-        "unscored": int((~finite).sum()),
+        "reward_mean": known["reward"].mean(),
+        "unscored": unscored,
     }
 
 
@@ -114,16 +113,19 @@ def _loss(metrics: Path) -> float | None:
 
 
 def _by_task(run: Path, threshold: float) -> dict[str, float]:
-    table = read_table(run, ROLLOUTS, ["task_id", "reward"])
-    found: dict[str, list[float]] = {}
-    for task, reward in zip(table["task_id"].to_pylist(), table["reward"].to_pylist(), strict=True):
-        if reward is not None and math.isfinite(reward):
-            found.setdefault(task, []).append(float(reward > threshold))
-    return {task: sum(values) / len(values) for task, values in found.items()}
+    import polars as pl
+
+    reward = pl.col("reward")
+    tasks = scan_lazy(run).filter(reward.is_finite()).group_by("task_id").agg((reward > threshold).mean())
+    return dict(tasks.collect(engine="streaming").iter_rows())
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+def _known(scores: pa.Table) -> pl.DataFrame:
+    """The rows of task_id and reward that have a finite reward."""
+    import polars as pl
+
+    rows = pl.DataFrame(pl.from_arrow(scores.select(["task_id", "reward"])))
+    return rows.filter(pl.col("reward").is_finite())
 
 
 def _interval(low: float, high: float) -> list[float] | None:

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,54 @@ from gymdata.finetune.settings import (
     output_dir,
 )
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import path_of
+from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
-from gymdata.user_code import load_symbol, place_in, place_of
+from gymdata.user_code import from_here, load_symbol, place_in, place_of
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FinetuneReport(Report):
+    """What a finetuning run ended with: ``result`` is all of it, as result.json holds it. The rest is None where a loop of
+    the user's own says nothing of it; ``validation``: the ``first`` and ``last`` held-out rate and their ``difference``."""
+
+    result: dict[str, Any]
+    epochs: int | None = None
+    algorithm: str | None = None
+    policy: str | None = None
+    trained_tokens: int | None = None
+    reward_first: float | None = None
+    reward_last: float | None = None
+    validation: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> FinetuneReport:
+        names = ("epochs", "algorithm", "policy", "trained_tokens", "reward_first", "reward_last", "validation")
+        return cls(dict(result), **{name: result.get(name) for name in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.result
+
+    def rows(self) -> list[Row]:
+        if self.epochs is None or self.policy is None:
+            return [(str(name), value) for name, value in self.result.items()]
+        first, last = ("–" if value is None else f"{value:.4g}" for value in (self.reward_first, self.reward_last))
+        rows: list[Row] = [
+            ("epochs", f"{self.epochs} of {self.algorithm}"),
+            ("reward, first and last", f"{first} and {last}"),
+        ]
+        held_out = self.validation or {}
+        for name in ("first", "last"):
+            if found := held_out.get(name):
+                counted = f"{found['successes']} of {found['n']}"
+                rows.append((f"held-out, {name}", f"{rate_text(found)} after epoch {found['epoch']}, {counted}"))
+        if "difference" in held_out:
+            rows.append(("  last minus first", rate_text(held_out["difference"]).replace(" %", " points", 1)))
+        rows += [("tokens trained", self.trained_tokens), ("policy", from_here(self.policy))]
+        return [*rows, ("report", from_here(self.result["report"]))]
+
 
 #: What a part must be able to do, by section.
 _METHODS = {
@@ -180,8 +223,8 @@ def finetune(
     overwrite: bool = False,
     watch: Watch | None = None,
     command: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Run, or resume, the epochs of the configuration in the YAML file ``config``; returns what OUTPUT/result.json holds.
+) -> FinetuneReport:
+    """Run, or resume, the epochs of the configuration in the YAML file ``config``; its result is also in OUTPUT/result.json.
 
     ``overrides``: (dotted key, text or value), applied in order; the keywords stand for keys of the file and beat them.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's, RefusedError
@@ -207,7 +250,7 @@ def finetune(
     if result_json_path is not None:
         with replacing(Path(result_json_path)) as temporary:
             temporary.write_text(json.dumps(result, indent=2) + "\n")
-    return result
+    return FinetuneReport.of(result)
 
 
 def plan_of(
@@ -283,7 +326,7 @@ def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> st
         raise UsageError(f"{where} is missing", hint="a task file, or give --dataset")
     path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
     tasks = str(Path(path).absolute())
-    _ = TaskFile(tasks).files  # a missing file is told at once
+    _ = TaskFile(tasks).files  # a missing file is reported at once
     return tasks
 
 
@@ -341,10 +384,10 @@ def _validation(
         builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
         scoring = _scoring(own, beside)
         # What the file says of these is meant for validation; what the main one says is meant for training.
-        said = read_yaml(path)
+        document = read_yaml(path)
         name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
-        stated = {**((said.get("llms") or {}).get(target_of(own)) or {}),
-                  **((said.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
+        stated = {**((document.get("llms") or {}).get(target_of(own)) or {}),
+                  **((document.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
         held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
         if own.eval.general.dataset != config.eval.general.dataset:
             section = section.model_copy(update={"dataset": own.eval.general.dataset})

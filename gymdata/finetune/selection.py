@@ -40,9 +40,13 @@ class Source:
         table = read_table(self.run, ROLLOUTS, _COLUMNS)
         if self.judge is None:
             return table
-        judged = read_table(self.judge, SCORES, ["rollout_id", "value"])
-        place = pc.index_in(table["rollout_id"], value_set=judged["rollout_id"].combine_chunks())
-        return table.set_column(table.column_names.index("reward"), "reward", judged["value"].take(place))
+        values = _values_of(table["rollout_id"], read_table(self.judge, SCORES, ["rollout_id", "value"]))
+        return table.set_column(table.column_names.index("reward"), "reward", values)
+
+
+def _values_of(rollout_ids: pa.Array | pa.ChunkedArray, judged: pa.Table) -> pa.ChunkedArray:
+    """The judge's value of each rollout, null where it has none."""
+    return judged["value"].take(pc.index_in(rollout_ids, value_set=judged["rollout_id"].combine_chunks()))
 
 
 def select(
@@ -73,7 +77,7 @@ def select(
         "rollouts": rows.num_rows,
         "groups": len(stats),
         "groups_selected": len(included),
-        "groups_learnable": sum(one.spread > 0 for one in stats if one.task_id in included),
+        "groups_learnable": sum(one.score_range > 0 for one in stats if one.task_id in included),
         "groups_left_out": dict(sorted(reasons.items())),
         "too_old_left_out": too_old,
         "stale_rollouts": int(pc.sum(pc.greater(lag, 0)).as_py() or 0),
@@ -100,17 +104,17 @@ def _groups(rows: pa.Table, version: int) -> dict[str, tuple[str, list[float | N
 
 
 def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
-    """The rollouts of these groups to ``folder``/rollouts.parquet, and what a judge said of them beside it."""
+    """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
     wanted = pa.array(sorted(group_ids), pa.string())
     schema = ROLLOUTS.schema
 
     def chosen() -> Iterator[pa.RecordBatch]:
         for source in sources:
-            scores = _rescored(source)
+            judged = source.judge and read_table(source.judge, SCORES, ["rollout_id", "value"])
             for batch in scan_batches(source.run, ROLLOUTS, None, _BATCH_ROWS):
                 part = batch.filter(pc.is_in(batch.column("group_id"), value_set=wanted))
                 if part.num_rows:
-                    yield from _in_shape(part, schema, scores).to_batches()
+                    yield from _in_shape(part, schema, judged).to_batches()
 
     parents = [_parent(path) for source in sources for path in (source.run, source.judge) if path is not None]
     file = folder / "rollouts.parquet"
@@ -133,20 +137,12 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
     return rows
 
 
-def _rescored(source: Source) -> dict[str, float | None] | None:
-    if source.judge is None:
-        return None
-    judged = read_table(source.judge, SCORES, ["rollout_id", "value"])
-    return dict(zip(judged["rollout_id"].to_pylist(), judged["value"].to_pylist(), strict=True))
-
-
-def _in_shape(batch: pa.RecordBatch, schema: pa.Schema, scores: Mapping[str, float | None] | None) -> pa.Table:
+def _in_shape(batch: pa.RecordBatch, schema: pa.Schema, judged: pa.Table | None) -> pa.Table:
     """Rows with every column of ``schema``, the reward replaced by the judge's, which is also named among the rewards."""
     columns = {f.name: batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type)
                for f in schema}  # fmt: skip
-    if scores is not None:
-        values = [scores.get(rollout) for rollout in batch.column("rollout_id").to_pylist()]
-        columns["reward"] = pa.array(values, pa.float64())
+    if judged is not None:
+        columns["reward"] = _values_of(batch.column("rollout_id"), judged)
     return pa.table({f.name: columns[f.name].cast(f.type) for f in schema}, schema=schema)
 
 

@@ -159,7 +159,7 @@ class CommandAdapter(Config):
 
 class EpochsTrainer(Config):
     """``_type: epochs``, the shipped loop. ``pairs``, ``experience``: keys of the --config of these commands, used when the
-    algorithm needs such data. ``measure_kl``: score rollouts of later epochs with the first policy, at most so many."""
+    algorithm needs such data. ``measure_kl``: score rollouts of later epochs with the first policy, at most this many."""
 
     pairs: dict[str, Any] = pydantic.Field(default_factory=dict)
     experience: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -221,10 +221,10 @@ class FinetuningSection(Config):
     """The loop. ``trainer``, ``trajectory_builder``, ``trainer_adapter``: names of entries of their sections; may be left
     out where there is one. ``target_model``: the entry of ``llms`` that is trained. ``output_dir`` may hold {algorithm}.
 
-    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first so many tasks. ``collect_every``: fresh
-    rollouts only every so many epochs; ``reuse_epochs``: train on the rollouts of so many earlier epochs too. Both make
+    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first N tasks. ``collect_every``: fresh
+    rollouts only every N epochs; ``reuse_epochs``: train on the rollouts of the N epochs before, too. Both make
     rollouts of older policies; those more than ``max_policy_lag`` versions behind are left out and counted.
-    ``deploy``: words of a command that makes the endpoint serve {model} as {version}; without it an endpoint goes on
+    ``deploy``: words of a command that makes the endpoint serve {model} as {version}; without it an endpoint keeps
     serving the first policy."""
 
     enabled: bool = True
@@ -310,7 +310,7 @@ IGNORED_KEYS = {
     "authentication": None, "middleware": None, "ttc_strategies": None, "optimizer": None, "logging": None,
     "telemetry": None,
 }  # fmt: skip
-UNHONOURED_KEYS = {
+UNSUPPORTED_KEYS = {
     "eval.general.output_dir": "everything is written under finetuning.output_dir",
     "eval.general.output": "everything is written under finetuning.output_dir",
     "eval.general.profiler": None,

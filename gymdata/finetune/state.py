@@ -68,7 +68,7 @@ class State:
         return str(self._facts["run_id"])
 
     def done(self, epoch: int, stage: str) -> dict[str, Any] | None:
-        """What a finished stage gave; None when it is owed."""
+        """What a finished stage gave; None when it is pending."""
         entry = self._facts["epochs"].get(str(epoch), {}).get(stage, {})
         return dict(entry.get("result", {})) if entry.get("state") == "completed" else None
 

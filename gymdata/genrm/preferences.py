@@ -28,7 +28,7 @@ class Preferences:
     flipped: Bools
     mixed: Bools
 
-    def vetoes(self, chosen: Ints, rejected: Ints, *, both_positions: bool = True) -> list[tuple[str, Bools]]:
+    def rejections(self, chosen: Ints, rejected: Ints, *, both_positions: bool = True) -> list[tuple[str, Bools]]:
         """Why the comparisons do not bear out that each ``chosen`` beats its ``rejected``, reason by reason.
 
         A winner that changes with the positions is never borne out. With ``both_positions`` the two must have been judged in

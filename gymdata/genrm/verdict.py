@@ -35,7 +35,7 @@ VERDICT_SCHEMA: dict[str, Any] = {
 _FENCE = re.compile(r"```(json)?", re.IGNORECASE)
 #: Inside an object: a brace, or a string (to the end of the text when it is never closed).
 _TOKEN = re.compile(r'[{}]|"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
-#: A quote that is never closed hides braces; the text is read again from the first one hidden, at most so many times.
+#: A quote that is never closed hides braces; the text is read again from the first one hidden, at most this many times.
 _PASSES = 4
 _Span = tuple[int, int]
 

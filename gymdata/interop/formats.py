@@ -53,8 +53,8 @@ def detect(sources: Sequence[Source]) -> str:
             raise DataError.empty(source.path, _EXPECTED)
         found.setdefault(_format(source), source.path)
     if len(found) > 1:
-        told = ", ".join(f"{path.name} is {name}" for name, path in found.items())
-        raise UsageError(f"files of several formats: {told}", hint="import them one format at a time")
+        formats = ", ".join(f"{path.name} is {name}" for name, path in found.items())
+        raise UsageError(f"files of several formats: {formats}", hint="import them one format at a time")
     return next(iter(found))
 
 

@@ -7,9 +7,10 @@ shows the duplicate (D701) as its file does.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,22 @@ class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
     def of(cls, error: Exception) -> BadItem:
         """``error``, or the bad item that one of ``ODD`` makes of its row."""
         return error if isinstance(error, BadItem) else cls("S102", reason_of(error))
+
+
+def run_id_of(sources: Iterable[Source]) -> str:
+    """The run id of an import that was given none: a hash of the file names."""
+    names = "\n".join(str(source.path) for source in sources)
+    return "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+
+
+def turn_down(
+    code: str, reason: str, source: Source, line: int, text: bytes, reject: Reject | None, what: str, cause: Exception
+) -> None:
+    """Give a row that cannot be used to ``reject``; without one raises DataError. ``what``: such as "a NeMo Gym row"."""
+    if reject is None:
+        why = f"one that cannot be imported ({code}: {reason})"
+        raise DataError.bad_row(source.path, line, None, why, what) from cause
+    reject(Rejected(source.path, line, code, reason, text[:1000].decode("utf-8", "replace")))
 
 
 def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:

@@ -1,7 +1,7 @@
 """``gymdata.import_rollouts`` and ``gymdata.export``: other projects' files to runs and back.
 
 Invariants: every row that goes in comes out as a rollout (or a pair) or is named in rejected.jsonl with its line and
-reason; what a format cannot hold is counted and told; an output appears whole.
+reason; what a format cannot hold is counted and reported; an output appears whole.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.importing import ODD, reason_of
-from gymdata.public import path_of, paths_of, short_repr
+from gymdata.public import Report, Row, path_of, paths_of
+from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
-from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
-from gymdata.store.columns import build, spread
+from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, local_output
@@ -42,17 +42,17 @@ NOT_REBUILT = "not_rebuilt.jsonl"
 _BATCH_ROWS = 256
 
 
-@dataclass(slots=True)
-class ImportSummary:
-    """What came in. ``rows`` = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected rows by code,
-    ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
+@dataclass(slots=True, repr=False)
+class ImportSummary(Report):
+    """What came in. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected
+    rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
 
     run: str
     format: str
-    rows: int = 0
+    rows_in: int = 0
     rollouts: int = 0
     pairs: int = 0
     rejected: int = 0
@@ -66,34 +66,67 @@ class ImportSummary:
     reasons: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
-    __repr__ = short_repr
+    @property
+    def ok(self) -> bool:
+        return not self.rejected
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}
+
+    def rows(self) -> list[Row]:
+        rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
+        first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected]
+        if SOURCES[self.format] == "pairs":
+            return [*first, ("pairs, without token data", self.pairs), ("written to", self.run)]
+        rebuilt: list[Row] = [("prompts rebuilt", self.prompts_rebuilt), ("prompts not rebuilt", self.prompts_refused)]
+        return [
+            *first,
+            ("rollouts", self.rollouts),
+            ("turns with token ids", self.turns),
+            ("breaks", self.breaks),
+            ("rollouts without token data", self.without_token_data),
+            ("rollouts without reward", self.without_reward),
+            ("duplicate rollouts", self.duplicates),
+            *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
+            ("written to", self.run),
+        ]
 
     def count_rejected(self, rejected: Sequence[Rejected]) -> None:
         """Add up after the last row."""
         self.rejected = len(rejected)
-        self.rows = self.rollouts + self.pairs + self.rejected
+        self.rows_in = self.rollouts + self.pairs + self.rejected
         self.reasons = dict(sorted(Counter(r.code for r in rejected).items()))
 
 
-@dataclass(slots=True)
-class ExportSummary:
-    """What went out. ``lost``: what the format cannot hold → in how many rows; ``skipped``: rows without a place in it."""
+@dataclass(slots=True, repr=False)
+class ExportSummary(Report):
+    """What went out: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many rows;
+    ``skipped``: rows without a place in it."""
 
     output: str
     format: str
-    rows: int = 0
+    rows_out: int = 0
     skipped: int = 0
     turns: int = 0
     turns_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
 
-    __repr__ = short_repr
+    @property
+    def ok(self) -> bool:
+        """Not when the format could hold nothing: a script must not go on with an empty file."""
+        return self.rows_out > 0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"rows" if name == "rows_out" else name: value for name, value in asdict(self).items()}
+
+    def rows(self) -> list[Row]:
+        return [
+            ("rows", self.rows_out),
+            *([("left out", self.skipped)] if self.skipped else []),
+            *((f"  lost: {what}", n) for what, n in self.lost.items()),
+            *([("turns delivered", self.turns - self.turns_lost)] if self.format == "nemo-gym" else []),
+            ("written to", self.output),
+        ]
 
 
 def import_rollouts(
@@ -109,7 +142,7 @@ def import_rollouts(
 ) -> ImportSummary:
     """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
 
-    ``source``: one of ``SOURCES``, told from the files when not given. Files of pairs become ``output/pairs.parquet``.
+    ``source``: one of ``SOURCES``, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
     others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
@@ -167,7 +200,7 @@ def import_rollouts(
         overwrite=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        # An import that was stopped after it had met an unfit row goes on with the rows that it had found fit.
+        # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.
         careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
         try:
             _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)
@@ -185,8 +218,8 @@ def import_rollouts(
         _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
             summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
-            told = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
-            _write_lines(Path(output) / NOT_REBUILT, told)
+            lines = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
+            _write_lines(Path(output) / NOT_REBUILT, lines)
         run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
         if shapes:
             run.note(documents=shapes)
@@ -219,7 +252,7 @@ def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
     """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
     columns = [name for name in table.schema.names if name in row]
     try:
-        spread(build([row], table, columns, "", [0]))
+        to_rows(build([row], table, columns, "", [0]))
     except DataError as error:
         # The row's place is reported beside the reason.
         raise DataError(error.reason) from error
@@ -290,11 +323,11 @@ def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator
 
 
 def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
-    told = (
+    lines = (
         {"file": str(b.file), "line": b.line, "code": b.code, "reason": _unicode(b.reason), "text": b.text}
         for b in rejected
     )
-    return [encode_any(one) + b"\n" for one in told]
+    return [encode_any(one) + b"\n" for one in lines]
 
 
 def _unicode(text: str) -> str:
@@ -374,7 +407,7 @@ def _export(
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
             refuse_unsound_rows(batch, str(path), known)
-            for row in spread(batch):
+            for row in to_rows(batch):
                 current = row["pair_id"] if table is PAIRS else row["rollout_id"]
                 yield row
 
@@ -385,15 +418,15 @@ def _export(
             _write_nemo_gym(rows(), part.path, summary, lost)
             lost["turns that no message names"] = summary.turns_lost
         else:
-            summary.rows = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
-            summary.skipped = seen - summary.rows
+            summary.rows_out = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
+            summary.skipped = seen - summary.rows_out
     except DataError:
         raise
     except ODD as error:
         # What odd JSON in messages, tools and extra does to a writer is the fault of its row.
         what = f"{path}: {'pair' if table is PAIRS else 'rollout'} {current}"
         raise DataError.unwritable_row(what, format, reason_of(error)) from error
-    part.rows = summary.rows
+    part.rows = summary.rows_out
     if not seen:
         raise _nothing_there(path, table)
     summary.lost = {what: n for what, n in lost.items() if n}
@@ -426,7 +459,7 @@ def _write_nemo_gym(
     with path.open("wb") as file:
         for row in rows:
             made, lost = nemo_gym_row(row)
-            summary.rows += 1
+            summary.rows_out += 1
             summary.turns += row["n_turns"]
             summary.turns_lost += lost
             digits[DIGITS] += lost_digits(row)

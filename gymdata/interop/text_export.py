@@ -1,6 +1,6 @@
 """Rollouts and pairs as text for other trainers: TRL, OpenAI fine-tuning, verl.
 
-Invariants: each format's writer counts what it cannot hold, so that the loss is told; messages keep their order and
+Invariants: each format's writer counts what it cannot hold, so that the loss is reported; messages keep their order and
 their text. Token ids and log-probabilities are in none of these formats.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.rollouts.responses import json_text, loads
+from gymdata.rollouts.messages import json_text, loads
 
 Losses = Counter[str]
 #: A row in another format, or None when it has no place there.
@@ -144,11 +144,6 @@ def _count(row: Mapping[str, Any], lost: Losses) -> None:
     lost[REWARDS] += row["reward"] is not None
     lost["which turn wrote which message"] += row["n_turns"] > 0
     lost["breaks and branches"] += row["n_breaks"] > 0
-
-
-def told(lost: Losses) -> list[str]:
-    """Losses as lines for people."""
-    return [f"{what} ({n:,})" for what, n in lost.items() if n]
 
 
 #: Format → (its writer, the table it is made from).

@@ -61,8 +61,8 @@ class EngineJudge:
         )
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
-        held = constrain == "on"
-        self.sampler = (_GuidedVerdictSampler if held else VllmSampler)(
+        guided = constrain == "on"
+        self.sampler = (_GuidedVerdictSampler if guided else VllmSampler)(
             model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
         )
         facts = model_identity.policy_facts(model)
@@ -74,14 +74,14 @@ class EngineJudge:
             "temperature": temperature,
             "top_p": top_p,
             "max_tokens": self.max_tokens,
-            "constrain": held,
+            "constrain": guided,
         }
         self._numbers = itertools.count()
         self._room = 0
 
     @property
     def default_concurrency(self) -> int:
-        """Twice what the engine runs side by side: verdicts are short, so many seats fall free at each step, and the
+        """Twice what the engine runs side by side: verdicts are short, so many slots fall free at each step, and the
         engine should find the next question there."""
         return 2 * self.sampler.default_concurrency
 
@@ -117,8 +117,8 @@ class EngineJudge:
 
     def _check_roles(self) -> None:
         """The template must show both responses, each in its place."""
-        one, two, said = f"{_PROBE}1", f"{_PROBE}2", f"{_PROBE}0"
-        messages = self.form.messages([{"role": "user", "content": said}], one, two, None)
+        one, two, question = f"{_PROBE}1", f"{_PROBE}2", f"{_PROBE}0"
+        messages = self.form.messages([{"role": "user", "content": question}], one, two, None)
         hint = "give a judge that was trained for these roles, or --judge-prompt default for an ordinary model"
         try:
             text = self.chat.text(messages, None, generate=True)
@@ -126,5 +126,5 @@ class EngineJudge:
             raise UsageError(
                 f"{self.model}: its chat template refuses a comparison: {error.message}", hint=hint
             ) from error
-        if not text.find(said) < text.find(one) < text.find(two) or said not in text:
+        if not text.find(question) < text.find(one) < text.find(two) or question not in text:
             raise UsageError(f"{self.model}: its chat template does not show question and both responses", hint=hint)

@@ -1,4 +1,4 @@
-"""Rollouts to contests, and judged contests to rewards, tables and a report.
+"""Rollouts to comparisons, and judged comparisons to rewards, tables and a report.
 
 Invariants: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
 its transcript; reasoning is never shown; neither the order of rollouts nor of comparisons changes anything.
@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.genrm.aggregate import Adjustments, Rewards
 from gymdata.genrm.matches import Matches
 from gymdata.judge.pairwise import STATUSES, Candidate, Comparison, sizes_of
-from gymdata.rollouts import chains
+from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import SCORES
 
 COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
@@ -31,43 +31,43 @@ MATCH_COLUMNS = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "r
 
 @dataclass(frozen=True, slots=True)
 class JudgeGroups:
-    """All rollouts as contests. ``alone``: groups of one, which nobody can be compared in."""
+    """All rollouts as comparisons, one per group. ``alone``: groups of one, which nobody can be compared in."""
 
-    contests: list[Comparison]
+    comparisons: list[Comparison]
     alone: int
     rollouts: int
 
     def numbered(self) -> tuple[list[Candidate], list[str], np.ndarray]:
         """Every entrant, its run, and the number of its group; in the order in which responses are numbered."""
-        candidates = [e for c in self.contests for e in c.candidates]
-        runs = [c.run_id for c in self.contests for _ in c.candidates]
-        sizes = [len(c.candidates) for c in self.contests]
+        candidates = [e for c in self.comparisons for e in c.candidates]
+        runs = [c.run_id for c in self.comparisons for _ in c.candidates]
+        sizes = [len(c.candidates) for c in self.comparisons]
         return candidates, runs, np.repeat(np.arange(len(sizes)), sizes)
 
 
 def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
-    """Contests by group, groups by id, members by index. ``limit`` takes the first so many groups."""
-    prompts, completions = chains.split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
-    groups: dict[str, list[int]] = {}
+    """Comparisons by group, groups by id, members by index. ``limit`` takes the first N groups."""
+    import polars as pl
+
+    prompts, completions = split_messages(rollouts["messages"].combine_chunks(), rollouts["n_turns"].to_numpy())
     names = {name: rollouts[name].to_pylist() for name in COLUMNS if name != "messages"}
-    for row, group in enumerate(names["group_id"]):
-        groups.setdefault(group, []).append(row)
-    chosen = sorted(groups)[:limit]
-    contests, alone = [], 0
-    for group in chosen:
-        rows = sorted(groups[group], key=lambda r: (names["rollout_index"][r], names["rollout_id"][r]))
+    keys = pl.DataFrame(pl.from_arrow(rollouts.select(["group_id", "rollout_index", "rollout_id"])))
+    ordered = keys.lazy().with_row_index("row").sort("rollout_index", "rollout_id")
+    groups = ordered.group_by("group_id").agg("row").sort("group_id").collect()[:limit]
+    comparisons, alone = [], 0
+    for group, rows in groups.iter_rows():
         if len(rows) < 2:
             alone += 1
             continue
-        candidates = [_entrant(names, r, completions[r].as_py(), show) for r in rows]
-        conversation = [_said(m) for m in prompts[rows[0]].as_py()]
-        contests.append(
+        candidates = [_candidate(names, r, completions[r].as_py(), show) for r in rows]
+        conversation = [_judge_message(m) for m in prompts[rows[0]].as_py()]
+        comparisons.append(
             Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
-    return JudgeGroups(contests, alone, sum(len(groups[g]) for g in chosen))
+    return JudgeGroups(comparisons, alone, int(groups["row"].list.len().sum()))
 
 
-def _entrant(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Candidate:
+def _candidate(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Candidate:
     reasoning = "\n".join(m["reasoning"] for m in messages if m.get("reasoning"))
     text = transcript(messages) if show == "transcript" else final_answer(messages)
     return Candidate(names["rollout_id"][row], names["rollout_index"][row], text, reasoning)
@@ -80,7 +80,7 @@ def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What was said, called and returned, one paragraph a message; without reasoning."""
+    """Messages, calls and results, one paragraph a message; without reasoning."""
     parts = []
     for message in messages:
         text = message.get("content") or ""
@@ -133,7 +133,7 @@ def _arguments(given: Any) -> Any:
         return given
 
 
-def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+def _judge_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": message.get("content") or ""}
 
 
@@ -151,7 +151,7 @@ class Aggregation:
 
 
 def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
-    """Rewards by entrant (as ``JudgeGroups.numbered``), the bias report, and the comparisons as columns.
+    """Rewards by candidate (as ``JudgeGroups.numbered``), the bias report, and the comparisons as columns.
 
     Comparisons of rollouts that are not in the field are left out.
     """
@@ -183,7 +183,7 @@ def matches_in(comparisons: pa.Table, number: Mapping[str, int]) -> Matches:
 def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.ndarray, where: str | Path) -> None:
     """Raises DataError, naming file and row, for comparisons (``MATCH_COLUMNS``) that no judge of ours makes.
 
-    That is a status that is none, a rollout with itself, or rollouts of two groups (``groups``: that of each id).
+    That is an unknown status, a rollout with itself, or rollouts of two groups (``groups``: that of each id).
     """
     table = comparisons
     strange = pc.invert(pc.is_in(table["status"], value_set=pa.array(STATUSES)))
@@ -200,8 +200,8 @@ def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.
         raise DataError.bad_row(where, row + 1, "rollout_j", got, "a rollout of the same group")
 
 
-def _first(truths: pa.ChunkedArray | pa.Array) -> int | None:
-    place = int(pc.index(truths, True).as_py())
+def _first(flags: pa.ChunkedArray | pa.Array) -> int | None:
+    place = int(pc.index(flags, True).as_py())
     return place if place >= 0 else None
 
 

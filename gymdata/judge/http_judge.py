@@ -125,8 +125,8 @@ class HttpJudge:
         return names[0]
 
     async def _answer(self, body: Mapping[str, Any]) -> JudgeAnswer:
-        asked = self.sampling["max_tokens"]
-        most = ORDINARY_BYTES if asked is None else _ANSWER_BYTES + _TOKEN_BYTES * int(asked)
+        max_tokens = self.sampling["max_tokens"]
+        most = ORDINARY_BYTES if max_tokens is None else _ANSWER_BYTES + _TOKEN_BYTES * int(max_tokens)
         return await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
 
 

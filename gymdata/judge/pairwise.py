@@ -1,7 +1,7 @@
-"""Judging: each match asked once, its verdict kept by content, and every match accounted for.
+"""Judging: each match judged once, its verdict kept by content, and every match accounted for.
 
-Invariants: a verdict that was paid for is never asked for again; every match of a schedule ends as judged,
-unparsed, refused or failed, and only judged ones have numbers; the same contest judged again gives the same rows.
+Invariants: a verdict that was paid for is never requested again; every match of a schedule ends as judged,
+unparsed, refused or failed, and only judged ones have numbers; the same comparison judged again gives the same rows.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class VerdictParser:
-    """How answers are read and asked for again. Published reading fills in the defaults."""
+    """How answers are read and requested again. Published reading fills in the defaults."""
 
     strict: bool = True
     default_score: float = 3.0
@@ -133,11 +133,11 @@ class PairwiseJudge:
         """The judge as comparisons name it."""
         return judge_name(self.judge.identity)
 
-    async def contest(self, contest: Comparison, matches: Sequence[Match]) -> list[Judged]:
+    async def compare(self, comparison: Comparison, matches: Sequence[Match]) -> list[Judged]:
         """Every match, in order."""
-        shown = [tidy(genrm.shown(e.answer)) for e in contest.candidates]
-        conversation = [{**m, "content": tidy(genrm.plain_text(m.get("content")))} for m in contest.conversation]
-        principle = None if contest.principle is None else tidy(contest.principle)
+        shown = [tidy(genrm.shown(e.answer)) for e in comparison.candidates]
+        conversation = [{**m, "content": tidy(genrm.plain_text(m.get("content")))} for m in comparison.conversation]
+        principle = None if comparison.principle is None else tidy(comparison.principle)
         # Asked for now: a served judge knows its model only once it has started.
         identity = _canonical({**self.judge.identity, "seed": self.seed})
         context = digest(identity, _canonical(conversation), principle or "")
@@ -175,8 +175,8 @@ class PairwiseJudge:
             return Judged(match, "refused", None, raw, usage, record["refused"], cached)
         verdict = self._verdict(record)
         if verdict is None:
-            said = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
-            return Judged(match, "unparsed", None, raw, usage, said, cached)
+            reason = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
+            return Judged(match, "unparsed", None, raw, usage, reason, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 
     def _verdict(self, record: Mapping[str, Any]) -> Verdict | None:
@@ -199,7 +199,7 @@ class PairwiseJudge:
     def _forget(self, key: str, done: asyncio.Future[dict[str, Any]]) -> None:
         del self._under_way[key]
         if not done.cancelled():
-            done.exception()  # looked at, so that nobody is told of it later
+            done.exception()  # looked at, so that nothing is logged of it later
 
     async def _ask(self, key: str, question: tuple[Any, ...]) -> dict[str, Any]:
         conversation, one, two, principle = question
@@ -232,60 +232,60 @@ class PairwiseJudge:
 
 
 async def judge_all(
-    contests: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     plan: Callable[[int], list[Match]],
     pairwise_judge: PairwiseJudge,
     done: Callable[[int, list[Judged]], None],
     *,
     concurrency: int,
 ) -> None:
-    """Judge every contest by its ``plan``; ``done`` hears of each by its place, in the order in which they end."""
-    places = iter(range(len(contests)))
-    size = max((len(plan(len(c.candidates))) for c in contests[:1]), default=1)
+    """Judge every comparison by its ``plan``; ``done`` gets each with its place, in the order in which they end."""
+    places = iter(range(len(comparisons)))
+    size = max((len(plan(len(c.candidates))) for c in comparisons[:1]), default=1)
 
     async def worker() -> None:
         for place in places:
-            contest = contests[place]
-            done(place, await pairwise_judge.contest(contest, plan(len(contest.candidates))))
+            comparison = comparisons[place]
+            done(place, await pairwise_judge.compare(comparison, plan(len(comparison.candidates))))
 
-    # Enough contests side by side that those which wait for a last answer leave no seat empty.
-    await _all([worker() for _ in range(min(len(contests), 2 + 2 * concurrency // max(size, 1)))])
+    # Enough comparisons side by side that those which wait for a last answer leave no slot empty.
+    await _all([worker() for _ in range(min(len(comparisons), 2 + 2 * concurrency // max(size, 1)))])
 
 
-def comparison_rows(contest: Comparison, judged: Sequence[Judged], judge: str) -> list[dict[str, Any]]:
+def comparison_rows(comparison: Comparison, judged: Sequence[Judged], judge: str) -> list[dict[str, Any]]:
     """Rows of the comparisons table."""
     return [
         {
-            "comparison_id": comparison_id(contest, j.match),
-            "group_id": contest.group_id,
-            "task_id": contest.task_id,
-            "rollout_i": contest.candidates[j.match.response_i].rollout_id,
-            "rollout_j": contest.candidates[j.match.response_j].rollout_id,
-            "response_i": contest.candidates[j.match.response_i].index,
-            "response_j": contest.candidates[j.match.response_j].index,
+            "comparison_id": comparison_id(comparison, j.match),
+            "group_id": comparison.group_id,
+            "task_id": comparison.task_id,
+            "rollout_i": comparison.candidates[j.match.response_i].rollout_id,
+            "rollout_j": comparison.candidates[j.match.response_j].rollout_id,
+            "response_i": comparison.candidates[j.match.response_i].index,
+            "response_j": comparison.candidates[j.match.response_j].index,
             "judge_idx": j.match.judge_idx,
             "score_1": j.verdict.score_1 if j.verdict else None,
             "score_2": j.verdict.score_2 if j.verdict else None,
             "ranking": j.verdict.ranking if j.verdict else None,
             "status": j.status,
             "raw": j.raw if j.raw is not None else j.reason,
-            "principle": contest.principle,
+            "principle": comparison.principle,
             "judge": judge,
             "usage": json.dumps(j.usage) if j.usage else None,
-            "run_id": contest.run_id,
+            "run_id": comparison.run_id,
         }
         for j in judged
     ]
 
 
-def comparison_id(contest: Comparison, match: Match) -> str:
+def comparison_id(comparison: Comparison, match: Match) -> str:
     """hash(run_id, group_id, i, j, judge_idx), i and j being the responses' indices."""
-    i, j = contest.candidates[match.response_i].index, contest.candidates[match.response_j].index
-    return digest(contest.run_id, contest.group_id, str(i), str(j), str(match.judge_idx))
+    i, j = comparison.candidates[match.response_i].index, comparison.candidates[match.response_j].index
+    return digest(comparison.run_id, comparison.group_id, str(i), str(j), str(match.judge_idx))
 
 
 def matches_of(judged: Sequence[Judged]) -> Matches:
-    """The columns of one contest's matches."""
+    """The columns of one comparison's matches."""
     return Matches.of([(j.match, j.verdict) for j in judged])
 
 

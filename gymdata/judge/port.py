@@ -11,7 +11,7 @@ from gymdata.rollouts.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class JudgeAnswer:
-    """What a judge said. ``refused``: why it would not judge; ``usage``: token counts as the engine reports them."""
+    """A judge's completion. ``refused``: why it would not judge; ``usage``: token counts as the engine reports them."""
 
     text: str
     usage: Mapping[str, Any] | None = None

@@ -82,9 +82,9 @@ class Prompt:
         except TemplateError as error:
             raise DataError(f"{self._name}: is no Jinja template: {error}") from error
         one, two = (f"\x00{n}\x00" for n in (1, 2))
-        said = self.messages([{"role": "user", "content": "question"}], one, two, "principle")[0]["content"]
+        rendered = self.messages([{"role": "user", "content": "question"}], one, two, "principle")[0]["content"]
         for name, mark in (("response_1", one), ("response_2", two)):
-            if mark not in said:
+            if mark not in rendered:
                 raise UsageError(f"{self._name}: the template never shows {name}", hint=f"put {{{{ {name} }}}} in it")
 
     @classmethod

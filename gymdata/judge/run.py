@@ -1,7 +1,7 @@
 """``judge``: rollouts of a group compared pairwise, and rewards from the comparisons, beside the rollouts.
 
 Invariants: rollouts are not touched; a judge is started only when something is left to judge; stopped at any moment
-and started again, no judgement is paid for twice; aggregating anew judges nothing.
+and started again, no judgement is paid for twice; aggregating again judges nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata import genrm
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import (
     COLUMNS,
@@ -35,7 +35,7 @@ from gymdata.judge.port import Judge, JudgeAnswer
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import Progress
-from gymdata.public import path_of, short_repr
+from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
@@ -44,8 +44,8 @@ from gymdata.store.paths import RUN_JSON, local_output
 from gymdata.tuning import rare_collections
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class JudgeSummary(Report):
     """What was judged and how far the judge can be trusted. ``asked`` counts calls of the judge in this run."""
 
     path: str
@@ -63,16 +63,10 @@ class JudgeSummary:
     bias: dict[str, Any]
 
     @property
-    def exit_code(self) -> int:
-        missing = sum(self.comparisons.values()) - self.comparisons["judged"]
-        return EXIT_FAULTS if missing or self.unscored else EXIT_OK
+    def ok(self) -> bool:
+        return sum(self.comparisons.values()) == self.comparisons["judged"] and not self.unscored
 
-    __repr__ = short_repr
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> list[tuple[str, object]]:
+    def rows(self) -> list[Row]:
         counts = self.comparisons
         return [
             ("judge", self.judge),
@@ -85,7 +79,7 @@ class JudgeSummary:
                 f"rewards ({self.aggregator})",
                 f"{self.scored:,}" + (f", {self.unscored:,} without" * bool(self.unscored)),
             ),
-            *((name.replace("_", " "), _rate(self.bias[name])) for name in self.bias if "ci95" in self.bias[name]),
+            *((name.replace("_", " "), rate_text(b, b["n"])) for name, b in self.bias.items() if "ci95" in b),
             (
                 "cycles a > b > c > a",
                 f"{self.bias['cycles']['triples']:,} in {self.bias['cycles']['groups']:,} group(s)",
@@ -115,7 +109,7 @@ def judge(
     config = JudgeConfig.load(None, {**base, **settings})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
-    if not field.contests:
+    if not field.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
     source = find_run_json(config.path)
     how = Aggregation(config.aggregator_method, Adjustments(**config.adjustments()))
@@ -145,8 +139,8 @@ def judge(
         judged, pairwise_judge = asyncio.run(_judge_field(config, field, lazy, kept, progress))
         rows = [
             row
-            for contest, results in zip(field.contests, judged, strict=True)
-            for row in comparison_rows(contest, results, pairwise_judge.judge_name)
+            for comparison, results in zip(field.comparisons, judged, strict=True)
+            for row in comparison_rows(comparison, results, pairwise_judge.judge_name)
         ]
         comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
         facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
@@ -198,12 +192,12 @@ async def _judge_field(
         seed=config.seed,
         concurrency=config.concurrency,
     )
-    results: list[list[Judged]] = [[] for _ in field.contests]
+    results: list[list[Judged]] = [[] for _ in field.comparisons]
 
     def plan(n: int) -> list[genrm.Match]:
         return genrm.schedule(config.comparison_strategy, n, config.num_judges_per_comparison)
 
-    total, done = sum(len(plan(len(c.candidates))) for c in field.contests), 0
+    total, done = sum(len(plan(len(c.candidates))) for c in field.comparisons), 0
 
     def finished(place: int, judged: list[Judged]) -> None:
         nonlocal done
@@ -215,7 +209,7 @@ async def _judge_field(
 
     try:
         concurrency = config.concurrency or judge.default_concurrency
-        await judge_all(field.contests, plan, pairwise_judge, finished, concurrency=concurrency)
+        await judge_all(field.comparisons, plan, pairwise_judge, finished, concurrency=concurrency)
     finally:
         await pairwise_judge.close()
         await judge.close()
@@ -261,7 +255,7 @@ def _finish(
         name=name,
         judge=judge_is,
         rollouts=field.rollouts,
-        groups=len(field.contests),
+        groups=len(field.comparisons),
         groups_of_one=field.alone,
         comparisons={status: statuses[status] for status in STATUSES},
         asked=int(facts["asked"]),
@@ -318,13 +312,6 @@ def _identity(config: JudgeConfig, judge: Judge) -> dict[str, Any]:
         "principle": config.principle_for(None),
         "show": config.show,
     }
-
-
-def _rate(figure: Mapping[str, Any]) -> str:
-    if figure["rate"] is None:
-        return "–"
-    low, high = figure["ci95"]
-    return f"{100 * figure['rate']:.1f} % of {figure['n']:,} (95 %: {100 * low:.1f} to {100 * high:.1f})"
 
 
 __all__ = ["Comparison", "JudgeSummary", "judge"]

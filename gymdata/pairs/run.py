@@ -22,15 +22,14 @@ from gymdata import genrm
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
+from gymdata.pairs.contents import CONTENTS, contents
 from gymdata.pairs.select import at_fork
 from gymdata.pairs.settings import PairsConfig
-from gymdata.public import paths_of, short_repr
-from gymdata.rollouts import chains
-from gymdata.rollouts.duplicates import content_codes, content_keys, joined_keys
+from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
+from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
-from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.store import StageOutput, read_table, resolve, scan_batches
 from gymdata.store.lineage import (
     Paths,
@@ -52,11 +51,10 @@ _SCALARS = (
 )  # fmt: skip
 #: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
 _BATCH_ROWS = 4_096
-_LISTS = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
 
 
-@dataclass(frozen=True, slots=True)
-class PairsReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class PairsReport(Report):
     """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``left_out`` counts rollouts that were
@@ -74,8 +72,6 @@ class PairsReport:
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
 
-    __repr__ = short_repr
-
     def to_dict(self) -> dict[str, Any]:
         """The report without the tables; ``pairs`` counts both sides."""
         sides = {"train": self.table.num_rows} | (
@@ -85,6 +81,26 @@ class PairsReport:
         more = {"comparisons": self.comparisons} if self.comparisons else {}
         whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files, "notes": self.notes}
         return asdict(self.counts) | whole | more
+
+    def rows(self) -> list[Row]:
+        counts, sides = self.counts, {"train": self.table, "heldout": self.heldout}
+        written: list[Row] = [("written to", str(path)) for path in self.files.values()]
+        if self.heldout is not None:
+            titles = {"train": "train pairs", "heldout": "held-out pairs"}
+            written = [(titles[side], f"{sides[side].num_rows:,} in {path}") for side, path in self.files.items()]
+        return [
+            ("rollouts", counts.rollouts),
+            *((f"  left out: {why}", n) for why, n in self.left_out.items() if n),
+            *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
+            *((name.replace("_", " "), n) for name, n in self.comparisons.items() if n),
+            ("groups", counts.groups),
+            *([("  fewer than two scored", counts.groups_too_small)] if counts.groups_too_small else []),
+            ("  without variance", counts.groups_without_variance),
+            ("candidates", counts.candidates),
+            *((f"  dropped: {reason.replace('_', ' ')}", n) for reason, n in counts.dropped.items() if n),
+            ("pairs", counts.pairs),
+            *written,
+        ]
 
 
 def pairs(
@@ -155,7 +171,7 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         truncated=config.truncated,
         duplicates="keep" if config.keep_duplicates else "drop",
         seed=config.seed,
-        reject=partial(direct.vetoes, both_positions=config.order != "any") if direct is not None else None,
+        reject=partial(direct.rejections, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     table = select.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
@@ -227,7 +243,7 @@ def _with_tokens(
 ) -> pa.Table:
     """``rollouts`` with token columns, messages and content keys; null where no pair can need them.
 
-    With ``agents`` the generated tokens are counted anew: those of others are context.
+    With ``agents`` the generated tokens are recounted: those of others are context.
     """
     wanted = rollouts.filter(pa.array(needed))
     ids = wanted["rollout_id"].combine_chunks()
@@ -242,49 +258,21 @@ def _with_tokens(
         ):
             part = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=ids))
             if part.num_rows:
-                refuse_unsound_turns(part.column("turns"), part.column("rollout_id"), str(source), vocab_size)
-                parts.append(_flat(part, agents))
-    schema = pa.schema([*chains.CHAINS, *_MORE])
-    flat = pa.concat_tables(parts) if parts else schema.empty_table()
+                parts.append(contents(part, agents, where=str(source), vocab_size=vocab_size))
+    flat = pa.concat_tables(parts) if parts else CONTENTS.empty_table()
     _refuse_without_tokens(flat)
     flat = flat.unify_dictionaries()
-    keys = joined_keys([content_keys(flat[name]) for name in ("prompt_ids", "completion_ids")])
+    keys = joined_keys([Ragged.of(flat[name]).keys() for name in ("prompt_ids", "completion_ids")])
     flat = flat.append_column("content_key", pa.array(content_codes(keys)))
     place = pc.index_in(rollouts["rollout_id"], value_set=flat["rollout_id"].combine_chunks())
     for name in flat.column_names:
         if name != "rollout_id":
             rollouts = rollouts.append_column(name, flat[name].take(place))
     if agents:
-        masks = rollouts["completion_mask"].combine_chunks().fill_null([])
-        running = np.concatenate(([0], np.cumsum(masks.flatten().to_numpy(), dtype=np.int64)))
-        trained = pa.array(np.diff(running[masks.offsets.to_numpy() - masks.offsets[0].as_py()]))
+        masks = Ragged.of(rollouts["completion_mask"])
         place_of = rollouts.schema.get_field_index("n_generated_tokens")
-        rollouts = rollouts.set_column(place_of, "n_generated_tokens", trained)
-        # Sides that differ only after the last token that is trained teach nothing.
-        key_of = rollouts.schema.get_field_index("generation_key")
-        rollouts = rollouts.set_column(key_of, "generation_key", chains.trained_keys(rollouts))
+        rollouts = rollouts.set_column(place_of, "n_generated_tokens", pa.array(masks.sums(masks.values)))
     return rollouts.append_column("truncated", pc.equal(rollouts["status"], "truncated"))
-
-
-_MESSAGES = ROLLOUTS.schema.field("messages").type
-_MORE = [
-    pa.field("rollout_id", pa.string()),
-    pa.field("prompt_messages", _MESSAGES),
-    pa.field("completion_messages", _MESSAGES),
-    pa.field("text_key", pa.uint64()),
-    # Few texts in many rows.
-    pa.field("tools", pa.dictionary(pa.int32(), pa.string())),
-]
-
-
-def _flat(batch: pa.RecordBatch, agents: Sequence[str]) -> pa.Table:
-    flat = chains.chain_columns(batch.column("turns"), batch.column("rollout_id"), agents)
-    prompt, completion = chains.split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
-    tools = batch.column("tools").dictionary_encode()
-    more = (batch.column("rollout_id"), prompt, completion, pa.array(chains.text_keys(completion)), tools)
-    for column_field, column in zip(_MORE, more, strict=True):
-        flat = flat.append_column(column_field, column.cast(column_field.type))
-    return flat
 
 
 def _refuse_without_tokens(flat: pa.Table) -> None:

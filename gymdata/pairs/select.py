@@ -1,7 +1,9 @@
-"""Pairs that begin where their two rollouts part.
+"""Preference pairs from scores (rewards, re-scoring, aggregated comparisons), and pairs that begin where two rollouts part.
 
-Invariants: prompt ++ chosen and prompt ++ rejected are what they were; both sides keep at least one generated
-token, and only what both share moves to the prompt.
+Invariants: both sides of a pair come from one group and one prompt; the chosen one scored higher by more than the
+margin; ties, missing scores and equal answers never make a pair; every candidate is either a pair or counted under the
+one reason that dropped it; the order of the rows changes nothing. At a fork prompt ++ chosen and prompt ++ rejected are
+what they were; both sides keep at least one generated token, and only what both share moves to the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.rollouts.duplicates import repeats
+from gymdata.rollouts.ragged import Array, Ragged, repeats
 from gymdata.rollouts.schema import PAIRS, conform
 
 Strategy = Literal["best-worst", "all", "adjacent"]
@@ -314,19 +316,18 @@ class _Candidates:
 
     def _contradicted(self, key: np.ndarray, prompt: np.ndarray | None) -> npt.NDArray[np.bool_]:
         """Pairs of two contents that another pair has the other way round, under the same prompt."""
+        import polars as pl
+
         live = np.flatnonzero(self.alive)
-        bad = np.zeros(len(self.alive), dtype=bool)
         better, worse = key[self.chosen[live]], key[self.rejected[live]]
         under = prompt[self.chosen[live]] if prompt is not None else np.zeros(len(live), np.uint64)
-        lower, upper = np.minimum(better, worse), np.maximum(better, worse)
-        order = np.lexsort((upper, lower, under))
-        low, up, top = lower[order], upper[order], under[order]
-        new = np.ones(len(order), dtype=bool)
-        new[1:] = (low[1:] != low[:-1]) | (up[1:] != up[:-1]) | (top[1:] != top[:-1])
-        case = np.cumsum(new) - 1
-        ups = np.bincount(case, weights=better[order] > worse[order])
-        sizes = np.bincount(case)
-        bad[live[order]] = ((ups > 0) & (ups < sizes))[case] & (low != up) & (low != 0)
+        low, high = np.minimum(better, worse), np.maximum(better, worse)
+        cases = pl.LazyFrame({"row": live, "under": under, "low": low, "high": high, "up": better > worse})
+        both_ways = pl.col("up").any() & ~pl.col("up").all()
+        odd = cases.filter(pl.col("low") != pl.col("high"), pl.col("low") != 0)
+        odd = odd.filter(both_ways.over("under", "low", "high"))
+        bad = np.zeros(len(self.alive), dtype=bool)
+        bad[odd.collect()["row"].to_numpy()] = True
         return bad
 
     def drop_duplicates(self) -> None:
@@ -381,7 +382,7 @@ def pair_rows(
     """The pairs table of a selection.
 
     ``rollouts``: one row a row of the frame that was selected from, with run_id, task_id, rollout_id, policy_hash,
-    policy_version, temperature, tools, the columns of ``chains.CHAINS``, and prompt_messages and completion_messages.
+    policy_version, temperature, and the columns of ``gymdata.pairs.contents.CONTENTS``.
     """
     chosen = rollouts.take(pa.array(selection.chosen))
     rejected = rollouts.take(pa.array(selection.rejected))
@@ -414,50 +415,27 @@ def pair_id(chosen_rollout_id: str, rejected_rollout_id: str, source: str, score
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-_Ints = npt.NDArray[np.int64]
-
-
 def at_fork(table: pa.Table) -> pa.Table:
     """The pairs table with each prompt_ids ending at the fork; messages stay as they are."""
-    names = (
-        "prompt_ids",
-        *(f"{side}_{part}" for side in ("chosen", "rejected") for part in ("ids", "mask", "logprobs")),
-    )
-    lists = {name: table[name].combine_chunks() for name in names}
-    compared = [lists[name] for name in ("chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")]
-    shared = np.array(
-        [_shared(*(column[row].values.to_numpy() for column in compared)) for row in range(table.num_rows)], np.int64
-    )
-    offsets = {name: column.offsets.to_numpy().astype(np.int64) for name, column in lists.items()}
-    chosen = offsets["chosen_ids"]
-    prompt = _joined(lists["prompt_ids"], lists["chosen_ids"], chosen[:-1], chosen[:-1] + shared)
-    for name in names:
-        column = prompt if name == "prompt_ids" else _rest(lists[name], offsets[name][:-1] + shared, offsets[name][1:])
-        table = table.set_column(table.column_names.index(name), table.schema.field(name), column)
+    lists = {
+        side: {part: Ragged.of(table[f"{side}_{part}"]) for part in ("ids", "mask", "logprobs")}
+        for side in ("chosen", "rejected")
+    }
+    compared = [lists[side][part] for side in ("chosen", "rejected") for part in ("ids", "mask")]
+    shared = np.array([_shared(*(one[row] for one in compared)) for row in range(table.num_rows)], np.int64)
+    prompt, _ = Ragged.interleaved([Ragged.of(table["prompt_ids"]), lists["chosen"]["ids"].first(shared)])
+    columns = {"prompt_ids": prompt}
+    for side, parts in lists.items():
+        is_rest, lengths = ~parts["ids"].is_head(shared), parts["ids"].lengths - shared
+        columns |= {f"{side}_{part}": one.only(is_rest, lengths) for part, one in parts.items()}
+    for name, column in columns.items():
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), column.to_arrow())
     return table
 
 
-def _shared(chosen: _Ints, chosen_mask: _Ints, rejected: _Ints, rejected_mask: _Ints) -> int:
+def _shared(chosen: Array, chosen_mask: Array, rejected: Array, rejected_mask: Array) -> int:
     """How many ids both sides begin with, such that each keeps a generated token."""
     n = min(len(chosen), len(rejected))
     differs = np.flatnonzero(chosen[:n] != rejected[:n])
     last = [int(np.flatnonzero(mask)[-1]) if mask.any() else 0 for mask in (chosen_mask, rejected_mask)]
     return min(int(differs[0]) if len(differs) else n, *last)
-
-
-def _rest(lists: pa.ListArray, begin: _Ints, end: _Ints) -> pa.ListArray:
-    """Lists of the values between two places in the child."""
-    lengths = end - begin
-    ends = np.concatenate(([0], np.cumsum(lengths)))
-    where = np.arange(ends[-1]) + np.repeat(begin - ends[:-1], lengths)
-    return pa.ListArray.from_arrays(ends.astype(np.int32), lists.values.take(pa.array(where)))
-
-
-def _joined(lists: pa.ListArray, more: pa.ListArray, begin: _Ints, end: _Ints) -> pa.ListArray:
-    """Each list followed by the values of ``more`` between two places."""
-    head = lists.offsets.to_numpy().astype(np.int64)
-    both = [(lists.values, head[:-1], head[1:]), (more.values, begin, end)]
-    parts = [v.slice(int(a[row]), int(b[row] - a[row])) for row in range(len(lists)) for v, a, b in both]
-    lengths = np.diff(head) + end - begin
-    values = pa.concat_arrays(parts) if parts else lists.values.slice(0, 0)
-    return pa.ListArray.from_arrays(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), values)

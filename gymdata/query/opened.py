@@ -6,17 +6,13 @@ sealed rows and the whole lines of an open journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gymdata.errors import DataError
 from gymdata.public import path_of
 from gymdata.store.paths import find_run_json, read_facts, resolve
-
-if TYPE_CHECKING:
-    import polars as pl
-    import pyarrow as pa
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,8 +59,8 @@ def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
     import pyarrow as pa
 
     from gymdata.errors import DataError
-    from gymdata.rollouts.prompt_rebuild import with_prompts
     from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.rollouts.turn_columns import with_prompts
     from gymdata.store.columns import reshape
 
     if "turns" not in table.column_names:
@@ -99,33 +95,9 @@ class OpenedRun:
 
     def lazy(self) -> pl.LazyFrame:
         """The rollouts as a Polars LazyFrame: only the columns and rows that a query needs are read, in batches."""
-        import polars as pl
-        from polars.io.plugins import register_io_source
+        from gymdata.store import scan_lazy
 
-        from gymdata.rollouts.schema import ROLLOUTS
-        from gymdata.store import scan_batches
-
-        empty: Any = pl.from_arrow(ROLLOUTS.arrow.empty_table())
-        schema, path = empty.schema, str(self.path)
-
-        def batches(
-            with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
-        ) -> Iterator[pl.DataFrame]:
-            names = with_columns if with_columns is not None else list(schema)
-            left = n_rows
-            # Without a column there would be no rows to count.
-            for batch in scan_batches(path, ROLLOUTS, names or ["rollout_id"], batch_size or 4_096):
-                frame: Any = pl.from_arrow(batch)
-                missing = [pl.lit(None, schema[name]).alias(name) for name in names if name not in frame.columns]
-                frame = frame.with_columns(missing).select(names)
-                if left is not None:
-                    frame = frame.head(left)
-                    left -= frame.height
-                yield frame if predicate is None else frame.filter(predicate)
-                if left == 0:
-                    return
-
-        return register_io_source(batches, schema=schema)
+        return scan_lazy(self.path)
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rollouts, or some of their columns, as an Arrow table."""
@@ -142,8 +114,6 @@ class OpenedRun:
 
     def rollout(self, rollout_id: str) -> dict[str, Any]:
         """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError when there is none of that id."""
-        import difflib
-
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -159,11 +129,7 @@ class OpenedRun:
                 row: dict[str, Any] = expand_turns(table).to_pylist()[0]
                 return row
             known += ids.to_pylist()
-        near = difflib.get_close_matches(rollout_id, known, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else "`gymdata query 'SELECT rollout_id FROM rollouts' RUN` lists them"
-        )
-        raise DataError(f"{self.path}: got rollout_id {rollout_id!r}, expected one of its {len(known):,}", hint=hint)
+        raise DataError.unknown_id(self.path, "rollout_id", rollout_id, known)
 
 
 def open_run(path: str | Path) -> OpenedRun:

@@ -192,7 +192,7 @@ class Views:
         if self._con is not None:
             # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
             if self._udf:
-                with contextlib.suppress(duckdb.Error):  # what ended the block is told, not that a result is open
+                with contextlib.suppress(duckdb.Error):  # what ended the block is reported, not that a result is open
                     self._con.remove_function(_UDF)
             self._con.close()
             self._spill.cleanup()
@@ -288,7 +288,7 @@ class Views:
         import numpy as np
         import pyarrow as pa
 
-        from gymdata.rollouts.prompt_rebuild import with_prompts
+        from gymdata.rollouts.turn_columns import with_prompts
 
         def prompts(turns: Any, rollout_ids: Any) -> Any:
             turns, rollout_ids = (x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x])

@@ -131,10 +131,10 @@ def _weights(folder: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
             local_folder(named), local_files_only=True, **options
         )
         return PeftModelForSequenceClassification.from_pretrained(base, folder), []
-    loaded, told = AutoModelForSequenceClassification.from_pretrained(
+    loaded, loading_info = AutoModelForSequenceClassification.from_pretrained(
         folder, local_files_only=True, output_loading_info=True, **options
     )
-    return loaded, sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
+    return loaded, sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
 
 
 def _unscored(why: str) -> OutsideError:

@@ -76,8 +76,8 @@ class Rule:
         return all(any(_same(_field(task, name), value) for value in values) for name, values in self.when.items())
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name}: {' or '.join(map(str, values))}" for name, values in self.when.items())
-        return said or "default"
+        conditions = ", ".join(f"{name}: {' or '.join(map(str, values))}" for name, values in self.when.items())
+        return conditions or "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Recipe:
         return list({source.key(): source for rule in self.rules for source in rule.rewards}.values())
 
     def weight(self, source: RewardSource, task: Mapping[str, Any]) -> float | None:
-        """How much a reward counts for a task; None when it is not asked."""
+        """How much a reward counts for a task; None when it is not called."""
         rule = self.rule_of(task)
         found = [s.weight for s in self.rules[rule].rewards if s.key() == source.key()] if rule is not None else []
         return found[0] if found else None
@@ -136,9 +136,9 @@ def _source(values: Any, where: str, beside: Path) -> RewardSource:
         values = {kind: name} | ({"argument": argument} if colon else {})
     source = RewardSource.of(values, where)
     refuse_userinfo(source.url, where, REWARD_KEYS)
-    told = [kind for kind in _KINDS if getattr(source, kind) is not None]
-    if len(told) != 1:
-        raise UsageError.bad_value(where, told or sorted(values), f"exactly one of {', '.join(_KINDS)}")
+    kinds = [kind for kind in _KINDS if getattr(source, kind) is not None]
+    if len(kinds) != 1:
+        raise UsageError.bad_value(where, kinds or sorted(values), f"exactly one of {', '.join(_KINDS)}")
     if source.argument is not None and source.name is None:
         raise UsageError(f"{where}: only a named reward takes an argument")
     kind, place = source.what()

@@ -6,7 +6,7 @@ without ids, the messages as lines of ``role: content``.
 
 Invariants: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
 length, or a reward that is no finite number, is a fault of those rollouts, with its reason, and never a score; a batch
-that the server refuses is asked for one by one, so that one rollout cannot take others with it, but not one that was
+that the server refuses is requested one by one, so that one rollout cannot take others with it, but not one that was
 answered with the wrong number of rewards: by itself a rollout would get a reward that may be another's.
 """
 
@@ -152,9 +152,9 @@ def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for message in messages:
         content = message.get("content")
-        said = [content if isinstance(content, str) else "" if content is None else json.dumps(content)]
-        said += [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
-        lines.append(f"{message['role']}: " + "\n".join(part for part in said if part))
+        texts = [content if isinstance(content, str) else "" if content is None else json.dumps(content)]
+        texts += [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
+        lines.append(f"{message['role']}: " + "\n".join(part for part in texts if part))
     return "\n\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from gymdata.errors import DataError, OutsideError
 from gymdata.rewards.port import RewardFunction, RewardPart
+from gymdata.rollouts.turns import Turn
 
 View = Mapping[str, Any]
 _BATCH = 64
@@ -27,7 +28,7 @@ _TRIES = 3
 class Weighted:
     """A reward function and its weight in the total.
 
-    ``choose`` gives the weight for each rollout instead, or None where the function is not asked at all.
+    ``choose`` gives the weight for each rollout instead, or None where the function is not called at all.
     """
 
     function: RewardFunction
@@ -59,10 +60,10 @@ def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scor
     result = [Scored([], {}) for _ in views]
     for reward in rewards:
         weights = [reward.weight_for(view) for view in views]
-        asked = [row for row, weight in enumerate(weights) if weight is not None]
-        values = _values(reward.function, [views[row] for row in asked]) if asked else []
+        weighted = [row for row, weight in enumerate(weights) if weight is not None]
+        values = _values(reward.function, [views[row] for row in weighted]) if weighted else []
         name = reward.function.name
-        for row, value in zip(asked, values, strict=True):
+        for row, value in zip(weighted, values, strict=True):
             weight = weights[row] or 0.0
             if isinstance(value, OutsideError):
                 result[row].faults[name] = value.message
@@ -95,7 +96,7 @@ def view_of(
     produced_by: Sequence[int | None],
     task: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
-    turns: Sequence[Mapping[str, Any]],
+    turns: Sequence[Turn],
     status: str,
 ) -> dict[str, Any]:
     """What a reward function sees of a rollout.
@@ -118,7 +119,7 @@ def view_of(
     }
 
 
-def _after_first_prompt(turns: Sequence[Mapping[str, Any]]) -> list[int]:
+def _after_first_prompt(turns: Sequence[Turn]) -> list[int]:
     ids: list[int] = []
     for k, turn in enumerate(turns):
         if k:
@@ -164,7 +165,7 @@ class RewardScheduler:
                 names = [reward.function.name for reward in self.rewards]
                 parts = [RewardPart(name, None, detail=fault) for name in names]
                 results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
-            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must hear of it
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must get it
                 for _, future in batch + self._waiting:
                     if not future.done():
                         future.set_exception(error)

@@ -11,12 +11,14 @@ finished when, so it must score each on its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -120,10 +122,11 @@ class UserReward:
 
     def _called(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         try:
-            values = self.function(**self._arguments(rollouts))
-            if inspect.isawaitable(values):
-                values = asyncio.run(_awaited(values))
-            listed = _listed(values)
+            with _exit_raises():
+                values = self.function(**self._arguments(rollouts))
+                if inspect.isawaitable(values):
+                    values = asyncio.run(_awaited(values))
+                listed = _listed(values)
         except BaseException as error:  # user code may raise anything, also what ends programs or cancels tasks
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise
@@ -168,6 +171,28 @@ class UserReward:
             "completion_ids": [r["completion_ids"] for r in rollouts],
         }
         return arguments if self._open else {k: v for k, v in arguments.items() if k in self._takes}
+
+
+_end_process, _calling = os._exit, threading.local()
+
+
+@contextlib.contextmanager
+def _exit_raises() -> Iterator[None]:
+    """``os._exit`` in a user's function raises SystemExit, as ``sys.exit`` does. It would end the whole command, with the
+    function's exit code for that of the command, and no word."""
+    os._exit = _raise_or_exit
+    _calling.process = os.getpid()
+    try:
+        yield
+    finally:
+        _calling.process = None
+
+
+def _raise_or_exit(status: int) -> NoReturn:
+    # Other threads, and processes that the function forks, end as they always do.
+    if getattr(_calling, "process", None) == os.getpid():
+        raise SystemExit(status)
+    _end_process(status)
 
 
 def _plain(rollout: Mapping[str, Any]) -> bool:

@@ -1,23 +1,29 @@
-"""The checks of one batch of rollouts: arrays in, violations out.
+"""The checks of one batch of rollouts: arrays in, violations out; and what no consumer of token data may take.
 
 Invariants: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is
 checked alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` as hashes and ids only.
+Ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not finite (L302) or positive (L303) are
+refused wherever token data is used, whoever wrote it; the first fault is named with its code, file, rollout and turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from gymdata.rollouts.continuity import breaks
-from gymdata.rollouts.continuity.breaks import Reader
-from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, SYSTEM, TOOL, Evidence, Ints, Messages, lengths
+from gymdata.errors import RefusedError
+from gymdata.rollouts import breaks
+from gymdata.rollouts.breaks import Reader
+from gymdata.rollouts.ragged import Ints, Ragged
+from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, SYSTEM, TOOL, Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import turn_digest
 from gymdata.rollouts.violations import Violation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Rounding in a log-softmax can end this far above zero.
 POSITIVE_TOLERANCE = 1e-6
@@ -59,23 +65,22 @@ class _Places:
         return Violation(code, int(self.e.rows[r]), self.e.rollout_id[r], **more)  # type: ignore[arg-type]  # fields by name
 
     def turn(self, k: int, code: str, **more: object) -> Violation:
-        r = int(np.searchsorted(self.e.turn_offsets, k, side="right")) - 1
-        return self.rollout(r, code, turn=int(k - self.e.turn_offsets[r]), **more)
+        return self.rollout(int(self.e.turns.rollout[k]), code, turn=int(self.e.turns.number[k]), **more)
 
 
 def structure(e: Evidence) -> Iterator[Violation]:
     """S102 where a count column disagrees with what it counts; T205 for rollouts without turns."""
-    at = _Places(e)
-    per_rollout = np.diff(e.turn_offsets)
+    at, turns = _Places(e), e.turns
+    per_rollout = np.diff(turns.offsets)
     real = {
         "n_turns": per_rollout,
-        "n_context_tokens": np.diff(e.delta_offsets[e.turn_offsets]),
-        "n_generated_tokens": np.diff(e.gen_offsets[e.turn_offsets]),
+        "n_context_tokens": turns.by_rollout(turns.delta).lengths,
+        "n_generated_tokens": turns.by_rollout(turns.generation).lengths,
     }
-    for name, said in e.counts.items():
-        for r in np.flatnonzero(said != real[name]):
+    for name, recorded in e.counts.items():
+        for r in np.flatnonzero(recorded != real[name]):
             yield at.rollout(
-                int(r), "S102", expected=str(real[name][r]), got=str(said[r]), detail=f"{name} disagrees with turns"
+                int(r), "S102", expected=str(real[name][r]), got=str(recorded[r]), detail=f"{name} disagrees with turns"
             )
     for r in np.flatnonzero(per_rollout == 0):
         yield at.rollout(int(r), "T205", detail="the rollout has no turns")
@@ -83,107 +88,65 @@ def structure(e: Evidence) -> Iterator[Violation]:
 
 def storage(e: Evidence, *, digests: bool = True, reader: Reader | None = None) -> Iterator[Violation]:
     """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211."""
-    at = _Places(e)
-    first = np.repeat(e.turn_offsets[:-1], np.diff(e.turn_offsets))
-    own = np.arange(e.n_turns) - first
-    bad_parent = (e.parent < -1) | (e.parent >= own)
-    has_parent = (e.parent >= 0) & ~bad_parent
-    above = np.where(has_parent, first + e.parent, 0)
-    prompt_length = e.prefix.astype(np.int64) + lengths(e.delta_offsets)
-    whole = prompt_length + lengths(e.gen_offsets)
-    held = np.where(has_parent, whole[above] if e.n_turns else 0, 0)
-    bad_prefix = ~bad_parent & ((e.prefix < 0) | (e.prefix > held))
+    at, t = _Places(e), e.turns
+    bad_parent = (t.parent < -1) | (t.parent >= t.number)
+    bad_prefix = ~bad_parent & ((t.prefix < 0) | (t.prefix > t.held))
     for k in np.flatnonzero(bad_parent):
-        yield at.turn(k, "T210", expected=f"parent -1 to {own[k] - 1}", got=f"parent {e.parent[k]}")
-    blind = _below_unusable(bad_parent | bad_prefix, above, has_parent)
+        yield at.turn(k, "T210", expected=f"parent -1 to {t.number[k] - 1}", got=f"parent {t.parent[k]}")
+    blind = _below_unusable(bad_parent | bad_prefix, t.above)
     for k in np.flatnonzero(bad_prefix & ~blind):
-        yield at.turn(k, "T210", expected=f"prefix_length 0 to {held[k]}", got=f"prefix_length {e.prefix[k]}")
+        yield at.turn(k, "T210", expected=f"prefix_length 0 to {t.held[k]}", got=f"prefix_length {t.prefix[k]}")
     if digests:
-        for k in _changed(e, above, has_parent):
+        for k in _changed(t):
             if not bad_parent[k]:
                 yield at.turn(k, "T209", detail="content and digest disagree: one of them changed after collection")
-    odd = np.flatnonzero(~bad_parent & ~bad_prefix & (e.parent >= 0) & (e.prefix < held))
-    if len(odd):
-        owners = np.searchsorted(e.turn_offsets, odd, side="right") - 1
-        unusable = set(
-            (np.searchsorted(e.turn_offsets, np.flatnonzero(bad_parent | bad_prefix), side="right") - 1).tolist()
-        )
-        for r in np.unique(owners):
-            # The chain below an unusable turn cannot be rebuilt, so relations are not told apart there.
-            if int(r) not in unusable:
-                for found in breaks.relations(e.turn_structs(int(r)), reader):
-                    yield at.rollout(int(r), found.code, **found.place())
+    odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.held)
+    # The chain below an unusable turn cannot be rebuilt, so relations are not told apart there.
+    for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
+        for found in breaks.relations(t.structs(r), reader):
+            yield at.rollout(r, found.code, **found.place())
 
 
-def _changed(e: Evidence, above: Ints, has_parent: npt.NDArray[np.bool_]) -> Iterator[int]:
+def _changed(t: TurnColumns) -> Iterator[int]:
     """Turns whose content does not match their digest over their parent's stored one."""
-    said = np.where(has_parent, e.digest[above] if e.n_turns else 0, 0)
-    real = batch_digests(e, said)
-    wrong = set(np.flatnonzero(real != e.digest).tolist())
-    for k in sorted(wrong):
-        if has_parent[k] and int(above[k]) in wrong:
+    real = t.digests()
+    wrong = np.flatnonzero(real != t.digest).tolist()
+    for k in wrong:
+        above = int(t.above[k])
+        if above >= 0 and real[above] != t.digest[above]:
             # Where only the parent's digest was changed, this turn fits the one that the parent should have.
-            delta, gen, lp = e.arrays(k)
-            if turn_digest(int(real[above[k]]), int(e.prefix[k]), delta, gen, lp) == e.digest[k]:
+            lists = t.delta[k], t.generation[k], t.logprobs[k]
+            if turn_digest(int(real[above]), int(t.prefix[k]), *lists) == t.digest[k]:
                 continue
         yield k
 
 
-def _below_unusable(
-    bad: npt.NDArray[np.bool_], above: Ints, has_parent: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """(T,) turns below one that cannot be expanded: their own lengths cannot be judged."""
+def _below_unusable(bad: npt.NDArray[np.bool_], above: Ints) -> npt.NDArray[np.bool_]:
+    """(turns,) below one that cannot be expanded: their own lengths cannot be judged."""
     blind = np.zeros(len(bad), np.bool_)
     if bad.any():
         # Parents stand before their children, so one pass in order reaches every descendant.
-        for k in np.flatnonzero(has_parent).tolist():
+        for k in np.flatnonzero(above >= 0).tolist():
             blind[k] = bad[above[k]] or blind[above[k]]
     return blind
 
 
-def batch_digests(e: Evidence, parent_digest: Ints) -> Ints:
-    """(T,) the digest of every turn over its parent's stored digest, as ``tokens.turn_digest`` defines it."""
-    head = np.zeros(e.n_turns, np.dtype([("digest", "<i8"), ("prefix", "<i4")]))
-    head["digest"], head["prefix"] = parent_digest, e.prefix
-    digest = xxhash.xxh3_64_intdigest
-    heads, delta, gen, lp = (byte_view(a) for a in (head, e.delta, e.gen, e.lp))
-    result = np.empty(e.n_turns, np.uint64)
-    bounds = zip((e.delta_offsets * 4).tolist(), (e.gen_offsets * 4).tolist(), (e.lp_offsets * 4).tolist(), strict=True)
-    d0, g0, l0 = next(bounds)
-    at = 0
-    out = []
-    for d1, g1, l1 in bounds:
-        out.append(digest(lp[l0:l1], digest(gen[g0:g1], digest(delta[d0:d1], digest(heads[at : at + 12])))))
-        d0, g0, l0 = d1, g1, l1
-        at += 12
-    result[:] = out
-    return result.view(np.int64)
-
-
-def byte_view(array: npt.NDArray[Any]) -> memoryview:
-    """The array's memory as bytes, to be sliced without copying."""
-    # An empty memoryview cannot be cast.
-    return np.ascontiguousarray(array).view(np.uint8).data if len(array) else memoryview(b"")
-
-
 def tokens(e: Evidence, vocab_size: int | None) -> Iterator[Violation]:
     """T205, T206, T212."""
-    at = _Places(e)
-    generated = lengths(e.gen_offsets)
-    prompt = e.prefix + lengths(e.delta_offsets)
+    at, t = _Places(e), e.turns
+    generated = t.generation.lengths
+    prompt = t.prefix + t.delta.lengths
     for k in np.flatnonzero(prompt <= 0):
         what = "prompt and generation ids" if generated[k] == 0 else "prompt ids"
         yield at.turn(k, "T205", detail=f"no {what}")
     for k in np.flatnonzero((generated == 0) & (prompt > 0)):
         yield at.turn(k, "T212")
     limit = vocab_size if vocab_size is not None else INT32_MAX + 1
-    for ids, offsets, what in ((e.delta, e.delta_offsets, "prompt"), (e.gen, e.gen_offsets, "generation")):
-        for place in outside(ids, limit):
-            k = int(np.searchsorted(offsets, place, side="right")) - 1
-            position = int(place - offsets[k]) + (int(e.prefix[k]) if what == "prompt" else 0)
-            yield at.turn(
-                k, "T206", position=position, expected=f"0 to {limit - 1}", got=str(ids[place]), detail=f"in the {what}"
-            )
+    for ids, before, what in ((t.delta, t.prefix, "prompt"), (t.generation, np.zeros(len(t), int), "generation")):
+        for place in outside(ids.values, limit):
+            k, position = ids.locate(place)
+            more = {"expected": f"0 to {limit - 1}", "got": str(ids.values[place]), "detail": f"in the {what}"}
+            yield at.turn(k, "T206", position=position + int(before[k]), **more)
 
 
 def outside(ids: np.ndarray, limit: int) -> Ints:
@@ -196,21 +159,16 @@ def outside(ids: np.ndarray, limit: int) -> Ints:
 
 def log_probs(e: Evidence) -> Iterator[Violation]:
     """L301, L302, L303."""
-    at = _Places(e)
-    generated, given = lengths(e.gen_offsets), lengths(e.lp_offsets)
+    at, t = _Places(e), e.turns
+    generated, given = t.generation.lengths, t.logprobs.lengths
     for k in np.flatnonzero(generated != given):
         yield at.turn(
             k, "L301", expected=str(generated[k]), got=str(given[k]), detail="one log-probability a generated token"
         )
-    for place, code in odd_log_probs(e.lp):
-        k = int(np.searchsorted(e.lp_offsets, place, side="right")) - 1
-        yield at.turn(
-            k,
-            code,
-            position=int(place - e.lp_offsets[k]),
-            expected="a finite number" if code == "L302" else "at most 0",
-            got=str(e.lp[place]),
-        )
+    for place, code in odd_log_probs(t.logprobs.values):
+        k, position = t.logprobs.locate(place)
+        wanted = "a finite number" if code == "L302" else "at most 0"
+        yield at.turn(k, code, position=position, expected=wanted, got=str(t.logprobs.values[place]))
 
 
 def odd_log_probs(lp: np.ndarray) -> list[tuple[int, str]]:
@@ -242,6 +200,7 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
     n = len(m.role)
     starts = m.offsets[:-1]
     owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
+    n_turns = np.diff(e.turns.offsets)
     leads = np.zeros(n + 1, np.bool_)
     leads[starts] = True
     follows = ~leads[:n]
@@ -256,17 +215,17 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
         yield place(i, "M402", turn=int(m.turn[i]) if m.turn[i] >= 0 else None)
     speaks = np.bincount(owner[m.role == ASSISTANT], minlength=e.n)
     # A limit can cut a rollout before its first token; that it said nothing is T212 then, and no fault.
-    cut_short = (np.diff(e.turn_offsets) > 0) & (np.diff(e.gen_offsets[e.turn_offsets]) == 0)
+    cut_short = (n_turns > 0) & (e.turns.by_rollout(e.turns.generation).lengths == 0)
     for r in np.flatnonzero((speaks == 0) & ~cut_short):
         yield at.rollout(int(r), "M404")
     for i in _unanswered(m, owner):
         yield place(i, "M403")
-    said = np.flatnonzero((m.role == ASSISTANT) & (m.turn >= 0))
-    if len(said):
-        falls = np.zeros(len(said), np.bool_)
-        falls[1:] = (owner[said[1:]] == owner[said[:-1]]) & (m.turn[said[1:]] < m.turn[said[:-1]])
-        beyond = m.turn[said] >= np.diff(e.turn_offsets)[owner[said]]
-        for i in said[falls | beyond]:
+    assistant = np.flatnonzero((m.role == ASSISTANT) & (m.turn >= 0))
+    if len(assistant):
+        falls = np.zeros(len(assistant), np.bool_)
+        falls[1:] = (owner[assistant[1:]] == owner[assistant[:-1]]) & (m.turn[assistant[1:]] < m.turn[assistant[:-1]])
+        beyond = m.turn[assistant] >= n_turns[owner[assistant]]
+        for i in assistant[falls | beyond]:
             yield place(i, "T208", turn=int(m.turn[i]), got=f"turn {m.turn[i]}", expected="turns in rising order")
 
 
@@ -304,8 +263,8 @@ class AcrossRows:
         at = _Places(e)
         ids = list(e.rollout_id)
         groups = list(e.group_id) if e.group_id is not None else [None] * e.n
-        bounds = e.gen_offsets[e.turn_offsets].tolist()
-        gen = byte_view(e.gen)
+        generated = e.turns.by_rollout(e.turns.generation)
+        hashes, lengths = generated.hashes().tolist(), generated.lengths.tolist()
         for r in range(e.n):
             rollout_id, group = ids[r], groups[r]
             here = f"{file or ''} row {e.rows[r]}".strip()
@@ -316,12 +275,8 @@ class AcrossRows:
                     continue
             if group is None:
                 continue
-            if bounds[r + 1] > bounds[r]:
-                key = (
-                    group,
-                    xxhash.xxh3_64_intdigest(gen[bounds[r] * 4 : bounds[r + 1] * 4]),
-                    bounds[r + 1] - bounds[r],
-                )
+            if lengths[r]:
+                key = (group, hashes[r], lengths[r])
                 if key in self._generations:
                     found.append(at.rollout(r, "D702", detail=f"same tokens as {self._generations[key]}"))
                 else:
@@ -356,3 +311,106 @@ class _Group:
     def __init__(self, row: int, rollout_id: str | None, file: str | None, reward: float) -> None:
         self.row, self.rollout_id, self.file, self.reward = row, rollout_id, file, reward
         self.n, self.varies = 1, False
+
+
+_HINT = (
+    "`gymdata validate` lists every such place, and `gymdata validate --fix drop -o OUT` leaves those rollouts out; "
+    "collect again what should not be lost"
+)
+
+
+class Lists(NamedTuple):
+    """``name``: what the lists are, for messages."""
+
+    name: str
+    lists: Ragged
+
+
+def refuse_unsound_turns(
+    turns: pa.ListArray | TurnColumns,
+    rollout_ids: pa.Array,
+    where: str = "",
+    vocab_size: int | None = None,
+    *,
+    unknown: bool = False,
+) -> None:
+    """``refuse_unsound`` for a batch of the rollouts column ``turns`` and its ``rollout_ids``; ``where``: its file.
+
+    ``unknown``: turns all of whose log-probabilities are NaN pass; so imports mark those that their source does not have.
+    """
+    flat = turns if isinstance(turns, TurnColumns) else TurnColumns.of(turns)
+
+    def named(turn: int) -> str:
+        return f"rollout {rollout_ids[int(flat.rollout[turn])].as_py()}, turn {flat.number[turn]}"
+
+    refuse_unsound(
+        (Lists("the prompt", flat.delta), Lists("the generation", flat.generation)),
+        Lists("generated token", _without_unknown(flat.logprobs) if unknown else flat.logprobs),
+        named,
+        where,
+        vocab_size,
+    )
+
+
+def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int | None = None) -> None:
+    """The same for whole rows of the rollouts or the pairs table, unknown log-probabilities (NaN in a whole list) apart."""
+    if "turns" in batch.schema.names:
+        refuse_unsound_turns(batch.column("turns"), batch.column("rollout_id"), where, vocab_size, unknown=True)
+        return
+    prompt = Lists("prompt_ids", Ragged.of(batch.column("prompt_ids")))
+    for side in ("chosen", "rejected"):
+        ids, logprobs = (Ragged.of(batch.column(f"{side}_{what}")) for what in ("ids", "logprobs"))
+
+        def named(row: int) -> str:
+            return f"pair {batch.column('pair_id')[row].as_py()}"
+
+        given = Lists(f"{side}_logprobs", _without_unknown(logprobs))
+        refuse_unsound((prompt, Lists(f"{side}_ids", ids)), given, named, where, vocab_size)
+
+
+def _without_unknown(lists: Ragged) -> Ragged:
+    """0 in the lists that hold nothing but NaN."""
+    unknown = np.isnan(lists.values)
+    if not unknown.any():
+        return lists
+    return lists.like(np.where(lists.spread(lists.sums(unknown) == lists.lengths), 0.0, lists.values))
+
+
+def refuse_unsound(
+    ids: Sequence[Lists],
+    log_probs: Lists,
+    named: Callable[[int], str],
+    where: str = "",
+    vocab_size: int | None = None,
+) -> None:
+    """Raises RefusedError (T206, L301, L302, L303) for the first fault of each kind, in this order.
+
+    ``ids`` must be from 0 to ``vocab_size`` − 1 (None: any int32); ``log_probs`` has as many values in each list as
+    the last of ``ids``, all of them finite and at most 0 (``POSITIVE_TOLERANCE`` is for rounding). ``named(k)``: what
+    to call list k.
+    """
+    limit = vocab_size if vocab_size is not None else INT32_MAX + 1
+    for name, lists in ids:
+        found = outside(lists.values, limit)
+        if len(found):
+            k, position = lists.locate(found[0])
+            _refuse("T206", where, named(k), f"token id {lists.values[found[0]]} at position {position} of {name}, "
+                    f"expected 0 to {limit - 1}", len(found))  # fmt: skip
+    given, expected = log_probs.lists.lengths, ids[-1].lists.lengths
+    uneven = np.flatnonzero(given != expected)
+    if len(uneven):
+        k = int(uneven[0])
+        _refuse("L301", where, named(k), f"{given[k]:,} log-probabilities for {expected[k]:,} tokens, expected one for each "
+                f"{log_probs.name}", len(uneven))  # fmt: skip
+    odd = odd_log_probs(log_probs.lists.values)
+    if odd:
+        at, code = odd[0]
+        k, position = log_probs.lists.locate(at)
+        wanted = "a finite number" if code == "L302" else f"at most 0 (rounding: {POSITIVE_TOLERANCE:g})"
+        _refuse(code, where, named(k), f"a log-probability of {log_probs.lists.values[at]} at position {position}, expected "
+                f"{wanted}", sum(other == code for _, other in odd))  # fmt: skip
+
+
+def _refuse(code: str, where: str, name: str, what: str, n: int) -> None:
+    more = f" ({n:,} such places in this part of the data)" if n > 1 else ""
+    raise RefusedError(f"{where}{': ' if where else ''}{name}: {what}{more}", code=code, hint=_HINT)

@@ -1,14 +1,24 @@
-"""Chat messages and tasks as plain values."""
+"""Chat messages and tasks as plain values, messages in columns, and items of the Responses shape as chat messages.
+
+Invariants: what one model call wrote (reasoning, text, calls) is one assistant message, and the other way about;
+any JSON is taken, and what is no text becomes JSON text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
 from gymdata.errors import UsageError
+from gymdata.rollouts.ragged import Ints, list_parts, places
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: A chat message as a plain dict: role, content, and optionally reasoning, tool_calls, tool_call_id, name.
 #: ``tool_calls`` is a list of ``{"id": str, "type": "function", "function": {"name": str, "arguments": dict}}``.
@@ -38,3 +48,318 @@ def split_tasks(task_ids: Sequence[str], share: float, seed: int = 0) -> set[str
         raise UsageError(f"split: got {len(distinct)} task(s), expected at least 2 to put on two sides")
     drawn = sorted(distinct, key=lambda t: (xxhash.xxh3_64_intdigest(t.encode(), seed), t))
     return set(drawn[: min(max(1, round(share * len(drawn))), len(drawn) - 1)])
+
+
+def split_messages(messages: pa.ListArray, n_turns: np.ndarray) -> tuple[pa.ListArray, pa.ListArray]:
+    """Each rollout's messages before the model's first one, and from there on.
+
+    The model's messages carry the number of their turn. Where none does (imported files), they are the last ``n_turns``
+    assistant messages.
+    """
+    offsets, flat = list_parts(messages)
+    cut = np.minimum(_first_generated(flat, offsets, np.asarray(n_turns)), offsets[1:])
+    return _sublists(flat, offsets[:-1], cut), _sublists(flat, cut, offsets[1:])
+
+
+def _first_generated(flat: pa.StructArray, offsets: Ints, n_turns: np.ndarray) -> Ints:
+    import pyarrow.compute as pc
+
+    generated = np.flatnonzero(flat.field("turn").is_valid().to_numpy(zero_copy_only=False))
+    first = np.append(generated, len(flat))[np.searchsorted(generated, offsets[:-1])]
+    unnumbered = np.flatnonzero(first >= offsets[1:])
+    if len(unnumbered):
+        by_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
+        assistant = np.flatnonzero(by_model.to_numpy(zero_copy_only=False))
+        low, high = np.searchsorted(assistant, offsets[unnumbered]), np.searchsorted(assistant, offsets[unnumbered + 1])
+        at = np.maximum(high - np.maximum(n_turns[unnumbered], 1), low)
+        first[unnumbered] = np.append(assistant, len(flat))[at]
+    return first
+
+
+def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:
+    """Lists of ``flat[begin[i]:end[i]]``."""
+    import pyarrow as pa
+
+    at, offsets = places(begin, end - begin)
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), flat.take(pa.array(at)))
+
+
+PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+#: Other names of roles: a message that keeps one would be read as nobody's, so a row with one is refused.
+_OTHER_NAMES = dict.fromkeys(("human",), "user") | dict.fromkeys(("gpt", "ai", "bot", "chatbot", "model"), "assistant")
+#: Items, each with the number of its call.
+Walked = Iterable[tuple[int, dict[str, Any]]]
+
+
+def written_by_model(item: Mapping[str, Any]) -> bool:
+    """Whether a model call produced the item."""
+    return item.get("type") in ("reasoning", "function_call") or item.get("role") == "assistant"
+
+
+def holds_ids(item: Mapping[str, Any]) -> bool:
+    """Whether an item that the model wrote has prompt or generation ids."""
+    return bool(item.get(PROMPT)) or bool(item.get(GENERATION))
+
+
+def meant_role(role: Any) -> str | None:
+    """The role that a message should name in place of ``role``; None when that is no other name of one."""
+    return _OTHER_NAMES.get(role.lower()) if isinstance(role, str) else None
+
+
+class CallBorders:
+    """Told of every item in order, it says where calls begin. ``count``: calls begun so far; ``open``: the last of
+    them goes on."""
+
+    __slots__ = ("count", "open", "trailing")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.open = False
+        #: Function calls since a message with ids; below 0 when what came last is neither.
+        self.trailing = -1
+
+    def model(self, kind: Any, has_ids: bool) -> int:
+        """An item that the model wrote. Returns how many of its items, up to and with this one, begin a new call; 0 when
+        it goes on with the current one. ``kind`` is the item's type."""
+        begins = 0 if self.open else 1
+        if kind == "function_call" and self.trailing >= 0:
+            if not has_ids:
+                self.trailing += 1
+                return 0
+            begins = self.trailing + 1
+        self.trailing = 0 if has_ids and kind not in ("function_call", "reasoning") else -1
+        self.open = not has_ids
+        self.count += begins > 0
+        return begins
+
+    def other(self) -> None:
+        """An item that the model did not write ends its call."""
+        self.open, self.trailing = False, -1
+
+
+def walk(
+    items: Iterable[Any], holds: Callable[[Mapping[str, Any]], bool] = holds_ids
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each item with the number of the call that wrote it, or that it follows (-1: none). Nested lists are flattened.
+    ``holds``: whether an item has ids; for items whose lists were moved elsewhere."""
+    borders = CallBorders()
+    #: Function calls after a message with ids: theirs is known when the next item is.
+    waiting: list[dict[str, Any]] = []
+    for item in _flat(items):
+        if not written_by_model(item):
+            borders.other()
+            yield from ((borders.count - 1, one) for one in waiting)
+            waiting = []
+            yield borders.count - 1, item
+            continue
+        begins = borders.model(item.get("type"), holds(item))
+        if borders.trailing > 0:
+            waiting.append(item)
+            continue
+        theirs = borders.count - 1 - (begins == 1)
+        yield from ((theirs, one) for one in waiting)
+        waiting = []
+        yield borders.count - 1, item
+    yield from ((borders.count - 1, one) for one in waiting)
+
+
+def _flat(items: Iterable[Any]) -> Iterator[Any]:
+    """The items in nested lists, in order, however deep they lie."""
+    open_lists = [iter(items)]
+    while open_lists:
+        for item in open_lists[-1]:
+            if isinstance(item, list):
+                open_lists.append(iter(item))
+                break
+            yield item
+        else:
+            open_lists.pop()
+
+
+_ROLES = {"developer": "system"}
+_KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
+
+#: Writes JSON as RFC 8259 has it; made once, for making it costs as much as using it.
+STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    """The conversation of a row. ``output``: its items as ``walk`` gives them; ``turn_of``: the turn that each model call
+    became."""
+    if isinstance(given, str):
+        yield {"role": "user", "content": given}
+    elif isinstance(given, list):
+        yield from _merged(walk(given), {})
+    yield from _merged(output, turn_of)
+
+
+def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    answer: dict[str, Any] | None = None
+    speaker = -1
+    for call, item in items:
+        if written_by_model(item):
+            if answer is not None and call != speaker:
+                yield _assistant(answer)
+                answer = None
+            if answer is None:
+                answer, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
+            _add(answer, item)
+            continue
+        if answer is not None:
+            yield _assistant(answer)
+            answer = None
+        if item.get("type") == "function_call_output":
+            yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": _name(item.get("call_id"))}
+        else:
+            role = str(item.get("role") or "other")
+            role = _ROLES.get(role, role)
+            message = {"role": role if role in _KNOWN_ROLES else "other", "content": text_of(item.get("content"))}
+            yield message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
+    if answer is not None:
+        yield _assistant(answer)
+
+
+def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
+    if item.get("type") == "reasoning":
+        answer["reasoning"].append(text_of(item.get("summary") or item.get("content")))
+    elif item.get("type") == "function_call":
+        function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
+        answer["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
+    else:
+        answer["content"].append(text_of(item.get("content")))
+        calls = item.get("tool_calls")
+        answer["calls"] += [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+
+
+def _assistant(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "\n".join(answer["content"]) if answer["content"] else None,
+        "reasoning": "\n".join(answer["reasoning"]) if answer["reasoning"] else None,
+        "tool_calls": json_text(answer["calls"]) if answer["calls"] else None,
+        "turn": answer["turn"],
+    }
+
+
+def text_of(content: Any) -> str:
+    """Content as text: parts are joined, what is no text is JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(p) for p in content if p is not None)
+    return json_text(content)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        text = part.get("text", part.get("refusal", ""))
+        return text if isinstance(text, str) else json_text(text)
+    return json_text(part)
+
+
+def _arguments(value: Any) -> Any:
+    """A call's arguments as an object where the text is one, else as they stand."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, dict) else value
+
+
+def _name(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def chat_tools(tools: Any) -> str:
+    """Responses tools in the chat shape, as JSON."""
+    listed = tools if isinstance(tools, list) else [] if tools is None else [tools]
+    return json_text([_chat_tool(t) for t in listed])
+
+
+def _chat_tool(tool: Any) -> Any:
+    if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
+        return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    return tool
+
+
+def response_tools(tools: Any) -> list[Any]:
+    """Chat tools in the Responses shape."""
+    listed = tools if isinstance(tools, list) else []
+    return [
+        {"type": "function", **t["function"]} if isinstance(t, dict) and isinstance(t.get("function"), dict) else t
+        for t in listed
+    ]
+
+
+def items_of(messages: Sequence[Mapping[str, Any]], first: int = 0) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """Items for messages (rows of the table), each with the turn that it ends, if it ends one. Ids count from ``first``."""
+    for number, message in enumerate(messages, first):
+        if message["role"] != "assistant":
+            yield None, _other_item(message)
+            continue
+        items = list(_model_items(message, number))
+        for item in items[:-1]:
+            yield None, item
+        yield message.get("turn"), items[-1]
+
+
+def _other_item(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool" and message.get("tool_call_id") is not None:
+        call = message["tool_call_id"]
+        return {"type": "function_call_output", "call_id": call, "output": message.get("content") or ""}
+    item = {"role": message["role"], "content": message.get("content") or "", "type": "message"}
+    return item | {k: message[k] for k in ("name", "tool_call_id") if message.get(k) is not None}
+
+
+def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    calls = _calls(message.get("tool_calls"))
+    if message.get("reasoning") is not None:
+        summary = [{"text": message["reasoning"], "type": "summary_text"}]
+        yield {"id": f"rs_{number}", "summary": summary, "type": "reasoning"}
+    if message.get("content") or (message.get("content") is not None and not calls) or not calls:
+        shown: list[dict[str, Any]] = [{"annotations": [], "text": message.get("content") or "", "type": "output_text"}]
+        yield {"id": f"msg_{number}", "content": shown, "role": "assistant", "status": "completed", "type": "message"}
+    for index, call in enumerate(calls):
+        inner = call.get("function")
+        function: dict[str, Any] = inner if isinstance(inner, dict) else call
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json_text(arguments if arguments is not None else {})
+        yield {
+            "arguments": text,
+            "call_id": call.get("id"),
+            "name": function.get("name"),
+            "type": "function_call",
+            "id": f"fc_{number}_{index}",
+            "status": "completed",
+        }
+
+
+def _calls(text: Any) -> list[dict[str, Any]]:
+    value = loads(text)
+    return [c for c in value if isinstance(c, dict)] if isinstance(value, list) else []
+
+
+def loads(text: Any) -> Any:
+    """A JSON column; None when it is null or no JSON."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_text(value: Any) -> str:
+    """``value`` as strict JSON: a number that is not finite becomes its name, as text."""
+    try:
+        return STRICT.encode(value)
+    except ValueError:
+        # By Python's json, which has whole numbers of any size.
+        named = json.loads(json.dumps(value, ensure_ascii=False), parse_constant=str)
+        return json.dumps(named, ensure_ascii=False, separators=(",", ":"))

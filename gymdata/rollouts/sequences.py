@@ -1,25 +1,146 @@
-"""Rollouts as training sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
+"""Rollouts as token sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
 
-Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout
-also stand together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest
-was checked. ``gymdata.rollouts.turns.sequences`` defines the cut; rollouts that are one chain take a form without loops.
+Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout also stand
+together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest was checked.
+``gymdata.rollouts.turns.chains`` defines the cut; rollouts that are one chain take no loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError
-from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.chains import FlatTurns, check_digests, turns_of
-from gymdata.rollouts.soundness import refuse_unsound_turns
+from gymdata.errors import RefusedError
+from gymdata.rollouts.checks import refuse_unsound_turns
+from gymdata.rollouts.ragged import Array, Ints, Ragged, offsets_of, places
+from gymdata.rollouts.turn_columns import ArrowTexts, TurnColumns
+from gymdata.rollouts.turns import chains, expand_prompts
+
+_COLUMNS = ("token_ids", "loss_mask", "logprobs")
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """n token sequences. ``token_ids`` int32; beside them ``loss_mask`` int8 (1 = trained) and ``logprobs`` float32, the
+    sampler's (0 where not trained)."""
+
+    token_ids: Ragged
+    loss_mask: Ragged
+    logprobs: Ragged
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        return self.token_ids.lengths
+
+    @cached_property
+    def is_trained(self) -> Bools:
+        """Which tokens are trained, flat."""
+        return np.asarray(self.loss_mask.values != 0)
+
+    def take(self, rows: Array) -> Self:
+        """The sequences at ``rows`` (int array), in that order."""
+        return self._select(rows, self.lengths[rows])
+
+    def cut(self, max_length: int) -> Self:
+        """Every sequence's first ``max_length`` tokens."""
+        return self._select(np.arange(len(self)), np.minimum(self.lengths, max_length))
+
+    def _select(self, rows: Array, lengths: Ints) -> Self:
+        at, offsets = places(self.token_ids.offsets[rows], lengths)
+        columns = {name: Ragged(getattr(self, name).values[at], offsets) for name in _COLUMNS}
+        return replace(self, **columns)
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """What n rollouts sampled, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
+
+    Turn t of all that are kept ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its
+    ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a turn has none.
+    """
+
+    token_ids: Ragged
+    logprobs: Ragged
+    turn_ends: Ints
+    turn_rollout: Ints
+    turn_reward: npt.NDArray[np.float64]
+    turn_agent: pa.Array
+
+    @cached_property
+    def turn_sizes(self) -> Ints:
+        return np.diff(self.turn_ends, prepend=0)
+
+    @cached_property
+    def turn_number(self) -> Ints:
+        return np.arange(len(self.turn_ends)) - np.searchsorted(self.turn_rollout, self.turn_rollout)
+
+    def of_agents(self, agents: Collection[str]) -> Bools:
+        """Which tokens are of turns of these agents."""
+        theirs = pc.is_in(self.turn_agent, value_set=pa.array(sorted(agents), pa.string()))
+        return np.repeat(theirs.to_numpy(zero_copy_only=False), self.turn_sizes)
+
+
+@dataclass(frozen=True)
+class RolloutSequences(Sequences):
+    """The sequences of a batch of rollouts, in their order: sequence s is row ``rollout[s]``'s number ``index[s]``.
+
+    ``turn_starts``: where its turns' generations begin, a list a sequence. The k-th trained token over all sequences is
+    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what stands
+    before each sequence's first generation, where that was asked for apart; the sequences begin after it then.
+    """
+
+    rollout: Ints
+    index: npt.NDArray[np.int32]
+    turn_starts: Ragged
+    sampled: SampledTokens
+    source: Ints | None = None
+    abandoned: int = 0
+    prompts: Ragged | None = None
+
+    def to_sequences(self, values: Array, dtype: Any = np.float32) -> Ragged:
+        """One value a sampled token → one a token of the sequences, 0 where not trained."""
+        full = np.zeros(len(self.token_ids.values), dtype)
+        full[self.is_trained] = values if self.source is None else values[self.source]
+        return self.token_ids.like(full)
+
+    def in_turn_order(self, values: Array) -> Array:
+        """One value a trained token of the sequences → one a sampled token, 0 where none of these trains it."""
+        if self.source is None:
+            return values
+        result = np.zeros(len(self.sampled.logprobs.values), values.dtype)
+        result[self.source] = values
+        return result
+
+    def restricted(self, tokens: Bools) -> Self:
+        """Training only the sampled tokens that are true in ``tokens``; the others become context."""
+        mask = self.to_sequences(tokens, np.int8)
+        source = self._source()[mask.values[self.is_trained] != 0]
+        logprobs = self.logprobs.like(np.where(mask.values, self.logprobs.values, np.float32(0)))
+        return replace(self, loss_mask=mask, logprobs=logprobs, source=source)
+
+    def take(self, rows: Array) -> Self:
+        """The sequences at ``rows`` (int array), in that order; ``sampled`` stays the whole batch's."""
+        source = Ragged(self._source(), offsets_of(self.loss_mask.sums(self.is_trained))).take(rows).values
+        some = super().take(rows)
+        prompts = None if self.prompts is None else self.prompts.take(rows)
+        return replace(
+            some, rollout=self.rollout[rows], index=self.index[rows], turn_starts=self.turn_starts.take(rows), source=source,
+            prompts=prompts,
+        )  # fmt: skip
+
+    def _source(self) -> Ints:
+        return np.arange(len(self.sampled.logprobs.values)) if self.source is None else self.source
 
 
 def require_agents(turns: Iterable[pa.ListArray], agents: Collection[str], where: str) -> None:
@@ -33,50 +154,6 @@ def require_agents(turns: Iterable[pa.ListArray], agents: Collection[str], where
         raise RefusedError(f"{where}: no turn is of agent {', '.join(missing)}", hint=f"agents there: {there}")
 
 
-_Ints = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
-
-
-@dataclass(slots=True)
-class Stitched:
-    """Sequences of n rollouts, flat, and their sampled tokens.
-
-    Sequence s is row ``rollout[s]``'s number ``index[s]``: ``ids[starts[s]:starts[s + 1]]``, with ``mask`` where trained and
-    ``turn_starts[turn_bounds[s]:turn_bounds[s + 1]]`` the places where its turns' generations begin. The k-th trained token
-    over all sequences is sampled token ``source[k]`` (None: token k).
-
-    Sampled tokens: rollout r has ``offsets[r]:offsets[r + 1]`` of ``log_probs``; turn t ends before
-    ``turn_ends[t]`` and belongs to rollout ``turn_rollout[t]``; ``turn_reward`` is NaN and ``turn_agent`` null where a turn
-    has none.
-    """
-
-    rollout: _Ints
-    index: npt.NDArray[np.int32]
-    starts: _Ints
-    ids: npt.NDArray[np.int32]
-    mask: npt.NDArray[np.bool_]
-    source: _Ints | None
-    turn_starts: npt.NDArray[np.int32]
-    turn_bounds: _Ints
-    offsets: _Ints
-    log_probs: npt.NDArray[np.float32]
-    turn_ends: _Ints
-    turn_rollout: _Ints
-    turn_reward: npt.NDArray[np.float64]
-    turn_agent: pa.Array
-    abandoned: int = 0
-
-    def scatter_to_tokens(self, values: Array, dtype: Any = np.float32) -> Array:
-        """One value a sampled token → one a token of the sequences, 0 on context."""
-        full = np.zeros(len(self.ids), dtype)
-        full[self.mask] = values if self.source is None else values[self.source]
-        return full
-
-    def agent_mask(self, agents: Collection[str]) -> npt.NDArray[np.bool_]:
-        """Which sampled tokens are of turns of these agents."""
-        return np.repeat(turns_of(self.turn_agent, agents), np.diff(self.turn_ends, prepend=0))
-
-
 def stitch(
     turns: pa.ListArray,
     rollout_ids: pa.Array,
@@ -84,121 +161,126 @@ def stitch(
     *,
     where: str = "",
     vocab_size: int | None = None,
-) -> list[Stitched]:
-    """The rollouts of a batch (the column of that name, one chunk) in at most two parts: single chains, and the others.
+    prompts_apart: bool = False,
+) -> RolloutSequences:
+    """The sequences of a batch of rollouts (the column of that name, one chunk).
 
-    ``rollout`` numbers the rows of the batch. Raises DataError (T209, T210) for changed or impossible turns and
-    RefusedError (T206, L301 to L303; see ``refuse_unsound_turns``), naming ``where`` (the file), rollout and turn.
+    ``rollout`` numbers the rows of the batch. ``abandoned``: whether retries that the conversation did not continue are
+    sequences; ``prompts_apart``: see ``RolloutSequences``. Raises RefusedError (T206, L301 to L303; see
+    ``refuse_unsound_turns``), and DataError (T209, T210) for changed or impossible turns, naming ``where`` (the file),
+    rollout and turn.
     """
-    flat = FlatTurns(turns)
+    flat = TurnColumns.of(turns)
     refuse_unsound_turns(flat, rollout_ids, where, vocab_size)
-    simple = flat.is_one_chain()
-    chosen, others = np.flatnonzero(simple), np.flatnonzero(~simple)
-    parts = []
-    if len(chosen) == len(simple):
-        check_digests(flat, rollout_ids)
-        parts.append(_chains(flat))
-    elif len(chosen):
-        some, ids = turns.take(pa.array(chosen)), rollout_ids.take(pa.array(chosen))
-        sub = FlatTurns(some)
-        check_digests(sub, ids)
-        parts.append(_renumbered(_chains(sub), chosen, len(simple)))
-    if len(others):
-        parts.append(_cut(flat, others, rollout_ids, abandoned))
-    return parts
+    flat.refuse_altered(rollout_ids)
+    simple = flat.one_chain()
+    if simple.all():
+        # Every rollout is one chain, so deltas and generations simply follow each other.
+        pieces = _Pieces(np.arange(len(simple)), np.zeros(len(simple), np.int32), flat.offsets, flat.delta)
+    else:
+        pieces = _cut(flat, simple, abandoned)
+    if not prompts_apart:
+        return _stitched(flat, pieces)
+    opens = np.zeros(len(pieces.context), np.bool_)
+    opens[pieces.bounds[:-1]] = True
+    lengths, of_prompt = pieces.context.lengths, pieces.context.spread(opens)
+    rest = pieces.context.only(~of_prompt, np.where(opens, 0, lengths))
+    prompts = pieces.context.only(of_prompt, lengths[opens])
+    return replace(_stitched(flat, replace(pieces, context=rest)), prompts=prompts)
 
 
-def _chains(flat: FlatTurns) -> Stitched:
-    """Every rollout is one chain, so deltas and generations simply follow each other."""
-    n = len(flat.starts) - 1
-    deltas, generations = np.diff(flat.delta_starts), np.diff(flat.generation_starts)
-    sampled = np.repeat(np.tile(np.array([False, True]), len(deltas)), np.stack((deltas, generations), axis=1).ravel())
-    ids = np.empty(len(sampled), np.int32)
-    ids[~sampled], ids[sampled] = flat.delta, flat.generation
-    first = flat.before[flat.starts[:-1]]
-    return Stitched(
-        rollout=np.arange(n),
-        index=np.zeros(n, np.int32),
-        starts=flat.before[flat.starts],
-        ids=ids,
-        mask=sampled,
-        source=None,
-        turn_starts=(flat.before[:-1] + deltas - first[flat.rollout]).astype(np.int32),
-        turn_bounds=flat.starts,
-        offsets=flat.generation_starts[flat.starts],
-        log_probs=flat.log_probs,
-        turn_ends=flat.generation_starts[1:],
-        turn_rollout=flat.rollout,
-        turn_reward=flat.reward,
-        turn_agent=flat.agent,
+@dataclass(frozen=True)
+class _Pieces:
+    """Sequences as pieces, each some context and what one turn sampled: sequence s has pieces ``bounds[s]`` to
+    ``bounds[s + 1]``. ``turn``: the turn of each piece (None: all of them, in order); ``trained`` None: all are."""
+
+    rollout: Ints
+    index: npt.NDArray[np.int32]
+    bounds: Ints
+    context: Ragged
+    turn: Ints | None = None
+    trained: Bools | None = None
+
+
+def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -> _Pieces:
+    """Rollouts with breaks, branches or retries, one at a time, between those that are one chain."""
+    chosen = np.flatnonzero(simple)
+    sizes = np.diff(flat.offsets)[chosen]
+    own, _ = places(flat.offsets[chosen], sizes)
+    rollout, index, lengths, turn, trained = [], [], [], [], []
+    context: list[Array] = []
+    for row in np.flatnonzero(~simple).tolist():
+        structs, first = flat.structs(row), int(flat.offsets[row])
+        prompts = expand_prompts(structs, check_digests=False)
+        for number, chain in enumerate(chains(structs, prompts, abandoned)):
+            rollout.append(row)
+            index.append(number)
+            lengths.append(len(chain.turns))
+            trained += chain.trained
+            held = 0
+            for at in chain.turns:
+                context.append(prompts[at][held:])
+                turn.append(first + at)
+                held = len(prompts[at]) + len(structs[at]["generation_token_ids"])
+
+    def both(simple_ones: Array, others: list[Any]) -> Array:
+        return np.concatenate((simple_ones, np.array(others, simple_ones.dtype)))
+
+    rollouts = both(chosen, rollout)
+    order = np.argsort(rollouts, kind="stable")
+    pieces = Ragged(np.arange(len(own) + len(turn)), offsets_of(both(sizes, lengths))).take(order)
+    contexts = Ragged.joined([flat.delta, Ragged.of_arrays(context, np.int32)])
+    return _Pieces(
+        rollout=rollouts[order],
+        index=both(np.zeros(len(chosen), np.int32), index)[order],
+        bounds=pieces.offsets,
+        context=contexts.take(both(own, list(range(len(flat), len(contexts))))[pieces.values]),
+        turn=both(own, turn)[pieces.values],
+        trained=both(np.ones(len(own), np.bool_), trained)[pieces.values],
     )
 
 
-def _renumbered(part: Stitched, rows: _Ints, n: int) -> Stitched:
-    """``part`` with its rollouts at ``rows`` of a batch of ``n``; the others have no tokens in it."""
-    lengths = np.zeros(n, np.int64)
-    lengths[rows] = np.diff(part.offsets)
-    part.offsets = np.concatenate(([0], np.cumsum(lengths)))
-    part.rollout, part.turn_rollout = rows[part.rollout], rows[part.turn_rollout]
-    return part
-
-
-def _cut(flat: FlatTurns, rows: _Ints, rollout_ids: pa.Array, abandoned: Literal["keep", "drop"]) -> Stitched:
-    """Rollouts with breaks, branches or retries, one at a time, on views of the batch."""
-    found: list[tuple[int, int, tokens.TokenSequence, Array]] = []
-    kept_turns: list[int] = []
-    lengths = np.zeros(len(flat.starts) - 1, np.int64)
-    generated, left_out = 0, 0
-    for row in rows.tolist():
-        begin, end = int(flat.starts[row]), int(flat.starts[row + 1])
-        sequences = _sequences(flat.views(begin, end), rollout_ids, row, abandoned)
-        trained = sorted({t for s in sequences for t, mine in zip(s.turns, s.trained, strict=True) if mine})
-        left_out += end - begin - len(trained)
-        place = {}
-        for turn in trained:
-            size = int(flat.generation_starts[begin + turn + 1] - flat.generation_starts[begin + turn])
-            place[turn] = np.arange(generated, generated + size)
-            generated += size
-            lengths[row] += size
-        kept_turns += [begin + turn for turn in trained]
-        for number, s in enumerate(sequences):
-            parts = [place[t] for t, mine in zip(s.turns, s.trained, strict=True) if mine]
-            found.append((row, number, s, np.concatenate(parts) if parts else np.empty(0, np.int64)))
-    turns = np.array(kept_turns, np.int64)
-    sizes = flat.generation_starts[turns + 1] - flat.generation_starts[turns]
-    every = np.repeat(flat.generation_starts[turns] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
-    return Stitched(
-        rollout=np.array([row for row, *_ in found], np.int64),
-        index=np.array([number for _, number, *_ in found], np.int32),
-        starts=_bounds([len(s.input_ids) for _, _, s, _ in found]),
-        ids=_joined([s.input_ids for _, _, s, _ in found], np.int32),
-        mask=_joined([s.loss_mask for _, _, s, _ in found], np.int8) != 0,
-        source=_joined([source for *_, source in found], np.int64),
-        turn_starts=_joined([s.turn_starts for _, _, s, _ in found], np.int32),
-        turn_bounds=_bounds([len(s.turn_starts) for _, _, s, _ in found]),
-        offsets=np.concatenate(([0], np.cumsum(lengths))),
-        log_probs=flat.log_probs[every + np.arange(len(every))],
-        turn_ends=np.cumsum(sizes),
-        turn_rollout=flat.rollout[turns],
-        turn_reward=flat.reward[turns],
-        turn_agent=flat.agent.take(pa.array(turns)),
-        abandoned=left_out,
+def _stitched(flat: TurnColumns, pieces: _Pieces) -> RolloutSequences:
+    """Contexts and generations of the pieces one after the other, and the tokens that are trained in some piece."""
+    generation = flat.generation if pieces.turn is None else flat.generation.take(pieces.turn)
+    tokens, part = Ragged.interleaved([pieces.context, generation])
+    is_sampled, token_ids = part.view(np.bool_), tokens.grouped(pieces.bounds)
+    mask, kept, source = is_sampled, None, None
+    if pieces.turn is not None and pieces.trained is not None:
+        if not pieces.trained.all():
+            mask = is_sampled & tokens.spread(pieces.trained)
+        mine = pieces.turn[pieces.trained]
+        kept = np.sort(mine)
+        begin = offsets_of(flat.generation.lengths[kept])[:-1][np.searchsorted(kept, mine)]
+        source, _ = places(begin, flat.generation.lengths[mine])
+    sampled = _sampled(flat, kept)
+    logprobs = np.zeros(len(is_sampled), np.float32)
+    logprobs[mask] = sampled.logprobs.values if source is None else sampled.logprobs.values[source]
+    starts = tokens.offsets[:-1] + pieces.context.lengths - np.repeat(token_ids.offsets[:-1], np.diff(pieces.bounds))
+    return RolloutSequences(
+        token_ids,
+        token_ids.like(mask.view(np.int8)),
+        token_ids.like(logprobs),
+        rollout=pieces.rollout,
+        index=pieces.index,
+        turn_starts=Ragged(starts.astype(np.int32), pieces.bounds),
+        sampled=sampled,
+        source=source,
+        abandoned=0 if kept is None else len(flat) - len(kept),
     )
 
 
-def _sequences(
-    turns: Sequence[dict[str, Any]], rollout_ids: pa.Array, row: int, abandoned: Literal["keep", "drop"]
-) -> list[tokens.TokenSequence]:
-    try:
-        tokens.expand_prompts(turns)
-    except DataError as error:
-        raise DataError(f"rollout {rollout_ids[row].as_py()}: {error.message}", hint=error.hint) from error
-    return tokens.sequences(turns, abandoned=abandoned)
-
-
-def _bounds(lengths: Sequence[int]) -> _Ints:
-    return np.concatenate(([0], np.cumsum(np.array(lengths, np.int64)))).astype(np.int64)
-
-
-def _joined(arrays: Sequence[Array], dtype: Any) -> Array:
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
+def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
+    """What the turns ``kept`` (rising; None: all) sampled."""
+    agent = flat.agent.array if isinstance(flat.agent, ArrowTexts) else pa.nulls(len(flat), pa.string())
+    reward = flat.reward if flat.reward is not None else np.full(len(flat), np.nan)
+    token_ids, logprobs, rollout, bounds = flat.generation, flat.logprobs, flat.rollout, flat.offsets
+    if kept is not None:
+        token_ids, logprobs, rollout = token_ids.take(kept), logprobs.take(kept), rollout[kept]
+        bounds, reward, agent = (
+            np.searchsorted(rollout, np.arange(len(bounds))),
+            reward[kept],
+            agent.take(pa.array(kept)),
+        )
+    lists = token_ids.grouped(bounds), logprobs.grouped(bounds)
+    return SampledTokens(*lists, token_ids.offsets[1:], rollout, reward, agent)

@@ -1,27 +1,228 @@
-"""A batch of rollouts as flat numpy arrays: the one shape that every check works on.
+"""Turns of many rollouts as flat numpy arrays, whole prompts for a column of them, and the columns that checks read.
 
-Invariants: turn t of rollout r is at ``turn_offsets[r] + t`` in every turn array, and its ids are
-``delta[delta_offsets[k]:delta_offsets[k + 1]]`` and so on; offsets start at 0; arrays from Arrow share its memory. A
-column that the source lacks is None and the checks that need it are skipped. Importing this needs no pyarrow.
+Invariants: turn t of rollout r is number ``offsets[r] + t`` in every array of turns; arrays from Arrow share its memory;
+prompts are those of ``gymdata.rollouts.turns.expand_prompts``. A column that the source lacks is None and the checks that
+need it are skipped. The loops are over turns, never over tokens. Importing this needs no pyarrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
+
+from gymdata.errors import DataError
+from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
+from gymdata.rollouts.turns import Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
 Texts = Sequence[str | None]
 
 ROLES = ("system", "user", "assistant", "tool", "function", "environment", "other")
 SYSTEM, USER, ASSISTANT, TOOL, FUNCTION = range(5)
+#: Offsets of an Arrow list are int32, so one chunk of prompts stays below this many tokens.
+CHUNK_TOKENS = 1 << 30
+
+
+@dataclass(frozen=True)
+class TurnColumns:
+    """The turns of n rollouts. ``offsets`` (n + 1,): rollout r has turns ``offsets[r]`` to ``offsets[r + 1]``; all else has
+    one entry per turn, as the fields of ``Turn``; ``agent`` is None where no turn names one, ``reward`` NaN without one."""
+
+    offsets: Ints
+    parent: npt.NDArray[np.int32]
+    prefix: npt.NDArray[np.int32]
+    digest: npt.NDArray[np.int64]
+    delta: Ragged
+    generation: Ragged
+    logprobs: Ragged
+    agent: Texts | None = None
+    reward: npt.NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(cls, turns: pa.ListArray) -> TurnColumns:
+        """The turns column of a rollouts table, one chunk of it; fields that checks do without may be missing."""
+        offsets, struct = list_parts(turns)
+        parts = {f.name: struct.field(f.name) for f in struct.type}
+        agent, reward = parts.get("agent"), parts.get("reward")
+        return cls(
+            offsets=offsets,
+            parent=_numbers(parts["parent"]),
+            prefix=_numbers(parts["prefix_length"]),
+            digest=_numbers(parts["digest"]),
+            delta=Ragged.of(parts["prompt_delta_ids"]),
+            generation=Ragged.of(parts["generation_token_ids"]),
+            logprobs=Ragged.of(parts["generation_log_probs"]),
+            agent=None if agent is None or agent.null_count == len(struct) else ArrowTexts(agent),
+            reward=None if reward is None else reward.to_numpy(zero_copy_only=False),
+        )
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @cached_property
+    def rollout(self) -> Ints:
+        """The rollout of each turn."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    @cached_property
+    def number(self) -> Ints:
+        """Each turn's number in its rollout."""
+        return np.arange(len(self)) - self.offsets[self.rollout]
+
+    @cached_property
+    def above(self) -> Ints:
+        """The turn that is each one's parent; -1 where there is none, or none that can be one."""
+        good = (self.parent >= 0) & (self.parent < self.number)
+        return np.where(good, self.parent + self.offsets[self.rollout], -1)
+
+    @cached_property
+    def held(self) -> Ints:
+        """Tokens in the prompt ++ generation of each one's parent: what ``prefix`` can be at most."""
+        whole = np.append(self.prefix + self.delta.lengths + self.generation.lengths, 0)
+        return np.asarray(whole[self.above])
+
+    def by_rollout(self, lists: Ragged) -> Ragged:
+        """Lists of the turns joined to one list a rollout."""
+        return lists.grouped(self.offsets)
+
+    def count(self, turns: npt.NDArray[np.bool_]) -> Ints:
+        """How many of a rollout's turns are true in ``turns``."""
+        return np.bincount(self.rollout[turns], minlength=len(self.offsets) - 1)
+
+    def one_chain(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether a rollout has turns, and each continues the one before, first prompt to last token."""
+        before = offsets_of(self.delta.lengths + self.generation.lengths)[:-1]
+        held = before - before[self.offsets[self.rollout]]
+        good = (self.parent == self.number - 1) & (self.prefix == held)
+        return np.asarray((self.count(~good) == 0) & (np.diff(self.offsets) > 0))
+
+    def has_ids(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether a rollout has a turn with ids of its prompt and its generation."""
+        return self.count((self.prefix + self.delta.lengths > 0) & (self.generation.lengths > 0)) > 0
+
+    def digests(self) -> Ints:
+        """The digest of every turn over its parent's stored digest, as ``gymdata.rollouts.turns.turn_digest`` defines it."""
+        head = np.zeros(len(self), np.dtype([("digest", "<i8"), ("prefix", "<i4")]))
+        head["digest"], head["prefix"] = np.append(self.digest, 0)[self.above], self.prefix
+        digest = xxhash.xxh3_64_intdigest
+        lists = (self.delta, self.generation, self.logprobs)
+        heads, delta, gen, lp = (byte_view(a) for a in (head, *(part.values for part in lists)))
+        bounds = zip(*((part.offsets * 4).tolist() for part in lists), strict=True)
+        d0, g0, l0 = next(bounds)
+        at = 0
+        out = []
+        for d1, g1, l1 in bounds:
+            out.append(digest(lp[l0:l1], digest(gen[g0:g1], digest(delta[d0:d1], digest(heads[at : at + 12])))))
+            d0, g0, l0 = d1, g1, l1
+            at += 12
+        return np.array(out, np.uint64).view(np.int64)
+
+    def structs(self, rollout: int) -> list[Turn]:
+        """The turns of one rollout; their lists are views of the batch."""
+        return [
+            {
+                "parent": int(self.parent[k]),
+                "prefix_length": int(self.prefix[k]),
+                "prompt_delta_ids": self.delta[k],
+                "generation_token_ids": self.generation[k],
+                "generation_log_probs": self.logprobs[k],
+                "digest": int(self.digest[k]),
+                "agent": self.agent[k] if self.agent is not None else None,
+            }
+            for k in range(int(self.offsets[rollout]), int(self.offsets[rollout + 1]))
+        ]
+
+    def refuse_altered(self, rollout_ids: pa.Array | pa.ChunkedArray, *, check_digests: bool = True) -> None:
+        """Raises DataError naming the rollout and the turn when a delta cannot be expanded (T210) or a digest does not
+        match (T209)."""
+        for k in np.flatnonzero((self.parent < -1) | (self.parent >= self.number))[:1]:
+            what = f"got parent {self.parent[k]}, expected an earlier turn or -1"
+            raise DataError.altered("T210", self._place(k, rollout_ids), what)
+        for k in np.flatnonzero((self.prefix < 0) | (self.prefix > self.held))[:1]:
+            what = f"got prefix_length {self.prefix[k]}, expected 0 to {self.held[k]}"
+            raise DataError.altered("T210", self._place(k, rollout_ids), what)
+        for k in np.flatnonzero(self.digests() != self.digest)[:1] if check_digests else ():
+            raise DataError.altered("T209", self._place(k, rollout_ids), "its content does not match its digest")
+
+    def _place(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
+        return f"rollout {rollout_ids[int(self.rollout[turn])].as_py()}, turn {self.number[turn]}"
+
+    def prompts(self) -> Ragged:
+        """The whole prompt of each turn. A parent stands before its children, so its prompt is there to copy from."""
+        lengths = self.prefix + self.delta.lengths
+        offsets = offsets_of(lengths)
+        out = np.empty(int(offsets[-1]), np.int32)
+        delta_at, gen_at, at, size = (
+            a.tolist() for a in (self.delta.offsets, self.generation.offsets, offsets, lengths)
+        )
+        delta, generation = self.delta.values, self.generation.values
+        for k, (parent, shared) in enumerate(zip(self.above.tolist(), self.prefix.tolist(), strict=True)):
+            start = at[k]
+            if shared:
+                whole = size[parent]
+                kept = min(shared, whole)
+                out[start : start + kept] = out[at[parent] : at[parent] + kept]
+                if shared > whole:
+                    begin = gen_at[parent]
+                    out[start + whole : start + shared] = generation[begin : begin + shared - whole]
+            out[start + shared : at[k + 1]] = delta[delta_at[k] : delta_at[k + 1]]
+        return Ragged(out, offsets)
+
+
+def with_prompts(
+    turns: pa.ChunkedArray, rollout_ids: pa.ChunkedArray, *, check_digests: bool = True
+) -> pa.ChunkedArray:
+    """The turns column with ``prompt_token_ids`` (list<int32>) as a last field of each turn.
+
+    ``turns`` has the schema's type. Raises DataError naming the rollout and the turn when a delta cannot be expanded
+    (T210) or a digest does not match (T209).
+    """
+    import pyarrow as pa
+
+    kind = prompted(turns.type)
+    chunks = []
+    start = 0
+    for chunk in turns.chunks:
+        ids = rollout_ids.slice(start, len(chunk))
+        start += len(chunk)
+        for first, end in _pieces(TurnColumns.of(chunk)):
+            piece = chunk.slice(first, end - first)
+            columns = TurnColumns.of(piece)
+            columns.refuse_altered(ids.slice(first, end - first), check_digests=check_digests)
+            fields = [*list_parts(piece)[1].flatten(), columns.prompts().to_arrow()]
+            struct = pa.StructArray.from_arrays(fields, fields=list(kind.value_type))
+            mask = piece.is_null() if piece.null_count else None
+            chunks.append(pa.ListArray.from_arrays(pa.array(columns.offsets, pa.int32()), struct, type=kind, mask=mask))
+    return pa.chunked_array(chunks, kind)
+
+
+def prompted(kind: pa.ListType) -> pa.ListType:
+    """The type of a turns column with prompts."""
+    import pyarrow as pa
+
+    fields = [*kind.value_type, pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False)]
+    return pa.list_(pa.struct(fields))
+
+
+def _pieces(turns: TurnColumns) -> list[tuple[int, int]]:
+    """Row ranges whose prompts fit one chunk."""
+    n = len(turns.offsets) - 1
+    before = offsets_of(turns.prefix.astype(np.int64) + turns.delta.lengths)[turns.offsets]
+    pieces, first = [], 0
+    while first < n:
+        end = int(np.searchsorted(before, before[first] + CHUNK_TOKENS, side="right")) - 1
+        end = min(max(end, first + 1), n)
+        pieces.append((first, end))
+        first = end
+    return pieces
 
 
 @dataclass(slots=True)
@@ -40,29 +241,33 @@ class Messages:
     answers: Callable[[int, int], bool]
     #: Where a tool message is known to answer the message that holds the calls before it; others are asked.
     surely_answered: npt.NDArray[np.bool_]
+    #: True where there is text or reasoning, more than white space.
+    says: npt.NDArray[np.bool_]
+    #: True where a tool's result is an error message.
+    fails: npt.NDArray[np.bool_]
+    #: Gives where an assistant's text spells a tool call; only asked where that matters.
+    spelled_calls: Callable[[], npt.NDArray[np.bool_]]
 
 
 @dataclass(slots=True)
 class Evidence:
-    """The columns of a batch that checks read. Shapes: rollouts (n,), turns (T,), ids and log-probs flat."""
+    """The columns of a batch of n rollouts that checks read, each of shape (n,) but for turns and messages."""
 
     rows: Ints
-    turn_offsets: Ints
-    parent: npt.NDArray[np.int32]
-    prefix: npt.NDArray[np.int32]
-    digest: npt.NDArray[np.int64]
-    delta_offsets: Ints
-    delta: npt.NDArray[np.int32]
-    gen_offsets: Ints
-    gen: npt.NDArray[np.int32]
-    lp_offsets: Ints
-    lp: npt.NDArray[np.float32]
+    turns: TurnColumns
     rollout_id: Texts
     group_id: Texts | None = None
-    agent: Texts | None = None
     messages: Messages | None = None
     reward: npt.NDArray[np.float64] | None = None
     reward_null: npt.NDArray[np.bool_] | None = None
+    #: Named reward parts: (n,), NaN where a rollout has none.
+    parts: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    #: (T,) whether a limit cut the generation.
+    cut: npt.NDArray[np.bool_] | None = None
+    #: (n,) when a rollout began, in microseconds.
+    started: Ints | None = None
+    #: Whether any rollout of the batch was given tools.
+    offers_tools: bool = False
     #: Index of the rollout and name of each named reward part that is not finite.
     bad_parts: list[tuple[int, str, float]] = field(default_factory=list)
     temperature: npt.NDArray[np.float32] | None = None
@@ -74,83 +279,25 @@ class Evidence:
         return len(self.rows)
 
     @property
-    def n_turns(self) -> int:
-        return len(self.parent)
-
-    @property
     def n_tokens(self) -> int:
         """Stored tokens: context deltas and generations."""
-        return len(self.delta) + len(self.gen)
-
-    def has_ids(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether a rollout has a turn with ids of its prompt and its generation."""
-        whole = (self.prefix + lengths(self.delta_offsets) > 0) & (lengths(self.gen_offsets) > 0)
-        return np.bincount(self.rollout_of_turn()[whole], minlength=self.n) > 0
-
-    def rollout_of_turn(self) -> Ints:
-        """(T,) the rollout that each turn belongs to."""
-        return np.repeat(np.arange(self.n), np.diff(self.turn_offsets))
-
-    def arrays(self, k: int) -> tuple[Any, Any, Any]:
-        """Delta ids, generation ids and log-probabilities of turn ``k`` of the batch."""
-        return (
-            self.delta[self.delta_offsets[k] : self.delta_offsets[k + 1]],
-            self.gen[self.gen_offsets[k] : self.gen_offsets[k + 1]],
-            self.lp[self.lp_offsets[k] : self.lp_offsets[k + 1]],
-        )
-
-    def turn_structs(self, rollout: int) -> list[dict[str, Any]]:
-        """The turns of one rollout as the dicts that ``gymdata.rollouts.turns`` takes."""
-        first, end = int(self.turn_offsets[rollout]), int(self.turn_offsets[rollout + 1])
-        result = []
-        for k in range(first, end):
-            delta, gen, lp = self.arrays(k)
-            result.append(
-                {
-                    "parent": int(self.parent[k]),
-                    "prefix_length": int(self.prefix[k]),
-                    "prompt_delta_ids": delta,
-                    "generation_token_ids": gen,
-                    "generation_log_probs": lp,
-                    "digest": int(self.digest[k]),
-                    "agent": self.agent[k] if self.agent is not None else None,
-                }
-            )
-        return result
-
-
-def lengths(offsets: Ints) -> Ints:
-    return offsets[1:] - offsets[:-1]
+        return len(self.turns.delta.values) + len(self.turns.generation.values)
 
 
 def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
     """``batch`` has some columns of the rollouts table, types as in the schema; ``first_row`` is its first row's number."""
+    import pyarrow.compute as pc
+
     names = set(batch.schema.names)
 
     def column(name: str) -> Any:
         return batch.column(batch.schema.get_field_index(name))
 
-    turns = column("turns")
-    turn_offsets, struct = list_parts(turns)
-    parts = {f.name: struct.field(f.name) for f in struct.type}
-    delta_offsets, delta = list_parts(parts["prompt_delta_ids"])
-    gen_offsets, gen = list_parts(parts["generation_token_ids"])
-    lp_offsets, lp = list_parts(parts["generation_log_probs"])
     evidence = Evidence(
         rows=np.arange(first_row, first_row + len(batch), dtype=np.int64),
-        turn_offsets=turn_offsets,
-        parent=_numbers(parts["parent"]),
-        prefix=_numbers(parts["prefix_length"]),
-        digest=_numbers(parts["digest"]),
-        delta_offsets=delta_offsets,
-        delta=_numbers(delta),
-        gen_offsets=gen_offsets,
-        gen=_numbers(gen),
-        lp_offsets=lp_offsets,
-        lp=_numbers(lp),
-        rollout_id=_Texts(column("rollout_id")) if "rollout_id" in names else [None] * len(batch),
-        group_id=_Texts(column("group_id")) if "group_id" in names else None,
-        agent=_Texts(parts["agent"]) if "agent" in parts and parts["agent"].null_count < len(struct) else None,
+        turns=TurnColumns.of(column("turns")),
+        rollout_id=ArrowTexts(column("rollout_id")) if "rollout_id" in names else [None] * len(batch),
+        group_id=ArrowTexts(column("group_id")) if "group_id" in names else None,
         messages=_messages(column("messages")) if "messages" in names else None,
     )
     if "reward" in names:
@@ -158,7 +305,15 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         evidence.reward_null = reward.is_null().to_numpy(zero_copy_only=False)
         evidence.reward = reward.to_numpy(zero_copy_only=False)
     if "rewards" in names:
-        evidence.bad_parts = _bad_parts(column("rewards"))
+        evidence.parts, evidence.bad_parts = _parts(column("rewards"))
+    struct = list_parts(column("turns"))[1]
+    if struct.type.get_field_index("finish_reason") >= 0:
+        cut = pc.fill_null(pc.equal(struct.field("finish_reason"), "length"), False)
+        evidence.cut = cut.to_numpy(zero_copy_only=False)
+    if "started_at" in names:
+        evidence.started = pc.fill_null(column("started_at").cast("int64"), 0).to_numpy()
+    if "tools" in names:
+        evidence.offers_tools = bool(pc.any(pc.greater(pc.binary_length(column("tools")), 2)).as_py())
     if "temperature" in names:
         evidence.temperature = column("temperature").to_numpy(zero_copy_only=False)
     for name in ("n_turns", "n_context_tokens", "n_generated_tokens"):
@@ -167,50 +322,70 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
     return evidence
 
 
-class _Texts(Sequence[Any]):
+class ArrowTexts(Sequence[Any]):
     """An Arrow text column read an item at a time, for the few rows that need one."""
 
     def __init__(self, array: Any) -> None:
-        self._array = array
+        self.array = array
 
     def __len__(self) -> int:
-        return len(self._array)
+        return len(self.array)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._array[int(index)].as_py()
+        return self.array[int(index)].as_py()
 
     def __iter__(self) -> Any:
-        return iter(self._array.to_pylist())
-
-
-def list_parts(array: Any) -> tuple[Ints, Any]:
-    """Offsets from 0, and the flat values that they cut. A null list is an empty one."""
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    if array.null_count:
-        # Arrow allows bytes under a null list; they are nobody's.
-        keep = array.is_valid().to_numpy(zero_copy_only=False)
-        if (np.diff(offsets)[~keep] != 0).any():
-            array = array.fill_null([])
-            return list_parts(array)
-    return offsets - offsets[0], values
+        return iter(self.array.to_pylist())
 
 
 def _numbers(array: Any) -> Any:
     return array.to_numpy(zero_copy_only=array.null_count == 0)
 
 
-def _bad_parts(column: Any) -> list[tuple[int, str, float]]:
+def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[int, str, float]]]:
+    """The named parts as columns, and those that are neither null nor finite: (rollout, name, value)."""
     offsets, parts = list_parts(column)
     values = parts.field("value")
     if not len(values):
-        return []
+        return {}, []
     known = values.is_valid().to_numpy(zero_copy_only=False)
     numbers = values.to_numpy(zero_copy_only=False)
+    owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    coded = parts.field("name").dictionary_encode()
+    names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+    columns = {}
+    for code, name in enumerate(names):
+        columns[name] = np.full(len(offsets) - 1, np.nan)
+        mine = codes == code
+        columns[name][owners[mine]] = np.where(known, numbers, np.nan)[mine]
     bad = np.flatnonzero(known & ~np.isfinite(numbers))
-    owners = np.searchsorted(offsets, bad, side="right") - 1
-    names = parts.field("name")
-    return [(int(r), names[int(k)].as_py(), float(numbers[k])) for r, k in zip(owners, bad, strict=True)]
+    return columns, [(int(owners[k]), names[int(codes[k])], float(numbers[k])) for k in bad.tolist()]
+
+
+#: How a tool's result begins when it is an error message.
+TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
+#: What models write around or in a tool call.
+SPELLED_CALL = (
+    r"<tool_call>|<function_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call|"
+    r'"name"\s*:\s*"[^"]*"\s*,\s*"(arguments|parameters)"\s*:'
+)
+#: Texts up to this long may be white space alone.
+_BLANK = 16
+
+
+def _says(*texts: Any) -> npt.NDArray[np.bool_]:
+    """Where any of some text columns has more than white space."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    result = np.zeros(len(texts[0]), np.bool_)
+    for text in texts:
+        size = pc.fill_null(pc.binary_length(text), 0).to_numpy()
+        result |= size > _BLANK
+        short = np.flatnonzero((size > 0) & ~result)
+        trimmed = pc.binary_length(pc.utf8_trim_whitespace(text.take(pa.array(short))))
+        result[short] |= trimmed.to_numpy() > 0
+    return result
 
 
 #: The first call id in the JSON text of tool_calls, when the text is as gymdata writes it.
@@ -247,7 +422,26 @@ def _messages(column: Any) -> Messages:
     def answers(assistant: int, tool: int) -> bool:
         return call_ids[tool].as_py() in call_ids_of(tool_calls[assistant].as_py())
 
-    return Messages(offsets, role, turn, calls, has_id, answers, sure)
+    texts = [parts[name] for name in ("content", "reasoning") if name in parts]
+    says = _says(*texts) if texts else np.ones(n, np.bool_)
+    fails = np.zeros(n, np.bool_)
+    results = np.flatnonzero((role == TOOL) | (role == FUNCTION))
+
+    def matches(rows: Ints, pattern: str) -> Ints:
+        found = pc.match_substring_regex(parts["content"].take(pa.array(rows)), pattern)
+        kept: Ints = rows[pc.fill_null(found, False).to_numpy(zero_copy_only=False)]
+        return kept
+
+    if "content" in parts and len(results):
+        fails[matches(results, TOOL_ERROR)] = True
+
+    def spelled_calls() -> npt.NDArray[np.bool_]:
+        spelled = np.zeros(n, np.bool_)
+        if "content" in parts:
+            spelled[matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL)] = True
+        return spelled
+
+    return Messages(offsets, role, turn, calls, has_id, answers, sure, says, fails, spelled_calls)
 
 
 def call_ids_of(tool_calls: str | None) -> set[str]:

@@ -1,36 +1,61 @@
-"""Fingerprints of tokenizers and chat templates, so that two files can be asked whether their ids mean the same.
+"""Turns: the model calls of a rollout as they are stored, prompts as deltas; and how each relates to what came before.
 
-Invariants: a tokenizer's hash depends on what its ids mean (pieces, merges, added tokens) and never on
-file bytes, key order or the machine; equal hashes therefore say that one tokenizer's ids may be trained with the other.
+Invariants: any turn's prompt is rebuilt exactly; a turn continues its parent exactly when its prompt begins with the
+parent's prompt ++ generation, by the ids and never assumed; content that does not match its digest is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gymdata.errors import DataError, RefusedError
-
-# The splices belong to this module's public names; they have a file of their own for their size.
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError as SpliceRefusedError
-from gymdata.rollouts.continuity.prompt_extension import splice as splice
-from gymdata.rollouts.continuity.prompt_extension import splice_published as splice_published
+from gymdata.errors import DataError
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
-Turn = Mapping[str, Any]
 Kind = Literal["first", "continues", "retry", "branch", "break"]
 
 _NO_PARENT = -1
 _INT64_WRAP = 1 << 64
+
+
+class TopLogProb(TypedDict):
+    """One alternative for a token."""
+
+    id: int
+    log_prob: float
+
+
+class Turn(TypedDict):
+    """One model call of a rollout, as files have it (``gymdata.rollouts.schema.TURN``). A turn's H is its prompt ++
+    generation."""
+
+    #: The earlier turn whose H this prompt shares most with (ties: the latest); -1 for the first.
+    parent: int
+    #: How many tokens of the parent's H this prompt begins with: the longest such prefix.
+    prefix_length: int
+    #: The prompt's tokens after that prefix.
+    prompt_delta_ids: Ids | list[int]
+    #: Exactly as sampled, with the stop token where one was.
+    generation_token_ids: Ids | list[int]
+    #: One a generated token, in nats; NaN where the source has none.
+    generation_log_probs: Floats | list[float]
+    #: xxh3_64 over the parent's digest, prefix_length and the three lists: see ``turn_digest``.
+    digest: int
+    #: Who made the call, where several agents share a rollout.
+    agent: str | None
+    #: stop, length or abort. This and what follows is absent where only the tokens of a turn were read.
+    finish_reason: NotRequired[str]
+    #: A reward for this step alone.
+    reward: NotRequired[float | None]
+    #: The likeliest tokens at each place of the generation, where they were asked for.
+    top_log_probs: NotRequired[list[list[TopLogProb]] | None]
 
 
 @dataclass(slots=True)
@@ -43,7 +68,7 @@ class Call:
     finish_reason: str
     agent: str | None = None
     reward: float | None = None
-    top_log_probs: list[list[dict[str, float | int]]] | None = None
+    top_log_probs: list[list[TopLogProb]] | None = None
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -75,7 +100,7 @@ class TurnEncoder:
     """
 
     def __init__(self) -> None:
-        self.turns: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
         self.n_context_tokens = 0
         self.n_generated_tokens = 0
         self._open: dict[int, Ids] = {}
@@ -85,7 +110,7 @@ class TurnEncoder:
         """Turns whose prompt rewrites what came before; branches and retries are not breaks."""
         return count_breaks(self.turns)
 
-    def add(self, call: Call) -> dict[str, Any]:
+    def add(self, call: Call) -> Turn:
         """Append one call; returns its turn, with numpy arrays for the id and log-probability lists."""
         prompt = np.ascontiguousarray(call.prompt_token_ids, dtype=np.int32)
         generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
@@ -95,7 +120,7 @@ class TurnEncoder:
         parent, shared = self._parent(prompt)
         parent_digest = self.turns[parent]["digest"] if parent >= 0 else 0
         delta = prompt[shared:]
-        turn = {
+        turn: Turn = {
             "parent": parent,
             "prefix_length": shared,
             "prompt_delta_ids": delta,
@@ -129,7 +154,7 @@ class TurnEncoder:
         return best, max(shared, 0)
 
 
-def encode_turns(calls: Sequence[Call]) -> list[dict[str, Any]]:
+def encode_turns(calls: Sequence[Call]) -> list[Turn]:
     """All calls of one rollout, in order, as turns."""
     encoder = TurnEncoder()
     for call in calls:
@@ -285,7 +310,7 @@ class TokenSequence:
 
     ``loss_mask`` is 1 on generated tokens that this sequence trains; ``logprobs`` is 0.0 on context; ``turn_starts`` is
     the position of the first generated token of each turn in ``turns``; ``trained`` says which of them have mask 1 here.
-    ``abandoned``: its last turn is a retry that the conversation did not go on with.
+    ``abandoned``: its last turn is a retry that the conversation did not continue.
     """
 
     input_ids: Ids
@@ -297,32 +322,46 @@ class TokenSequence:
     abandoned: bool = False
 
 
-def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep") -> list[TokenSequence]:
-    """The root-to-leaf chains of a rollout's turn tree, in the order of their last turns.
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One way from a root of the turn tree to a leaf. ``trained``: which of its ``turns`` no earlier chain trains;
+    ``abandoned``: its last turn is a retry that the conversation did not continue."""
 
-    A generation has mask 1 in exactly one sequence: the first one through it. A break starts a sequence with its whole
-    prompt at mask 0; a branch or retry repeats the shared turns at mask 0. Turns that repeat a prompt keep the one that
-    the conversation went on with (the last, when none was continued); the others are abandoned.
+    turns: list[int]
+    trained: list[bool]
+    abandoned: bool
+
+
+def chains(turns: Sequence[Turn], prompts: Sequence[Ids], abandoned: Literal["keep", "drop"] = "keep") -> list[Chain]:
+    """The root-to-leaf chains of a rollout's turn tree, in the order of their last turns: one for each of its sequences.
+
+    A generation is trained in exactly one of them: the first one through it. A break starts a chain; a branch or retry
+    repeats the turns before it. Turns that repeat a prompt keep the one that the conversation continued (the last, when none
+    was continued); the others are abandoned. ``prompts``: the whole prompt of each turn.
     """
-    if not turns:
-        return []
-    prompts = expand_prompts(turns, check_digests=False)
     attached = _attach(turns, prompts)
     has_child = set(attached)
     leaves = [k for k in range(len(turns)) if k not in has_child]
     superseded = _superseded(prompts, leaves)
-    if abandoned == "drop":
-        leaves = [k for k in leaves if k not in superseded]
     owned: set[int] = set()
     result = []
     for leaf in leaves:
+        if abandoned == "drop" and leaf in superseded:
+            continue
         chain = _chain(attached, leaf)
-        trained = [turn not in owned for turn in chain]
+        result.append(Chain(chain, [turn not in owned for turn in chain], leaf in superseded))
         owned.update(chain)
-        sequence = _stitch(turns, prompts, chain, trained)
-        sequence.abandoned = leaf in superseded
-        result.append(sequence)
     return result
+
+
+def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep") -> list[TokenSequence]:
+    """The token sequences of one rollout, one for each of its ``chains``.
+
+    A generation has mask 1 in exactly one sequence. A break starts a sequence with its whole prompt at mask 0; a branch or
+    retry repeats the shared turns at mask 0.
+    """
+    prompts = expand_prompts(turns, check_digests=False)
+    return [_stitch(turns, prompts, chain) for chain in chains(turns, prompts, abandoned)]
 
 
 def _attach(turns: Sequence[Turn], prompts: Sequence[Ids]) -> list[int]:
@@ -359,79 +398,16 @@ def _chain(attached: Sequence[int], leaf: int) -> list[int]:
     return chain[::-1]
 
 
-def _stitch(
-    turns: Sequence[Turn], prompts: Sequence[Ids], chain: Sequence[int], trained: Sequence[bool]
-) -> TokenSequence:
-    leaf = chain[-1]
+def _stitch(turns: Sequence[Turn], prompts: Sequence[Ids], chain: Chain) -> TokenSequence:
+    leaf = chain.turns[-1]
     ids = np.concatenate((prompts[leaf], np.asarray(turns[leaf]["generation_token_ids"], dtype=np.int32)))
     mask = np.zeros(len(ids), np.int8)
     logprobs = np.zeros(len(ids), np.float32)
-    starts = [len(prompts[turn]) for turn in chain]
-    for turn, start, mine in zip(chain, starts, trained, strict=True):
+    starts = [len(prompts[turn]) for turn in chain.turns]
+    for turn, start, mine in zip(chain.turns, starts, chain.trained, strict=True):
         if mine:
             end = start + len(turns[turn]["generation_token_ids"])
             mask[start:end] = 1
             logprobs[start:end] = turns[turn]["generation_log_probs"]
-    return TokenSequence(ids, mask, logprobs, np.asarray(starts, np.int32), list(chain), list(trained))
-
-
-def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collection[int]) -> list[int]:
-    """The environment's tokens between two model calls.
-
-    ``before``: ids of the conversation up to and with an assistant message; ``after``: ids of the same conversation with
-    the new messages and the generation prompt. Returns what follows, in ``after``, the end-of-turn token that closes that
-    assistant message. Raises RefusedError with the position when ``after`` does not begin with ``before`` up to there.
-    """
-    closing = next((i for i in range(len(before) - 1, -1, -1) if before[i] in end_of_turn), None)
-    if closing is None:
-        raise RefusedError(
-            f"the template closes an assistant turn with none of its end-of-turn tokens {sorted(end_of_turn)}",
-            hint="`gymdata check MODEL` shows what the template really writes",
-        )
-    head = closing + 1
-    if list(after[:head]) != list(before[:head]):
-        at = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
-        raise RefusedError(
-            f"the template rewrites earlier messages when new ones follow: token {at} changes from "
-            f"{list(before[max(0, at - 4) : at + 4])} to {list(after[max(0, at - 4) : at + 4])}",
-            hint="use a prefix-preserving template (--chat-template); `gymdata check MODEL` names one where known",
-        )
-    return list(after[head:])
-
-
-def next_prompt(held: Sequence[int], bridge: Sequence[int], end_of_turn: Sequence[int]) -> list[int]:
-    """The next call's prompt: the ids held so far, an end-of-turn token when none was sampled, and the bridge.
-
-    With end-of-turn 2: held ``[7, 2]`` and bridge ``[9, 21]`` give ``[7, 2, 9, 21]``; so does held ``[7]``.
-    """
-    closed = bool(held) and held[-1] in end_of_turn
-    return [*held, *(() if closed else end_of_turn[:1]), *bridge]
-
-
-def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[str]], added: Mapping[int, str]) -> str:
-    """BLAKE2b-128 hex of a tokenizer's meaning.
-
-    ``pieces``: id → piece of the vocabulary. ``merges``: BPE merges in order, as ``"a b"`` or ``("a", "b")``; empty for
-    a tokenizer without merges. ``added``: id → content of the added (special) tokens.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for name, rows in (
-        ("pieces", sorted(pieces.items())),
-        ("merges", [_merge(m) for m in merges]),
-        ("added", sorted(added.items())),
-    ):
-        digest.update(f"{name}\n".encode())
-        for row in rows:
-            digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
-            digest.update(b"\n")
-    return digest.hexdigest()
-
-
-def template_hash(text: str | None) -> str:
-    """BLAKE2b-128 hex of a chat template's text; of the empty text when there is none."""
-    return hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
-
-
-def _merge(merge: str | Sequence[str]) -> list[str]:
-    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return [left, right]
+    starts_of = np.asarray(starts, np.int32)
+    return TokenSequence(ids, mask, logprobs, starts_of, chain.turns, chain.trained, chain.abandoned)

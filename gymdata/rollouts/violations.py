@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gymdata.errors import UsageError
-from gymdata.public import short_repr
+from gymdata.errors import UsageError, printable
+from gymdata.public import Report, Row
 
 Severity = Literal["error", "warning", "info"]
 
@@ -141,9 +141,10 @@ CODES: dict[str, Code] = _registry(
         "T209",
         "digest mismatch",
         "error",
-        "the turn's content changed after it was collected",
+        "the content changed after it was collected",
         "The digest over the parent's stored digest, prefix length, ids and log-probabilities does not match the stored "
-        "one. Exactly this turn was changed, or its digest was.",
+        "one. Exactly this turn was changed, or its digest was. Or a whole file is not the one that run.json describes, by "
+        "its size or its bytes (then row is 0, there is no turn, and its rows may each be sound).",
     ),
     Code(
         "T210",
@@ -295,6 +296,78 @@ CODES: dict[str, Code] = _registry(
         "it is trained more than once. `gymdata pairs` leaves such copies out unless --keep-duplicates is given; files of "
         "other versions or other projects may hold them.",
     ),
+    # behavior
+    Code(
+        "B801",
+        "repetition loop",
+        "warning",
+        "the generation ends in a piece that repeats over and over",
+        "At most 64 tokens, repeated at least 4 times and over at least 80 tokens, up to the end of the generation (its "
+        "last token aside); `position` is where it begins in the generation. A policy that collapses does this, and so does "
+        "a model far from its temperature. Such rollouts train the loop unless their reward is low: look at one with "
+        "`gymdata show RUN ROLLOUT_ID --tokens`.",
+    ),
+    Code(
+        "B802",
+        "runaway generations",
+        "warning",
+        "many model calls do not end by themselves",
+        "At least 10 % of the model calls (of 20 or more) were cut at a token limit, so their answers are incomplete and "
+        "their rewards are mostly about the limit. Raise --max-tokens or the context, or look at whether the policy's end "
+        "token is the one that the engine stops at. One finding per path.",
+    ),
+    Code(
+        "B803",
+        "empty turn",
+        "warning",
+        "the model's turn has neither text nor a tool call",
+        "Tokens were sampled, but the message is empty: usually the end token came first, or a tool call was taken out of "
+        "the text by a parser that then refused it. A turn without a single token is T212.",
+    ),
+    Code(
+        "B804",
+        "storm of tool errors",
+        "warning",
+        "most tool results of the rollout are errors",
+        "At least 4 tool results, and half of all in the rollout, are error messages (they begin with error, a traceback, "
+        "or are an object with the key error). Either the policy does not know the tools, or they do not work: "
+        "`gymdata show RUN ROLLOUT_ID` shows what was called.",
+    ),
+    Code(
+        "B805",
+        "tool calls never parse",
+        "warning",
+        "texts spell tool calls, and not one was parsed",
+        "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
+        "has a parsed call: the tool parser is not the model's. No tool was run, so rewards say nothing about the policy. "
+        "Collect again with the right --tool-parser (`gymdata check MODEL` shows which one fits). One finding per path.",
+    ),
+    Code(
+        "B806",
+        "all rewards equal",
+        "warning",
+        "every scored rollout of the path has the same reward",
+        "With 8 or more scored rollouts. Nothing can be learned from them by comparison: no pair and no advantage. Usual "
+        "causes: a reward that reads another field than the tasks have, a wrong tool parser, or tasks that are far too "
+        "easy or too hard. One finding per path.",
+    ),
+    Code(
+        "B807",
+        "one reward part dominates",
+        "info",
+        "the reward follows one of its parts, and another makes no difference",
+        "Over 8 or more rollouts the reward and one part are correlated by at least 0.99, while another part varies and is "
+        "correlated by less than 0.9. That can be meant; else change the weights. One finding per path.",
+    ),
+    Code(
+        "B808",
+        "length drift",
+        "info",
+        "rollouts that began late have another length than those that began early",
+        "The median number of sampled tokens of the last quarter, by the time they began, is 1.5 times that of the first or "
+        "less than two thirds of it (200 rollouts or more, difference beyond four standard errors). In one run of one "
+        "policy the tasks are ordered by difficulty, or the server changed while it was sampled from. One finding per path.",
+    ),
     # duplicates
     Code(
         "D701",
@@ -370,6 +443,29 @@ class Violation(NamedTuple):
         return row if self.evidence is None else row | {"evidence": self.evidence}
 
 
+def both_sides(evidence: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The first place of a break for people: (``before`` or ``prompt``, text to the left, what differs, text to the
+    right), each cut to a part of a line and fit for a terminal; empty where no tokenizer gave texts."""
+    if evidence["left"] is None:
+        return []
+    first, left = evidence["spans"][0], _cut(evidence["left"], 40, "end")
+    return [
+        (side, left, _cut(first[side]["text"], 80, "middle"), _cut(right, 40, "start"))
+        for side, right in zip(("before", "prompt"), evidence["right"], strict=True)
+    ]
+
+
+def _cut(text: str, width: int, keep: str) -> str:
+    """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
+    line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    line = printable(line, lines=False)
+    if len(line) <= width:
+        return line
+    if keep == "middle":
+        return f"{line[: width // 2]} … {line[-width // 2 :]}"
+    return line[:width] + "…" if keep == "start" else "…" + line[-width:]
+
+
 def rows_with_errors(found: Iterable[Violation]) -> set[tuple[str | None, int]]:
     """(file, row) of every row with an error."""
     return {(v.file, v.row) for v in found if (v.severity or CODES[v.code].severity) == "error"}
@@ -404,11 +500,10 @@ class Selection:
         return kept
 
 
-@dataclass(slots=True)
-class Report:
+@dataclass(slots=True, repr=False)
+class ValidationReport(Report):
     """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
-    those of them that have token ids to train on and no error, whatever codes were selected. ``notes``:
-    files that are not as they were sealed; what that did to their rows is among the violations, or nothing."""
+    those of them that have token ids to train on and no error, whatever codes were selected."""
 
     path: str = ""
     files: list[str] = field(default_factory=list)
@@ -417,7 +512,6 @@ class Report:
     turns: int = 0
     tokens: int = 0
     violations: list[Violation] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -445,7 +539,9 @@ class Report:
         """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
         return any(v.code in codes for v in self.violations)
 
-    __repr__ = short_repr
+    def rows(self) -> list[Row]:
+        """What each code that was found means, and how often it was."""
+        return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints. Complete, never capped."""
@@ -459,14 +555,8 @@ class Report:
             "infos": self.infos,
             "by_code": self.by_code,
             "files": self.files,
-            "notes": self.notes,
             "violations": [v.as_dict() for v in self.violations],
         }
-
-    def to_json(self, indent: int | None = None) -> str:
-        import json
-
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def table(self) -> Any:
         """The violations as an Arrow table of the violations schema."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.progress import Progress
-from gymdata.public import path_of, short_repr
+from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import (
@@ -57,8 +57,8 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class ScoreSummary(Report):
     """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
 
     ``parts``: what became of each reward function, with the first error of those that failed. ``rules``: rollouts that
@@ -77,15 +77,10 @@ class ScoreSummary:
     rules: dict[str, int]
 
     @property
-    def exit_code(self) -> int:
-        return EXIT_FAULTS if self.failed else EXIT_OK
+    def ok(self) -> bool:
+        return not self.failed
 
-    __repr__ = short_repr
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> list[tuple[str, object]]:
+    def rows(self) -> list[Row]:
         flips = self.flips
         interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
         compared = (
@@ -133,7 +128,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ScoreConfig.load(None, {**base, **settings})
-    resolve(config.path, ROLLOUTS)  # a missing path is told at once
+    resolve(config.path, ROLLOUTS)  # a missing path is reported at once
     source = find_run_json(config.path)
     sources = load_sources(config, progress, functions)
     name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
@@ -159,9 +154,9 @@ def _write_scores(
     if not values:
         raise DataError.empty(config.path, "rollouts to score")
     there = read_table(target, SCORES) if target.exists() and not config.overwrite else None
-    added = pa.Table.from_pylist(_changed(rows, there), schema=SCORES.schema)
+    added = pa.Table.from_pylist(rows, schema=SCORES.arrow)
     if there is not None:
-        added = pa.concat_tables([there, added.replace_schema_metadata(SCORES.metadata)])
+        added = pa.concat_tables([there, _changed(added, there)])
     out.table(target.name, added, SCORES)
     mean, low, high = mean_ci(values, tasks)
     summary = ScoreSummary(
@@ -180,18 +175,15 @@ def _write_scores(
     return summary
 
 
-def _changed(rows: list[dict[str, Any]], there: pa.Table | None) -> list[dict[str, Any]]:
+def _changed(rows: pa.Table, there: pa.Table) -> pa.Table:
     """``rows`` without those that say what the last row of their rollout and name says already, so that a scoring that
     is repeated, or was killed when it had written, adds nothing."""
-    if there is None:
-        return rows
-    last = {(row["rollout_id"], row["name"]): row for row in there.to_pylist()}
-    # As Arrow gives them back: NaN, which equals nothing, is compared as text.
-    return [row for row in rows if repr(last.get((row["rollout_id"], row["name"]))) != repr(_in_order(row))]
+    import polars as pl
 
-
-def _in_order(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row.get(name) for name in SCORES.schema.names}
+    last = pl.DataFrame(pl.from_arrow(there)).unique(["rollout_id", "name"], keep="last")
+    new = pl.DataFrame(pl.from_arrow(rows))
+    changed = new.join(last, on=new.columns, how="anti", nulls_equal=True, maintain_order="left")
+    return changed.to_arrow().cast(rows.schema)
 
 
 async def _score_all(

@@ -104,7 +104,7 @@ class _Loader:
         self._config = config
         self._progress = progress
         self._text: Decode | None = None
-        self._asked = False
+        self._loaded = False
 
     def source(self, source: RewardSource) -> RewardFunction:
         kind, place = source.what()
@@ -144,8 +144,8 @@ class _Loader:
 
     def decode(self) -> Decode | None:
         """How the saved ids are spelt; None when no tokenizer is known, and the messages' text is sent."""
-        if not self._asked:
-            self._asked = True
+        if not self._loaded:
+            self._loaded = True
             self._text = self._find_tokenizer()
             if self._text is None and self._progress is not None:
                 self._progress.message(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gymdata.store.journal import read_failures
+    from gymdata.store.partial_reads import scan_lazy
     from gymdata.store.paths import Source, find_run_json, resolve
     from gymdata.store.run import Run
     from gymdata.store.run_json import hash_file, read_run_json, write_run_json
@@ -30,6 +31,7 @@ _HOME = {
     "read_table": "tables",
     "resolve": "paths",
     "scan_batches": "tables",
+    "scan_lazy": "partial_reads",
     "write_run_json": "run_json",
     "write_table": "tables",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "read_table",
     "resolve",
     "scan_batches",
+    "scan_lazy",
     "write_run_json",
     "write_table",
 ]

@@ -1,7 +1,10 @@
-"""What a rollouts row must look like before it is journaled.
+"""Rows as JSON spells them to Arrow arrays and back, and what a rollouts row must look like before it is journaled.
 
-Invariants: a row that passes can be sealed, so nothing that was sampled gets stuck in a journal. The check looks
-at keys, types and array dtypes, not at every element, and costs a few microseconds.
+Invariants: building is strict (an id that is 2.0, "2", true or null is refused, never rounded or dropped), an unknown
+key is refused rather than lost, and ``to_rows`` of what was built gives the same rows. Token lists are moved through
+flat buffers; nothing is boxed on the way out. A rollouts row that passes its check can be sealed, so nothing that was
+sampled gets stuck in a journal; the check looks at keys, types and array dtypes, not at every element, and costs a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -44,14 +47,14 @@ def build(
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=table.metadata))
 
 
-def spread(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+def to_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
     """The rows of a batch as dicts that ``lines.encode`` writes; lists of numbers are numpy slices."""
     if isinstance(batch, pa.Table):
         batch = batch.combine_chunks()
         columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in batch.columns]
     else:
         columns = batch.columns
-    values = [_spread(column) for column in columns]
+    values = [_to_list(column) for column in columns]
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
@@ -194,6 +197,10 @@ def _named_values(value: Any) -> Any:
     return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
 
 
+#: Keys that no task has.
+_ANSWERED = {"turns", "response", "chosen", "completion"}
+
+
 def _first_fault(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> DataError | None:
@@ -204,6 +211,8 @@ def _first_fault(
         except _MismatchError as fault:
             hint = None
             if isinstance(row, Mapping) and not row.keys() & {"rollout_id", "pair_id", "comparison_id"}:
+                if row.keys() & {"prompt", "responses_create_params"} and not row.keys() & _ANSWERED:
+                    return DataError.tasks(where, table.name)
                 hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
             return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
         for name in columns:
@@ -217,13 +226,13 @@ def _first_fault(
     return None
 
 
-def _spread(array: pa.Array) -> list[Any]:
+def _to_list(array: pa.Array) -> list[Any]:
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _spread_list(array)
+        return _to_lists(array)
     if pa.types.is_struct(kind):
         names = [f.name for f in kind]
-        columns = [_spread(child) for child in array.flatten()]
+        columns = [_to_list(child) for child in array.flatten()]
         rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return rows if not array.null_count else _hide_nulls(rows, array)
     if pa.types.is_float32(kind):
@@ -233,7 +242,7 @@ def _spread(array: pa.Array) -> list[Any]:
     return values
 
 
-def _spread_list(array: pa.Array) -> list[Any]:
+def _to_lists(array: pa.Array) -> list[Any]:
     kind = array.type.value_type
     offsets = array.offsets.to_numpy()
     start = int(offsets[0]) if len(offsets) else 0
@@ -242,7 +251,7 @@ def _spread_list(array: pa.Array) -> list[Any]:
     values: Any = (
         flat.to_numpy(zero_copy_only=False)
         if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not flat.null_count
-        else _spread(flat)
+        else _to_list(flat)
     )
     slices: list[Any] = [values[a:b] for a, b in pairwise(bounds)]
     if kind == NAMED_VALUE:

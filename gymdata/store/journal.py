@@ -1,7 +1,11 @@
-"""failures.jsonl: attempts that ended without a rollout, with their kind and the turns so far.
+"""Journals: rows on their way to a sealed file, one line each; and failures.jsonl, the attempts without a rollout.
 
-Invariants: a failure is never a rollout and has no reward; each line carries its checksum, as a journal's does; a
-torn last line is cut off and kept aside.
+A line is JSON, a tab, the crc32 of the JSON as eight hex digits, and a newline.
+
+Invariants: a row is written with one call and is whole or torn, never mixed with another; only a line whose crc agrees
+is a row; a good line is never rewritten. Synced to disk at most ``fsync_interval_s`` after it was written: a killed
+process loses nothing that was appended, a machine that loses power loses at most what was appended in that time. A
+failure is never a rollout and has no reward; a torn last line is cut off and kept aside.
 """
 
 from __future__ import annotations

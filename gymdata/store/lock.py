@@ -2,6 +2,10 @@
 
 Invariants: the lock is the kernel's, not the file's existence, so a killed writer leaves nothing to clean up; a
 forked child drops its copy at once, so an engine process that outlives its parent does not hold it.
+
+filelock would not make this shorter: data files are locked themselves while they are written (``claim``), and a reader
+looks for a writer without making a lock file (``refuse_held``), neither of which it does. Where a file system has no flock
+it falls back to locks that a killed process leaves behind; here that is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class Lock:
         _held.add(self)
 
     def release(self) -> None:
-        """Give the run free. The file stays, for whoever looks at the folder meanwhile."""
+        """Release the lock. The file stays, for whoever looks at the folder meanwhile."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             # Unlocking frees every copy of this descriptor, also one that a child forked just now has not yet closed.

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -25,12 +25,15 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gymdata.errors import DataError
-from gymdata.rollouts.schema import SCHEMA_KEY, Table, check_version
+from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.store.tables import _chosen, _present, _refuse_short, _shape, broken_parquet, read_source
+from gymdata.store.tables import _chosen, _present, _refuse_short, _shape, broken_parquet, read_source, scan_batches
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
 _FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=_OPTIONS)
@@ -175,6 +178,49 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             return broken_parquet(file, error)
     return None
+
+
+def scan_lazy(path: str | Path, table: Table = ROLLOUTS) -> pl.LazyFrame:
+    """The rows of ``read_table`` as a Polars LazyFrame, verified as they are read.
+
+    A query reads the columns that it names, a batch at a time; what is nested, token ids above all, only of row groups in
+    which a row passes its filter.
+    """
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    empty: Any = pl.from_arrow(table.arrow.empty_table())
+    schema = empty.schema
+
+    def frame(rows: pa.Table | pa.RecordBatch, names: list[str]) -> pl.DataFrame:
+        made: Any = pl.from_arrow(rows)
+        missing = [pl.lit(None, schema[name]).alias(name) for name in names if name not in made.columns]
+        return cast("pl.DataFrame", made.with_columns(missing).select(names))
+
+    def frames(
+        columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        names = columns if columns is not None else list(schema)
+        if predicate is not None and n_rows is None:
+            named = predicate.meta.root_names()
+            nested = any(schema[name].is_nested() for name in set(names) - set(named))
+            if nested and all(source.kind == "parquet" for source in resolve(path, table)):
+                for scalars, group in zip(row_groups(path, table, named), row_groups(path, table, names), strict=True):
+                    if frame(scalars.load(), named).select(predicate.any()).item():
+                        yield frame(group.load(), names).filter(predicate)
+                return
+        left = n_rows
+        # Without a column there would be no rows to count.
+        for batch in scan_batches(path, table, names or table.schema.names[:1], batch_size or _NESTED_ROWS):
+            made = frame(batch, names)
+            if left is not None:
+                made = made.head(left)
+                left -= made.height
+            yield made if predicate is None else made.filter(predicate)
+            if left == 0:
+                return
+
+    return register_io_source(frames, schema=schema)
 
 
 _MADE_FROM = b"gymdata.made_from"

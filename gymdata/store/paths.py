@@ -218,17 +218,17 @@ def segments(folder: Path) -> list[Source]:
     return [chosen[k] for k in sorted(chosen)]
 
 
-def _sealed_as_told(folder: Path) -> list[Source]:
+def _sealed_by_run_json(folder: Path) -> list[Source]:
     """``segments``, after making sure that every sealed part which run.json names is there.
 
     A part may be there before run.json names it, but never the other way round: reading on would lose rows in silence.
     What is inside is for validate to judge.
     """
-    for told in read_facts(folder / RUN_JSON).get("files") or []:
-        part = folder / str(told["path"])
+    for entry in read_facts(folder / RUN_JSON).get("files") or []:
+        part = folder / str(entry["path"])
         if not part.is_file():
             raise DataError(
-                f"{part}: is not there, but run.json names it with {told.get('rows', 'some')} rows",
+                f"{part}: is not there, but run.json names it with {entry.get('rows', 'some')} rows",
                 hint="bring it back from a copy; a glob over rollouts/ reads what is left",
             )
     return segments(folder)
@@ -275,12 +275,12 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
 
 def _resolve_folder(path: Path, table: str) -> list[Source]:
     if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
-        return _sealed_as_told(path.parent)
+        return _sealed_by_run_json(path.parent)
     refuse_unfinished(path / RUN_JSON)
     if not (path / RUN_JSON).is_file():
         raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
     if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
-        return _sealed_as_told(path)
+        return _sealed_by_run_json(path)
     own = _tables_in(path, table)
     if own or table == ROLLOUTS_FOLDER:
         return own

@@ -149,12 +149,12 @@ def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
     return None
 
 
-def altered(run_json: Path, files: Iterable[Path]) -> list[str]:
-    """A line for each of ``files`` that is not what ``run_json`` recorded of it (size, then every byte); files that it does
-    not name are passed over."""
-    told = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
-    found = [(file, difference(file, told[file.resolve()])) for file in files if file.resolve() in told]
-    return [f"{file} differs from what run.json recorded: {why}" for file, why in found if why is not None]
+def altered(run_json: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
+    """Those of ``files`` that are not what ``run_json`` recorded of them (size, then every byte), each with how; files that
+    it does not name are passed over."""
+    recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
+    found = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
+    return [(file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None]
 
 
 def changed_files(sources: Iterable[Source], table: Table | None = None) -> list[str]:
@@ -202,7 +202,7 @@ def file_hash(path: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-    """What changes when a file does. The change time is the kernel's: copying times onto a file sets it anew."""
+    """What changes when a file does. The change time is the kernel's: copying times onto a file updates it."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
 

@@ -2,6 +2,9 @@
 
 Invariants: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
 moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
+Sealing keeps one order: temporary name, fsync, rename, fsync of the folder, name in run.json, drop the journal; a crash
+between any two steps leaves every row readable, sealing again gives the same file, and memory is bounded by one row
+group.
 """
 
 from __future__ import annotations
@@ -205,30 +208,37 @@ def wipe(folder: Path) -> None:
     # run.json goes last: until then a crash leaves a run that can be overwritten again.
     for file in _ours(rollouts):
         file.unlink()
-    for stage in folder.iterdir():
-        if stage.is_dir() and stage.name.startswith(_DERIVED):
-            _wipe_stage(stage)
+    for stage in derived(folder):
+        _wipe_stage(stage)
     for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
         (folder / name).unlink(missing_ok=True)
     _remove_if_empty(rollouts)
     sync_folder(folder)
 
 
+def derived(folder: Path) -> list[Path]:
+    """The folders in a run that hold what was made from its rollouts, which go with them."""
+    stages = folder.iterdir() if folder.is_dir() else ()
+    return sorted(s for s in stages if s.is_dir() and s.name.startswith(_DERIVED) and any(map(Path.is_file, _says(s))))
+
+
+def _says(stage: Path) -> tuple[Path, Path]:
+    """What describes the files of a stage."""
+    return intent_of(stage / RUN_JSON), stage / RUN_JSON
+
+
 def _wipe_stage(stage: Path) -> None:
     """What describes the files goes last here, too; an intent that stayed would bring its run.json back."""
-    described = [file for file in (intent_of(stage / RUN_JSON), stage / RUN_JSON) if file.is_file()]
-    if not described:
-        return
     for file in stage.iterdir():
         if file.suffix in (".parquet", ".jsonl", ".tmp"):
             file.unlink()
-    for file in described:
-        file.unlink()
+    for file in _says(stage):
+        file.unlink(missing_ok=True)
     _remove_if_empty(stage)
 
 
 def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
-    """Bring the rollouts folder into a state that can be gone on with. ``files``: what run.json names as sealed."""
+    """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
     found = Recovered()
     named = {Path(f["path"]).name for f in files}
@@ -346,6 +356,9 @@ class Run:
         lock = Lock(place)
         try:
             if overwrite:
+                if gone := derived(place):
+                    names = ", ".join(f"{stage.name}/" for stage in gone)
+                    warn(f"{place}: --overwrite removes what was made from its rollouts, too: {names}")
                 wipe(place)
             found = _checked(place, identity, run_id)
             run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)
@@ -395,7 +408,7 @@ class Run:
         """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
 
         When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
-        DataError for a row that is none, StoreError.from_os when the disk is full: then the row is not in the journal and
+        DataError for an invalid row, StoreError.from_os when the disk is full: then the row is not in the journal and
         all before it are.
         """
         self._raise_trouble()
@@ -418,7 +431,7 @@ class Run:
         """Write rows, each with about how many tokens it has, straight into sealed files; returns how many.
 
         For rows that can be read again: they are not journaled, and a crash loses those of the file in hand. Times are
-        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for a row that is none.
+        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for an invalid row.
         """
         self._raise_trouble()
         self._roll()

@@ -116,14 +116,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
     there is a symbolic link under either name.
     """
-    refuse_link(path)
-    temporary = temporary_of(path)
-    try:
-        held = claim(temporary)
-    except BlockingIOError as error:
-        raise StoreError.written(path) from error
-    except OSError as error:
-        raise StoreError.from_os(path, error) from error
+    temporary, held = claim_temporary(path)
     try:
         yield temporary
         sync_file(temporary)
@@ -135,6 +128,18 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         os.close(held)
+
+
+def claim_temporary(path: Path) -> tuple[Path, int]:
+    """The name to write ``path`` under, and what holds it against other processes. Raises StoreError as ``replacing``."""
+    refuse_link(path)
+    temporary = temporary_of(path)
+    try:
+        return temporary, claim(temporary)
+    except BlockingIOError as error:
+        raise StoreError.written(path) from error
+    except OSError as error:
+        raise StoreError.from_os(path, error) from error
 
 
 def temporary_of(path: Path) -> Path:

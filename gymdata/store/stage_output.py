@@ -22,9 +22,10 @@ import orjson
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError
 from gymdata.store.journal import FAILURES
-from gymdata.store.lock import LOCK, Lock, claim, made_folder
+from gymdata.store.lock import LOCK, Lock, made_folder
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
 from gymdata.store.run_json import (
+    claim_temporary,
     complete,
     describe_file,
     differences,
@@ -222,15 +223,7 @@ class StageOutput:
             os.truncate(begun.path, 0)
             begun.rows, begun.more = None, more
             return begun
-        final = self.folder / name
-        refuse_link(final)
-        path = temporary_of(final)
-        try:
-            held = claim(path)
-        except BlockingIOError as error:
-            raise StoreError.written(final) from error
-        except OSError as error:
-            raise StoreError.from_os(final, error) from error
+        path, held = claim_temporary(self.folder / name)
         self._parts[name] = part = Part(name, path, held, more=more)
         return part
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, Table, check_version
-from gymdata.store.columns import build, reshape, spread
+from gymdata.store.columns import build, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.paths import Source, resolve, sealed_twin
@@ -170,7 +170,7 @@ class JsonLinesSink:
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, 1024):
-            self._file.writelines(encode(row) + b"\n" for row in spread(batch.slice(start, 1024)))
+            self._file.writelines(encode(row) + b"\n" for row in to_rows(batch.slice(start, 1024)))
 
     def close(self) -> None:
         self._file.close()

@@ -9,17 +9,18 @@ on depends on its id, the share and the seed alone.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 
 from gymdata.errors import DataError, RefusedError
-from gymdata.rollouts.duplicates import content_codes, joined_keys, ragged_keys, repeats
+from gymdata.rollouts.checks import Lists, refuse_unsound
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.soundness import Lists, refuse_unsound
+from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
+from gymdata.rollouts.sequences import Sequences
 from gymdata.train import token_checksum as proof
 
 #: Columns of a pairs file that training reads.
@@ -43,73 +44,38 @@ SIDES = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """n token sequences, ragged: sequence i is ``ids[starts[i]:starts[i + 1]]``.
-
-    ``names`` n strings; ``ids`` int32, ``mask`` int8 (1 = trained) and ``logprobs`` float32 (0 where not trained), flat;
-    ``starts`` int64 of shape (n + 1,).
-    """
+class NamedSequences(Sequences):
+    """Sequences to train, each with a name of its own; ``loss_mask`` is never 1 on a first token."""
 
     names: list[str]
-    ids: np.ndarray
-    mask: np.ndarray
-    logprobs: np.ndarray
-    starts: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     @cached_property
     def keys(self) -> np.ndarray:
         return proof.sequence_keys(self.names)
 
     @cached_property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
-
-    @cached_property
     def by_sequence(self) -> tuple[np.ndarray, np.ndarray]:
         """Trained tokens of each sequence: counts and checksums."""
-        return proof.trained_tokens_by_sequence(self.keys, self.ids, self.mask, self.starts)
+        return proof.trained_tokens_by_sequence(self.keys, self.token_ids, self.loss_mask)
 
     def trained(self) -> proof.TrainedTokens:
         """What one epoch over these sequences trains."""
         return proof.total(*self.by_sequence)
 
-    def span(self, index: int) -> slice:
-        return slice(int(self.starts[index]), int(self.starts[index + 1]))
-
     def logprob_sums(self) -> np.ndarray:
         """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
-        running = np.concatenate([[0.0], np.cumsum(self.logprobs * (self.mask != 0), dtype=np.float64)])
-        return np.asarray(running[self.starts[1:]] - running[self.starts[:-1]])
+        return self.logprobs.sums(self.logprobs.values * self.is_trained, np.float64)
 
-    def take(self, rows: np.ndarray) -> Sequences:
-        """The sequences at ``rows`` (int array), in that order."""
+    def take(self, rows: np.ndarray) -> Self:
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
             return self
-        return self._select(rows, self.lengths[rows])
-
-    def cut(self, max_length: int) -> Sequences:
-        """Every sequence's first ``max_length`` tokens."""
-        return self._select(np.arange(len(self)), np.minimum(self.lengths, max_length))
+        return replace(super().take(rows), names=[self.names[i] for i in rows])
 
     def first_of_equal(self, *more: np.ndarray) -> np.ndarray:
         """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has."""
-        columns = [ragged_keys(self.ids, self.starts), ragged_keys(self.mask, self.starts)]
+        columns = [self.token_ids.keys(), self.loss_mask.keys()]
         columns += [[value.tobytes() for value in column] for column in more]
         return np.flatnonzero(~repeats(content_codes(joined_keys(columns))))
-
-    def tokens_of(self, rows: np.ndarray) -> np.ndarray:
-        """Where the tokens of ``rows`` are in the flat arrays, in the order of ``rows``."""
-        lengths = self.lengths[rows]
-        starts = _starts(lengths)
-        return np.asarray(np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1]))
-
-    def _select(self, rows: np.ndarray, lengths: np.ndarray) -> Sequences:
-        starts = _starts(lengths)
-        flat = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
-        return Sequences([self.names[i] for i in rows], self.ids[flat], self.mask[flat], self.logprobs[flat], starts)
 
 
 class LimitCost(Protocol):
@@ -131,7 +97,7 @@ class TrainingData(Protocol):
     """What a trainer trains: sequences, a row of training being one of them or a pair."""
 
     @property
-    def sequences(self) -> Sequences: ...
+    def sequences(self) -> NamedSequences: ...
     @property
     def cost(self) -> LimitCost: ...
     @property
@@ -212,7 +178,7 @@ class TrainingPairs:
 
     pair_ids: list[str]
     rollout_ids: list[tuple[str, str]]
-    sequences: Sequences
+    sequences: NamedSequences
     margin: np.ndarray
     weight: np.ndarray
     cost: Cost
@@ -239,10 +205,8 @@ def training_pairs(pairs: pa.Table, max_length: int | None = None, where: str = 
     _no_doubles(ids, where)
     whole = _pair_sequences(pairs, ids, where)
     _check_masks(whole, where)
-    trained = Lists("trained token", np.where(whole.mask == 1, whole.logprobs, 0), whole.starts)
-    refuse_unsound(
-        (Lists("its ids", whole.ids, whole.starts),), trained, whole.starts, lambda k: f"pair {whole.names[k]}", where
-    )
+    trained = Lists("trained token", whole.logprobs.like(np.where(whole.is_trained, whole.logprobs.values, 0)))
+    refuse_unsound((Lists("its ids", whole.token_ids),), trained, lambda k: f"pair {whole.names[k]}", where)
     same = _identical(whole)
     if same.any():
         row = int(np.flatnonzero(same)[0])
@@ -269,10 +233,10 @@ def training_pairs(pairs: pa.Table, max_length: int | None = None, where: str = 
 @dataclass(frozen=True)
 class _Kept:
     rows: np.ndarray
-    sequences: Sequences
+    sequences: NamedSequences
 
 
-def _cut(whole: Sequences, ids: list[str], max_length: int | None) -> tuple[_Kept, Cost]:
+def _cut(whole: NamedSequences, ids: list[str], max_length: int | None) -> tuple[_Kept, Cost]:
     n = len(ids)
     longest = int(whole.lengths.max(initial=0))
     if max_length is None or longest <= max_length:
@@ -282,7 +246,7 @@ def _cut(whole: Sequences, ids: list[str], max_length: int | None) -> tuple[_Kep
     empty = (counts == 0).any(axis=1)
     same = _identical(short) & ~empty
     kept = ~(empty | same)
-    before = int(whole.mask.sum(dtype=np.int64))
+    before = int(whole.is_trained.sum())
     cost = Cost(
         max_length=max_length,
         pairs=n,
@@ -295,47 +259,42 @@ def _cut(whole: Sequences, ids: list[str], max_length: int | None) -> tuple[_Kep
     return _Kept(np.flatnonzero(kept), short), cost
 
 
-def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> Sequences:
+def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> NamedSequences:
     """prompt ++ chosen and prompt ++ rejected of each row, interleaved."""
-    prompt, prompt_lengths = _ragged(pairs, "prompt_ids", np.int32)
-    if (prompt_lengths == 0).any():
-        row = int(np.flatnonzero(prompt_lengths == 0)[0])
+    prompt = Ragged.of(pairs.column("prompt_ids"), np.int32)
+    if (prompt.lengths == 0).any():
+        row = int(np.flatnonzero(prompt.lengths == 0)[0])
         raise RefusedError(f"{where}: row {row} (pair {names[row]}) has no prompt ids", code="T205")
-    parts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
-    for side in SIDES:
-        tokens, lengths = _ragged(pairs, f"{side}_ids", np.int32)
-        mask, mask_lengths = _ragged(pairs, f"{side}_mask", np.int8)
-        logprobs, logprob_lengths = _ragged(pairs, f"{side}_logprobs", np.float32)
-        for what, got in (("mask", mask_lengths), ("logprobs", logprob_lengths)):
+    kinds = {"ids": np.int32, "mask": np.int8, "logprobs": np.float32}
+    sides = [{what: Ragged.of(pairs.column(f"{side}_{what}"), kind) for what, kind in kinds.items()} for side in SIDES]
+    for name, side in zip(SIDES, sides, strict=True):
+        for what in ("mask", "logprobs"):
+            got, lengths = side[what].lengths, side["ids"].lengths
             wrong = np.flatnonzero(got != lengths)
             if len(wrong):
                 row = int(wrong[0])
-                said = (
-                    f"{where}, row {row}, pair {names[row]}: {side}_{what} has {got[row]} entries, {side}_ids has "
+                message = (
+                    f"{where}, row {row}, pair {names[row]}: {name}_{what} has {got[row]} entries, {name}_ids has "
                     f"{lengths[row]} ({len(wrong)} such row(s))"
                 )
-                raise RefusedError(said, code="L301") if what == "logprobs" else DataError(said)
-        parts[side] = tokens, mask, logprobs, lengths
-    zero = np.zeros_like(prompt_lengths)
-    part_lengths = np.stack([prompt_lengths, parts["chosen"][3], prompt_lengths, parts["rejected"][3]], axis=1).ravel()
-    # Which of the four parts each token comes from; boolean assignment then fills each part in row order.
-    part = np.repeat(np.tile(np.arange(4, dtype=np.int8), len(zero)), part_lengths)
-    ids = np.empty(len(part), np.int32)
-    mask = np.zeros(len(part), np.int8)
-    logprobs = np.zeros(len(part), np.float32)
-    for at, side in ((0, "chosen"), (2, "rejected")):
-        ids[part == at] = prompt
-        here = part == at + 1
-        ids[here], mask[here], logprobs[here] = parts[side][:3]
-    lengths = part_lengths.reshape(-1, 2).sum(axis=1)
-    return Sequences([f"{name}/{side}" for name in names for side in SIDES], ids, mask, logprobs, _starts(lengths))
+                raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
+    tokens, part = Ragged.interleaved([prompt, sides[0]["ids"], prompt, sides[1]["ids"]])
+    lengths = np.stack([prompt.lengths + side["ids"].lengths for side in sides], axis=1).ravel()
+    token_ids = Ragged(tokens.values, offsets_of(lengths))
+    mask, logprobs = np.zeros(len(part), np.int8), np.zeros(len(part), np.float32)
+    for number, side in ((1, sides[0]), (3, sides[1])):
+        here = part == number
+        mask[here], logprobs[here] = side["mask"].values, side["logprobs"].values
+    both = [f"{name}/{side}" for name in names for side in SIDES]
+    return NamedSequences(token_ids, token_ids.like(mask), token_ids.like(logprobs), both)
 
 
-def _check_masks(sequences: Sequences, where: str) -> None:
-    odd = np.flatnonzero((sequences.mask != 0) & (sequences.mask != 1))
+def _check_masks(sequences: NamedSequences, where: str) -> None:
+    mask = sequences.loss_mask
+    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
     if len(odd):
-        name = sequences.names[int(np.searchsorted(sequences.starts, odd[0], side="right")) - 1]
-        raise DataError(f"{where}: mask of {name} holds {sequences.mask[odd[0]]}, expected 0 or 1")
+        name = sequences.names[mask.locate(odd[0])[0]]
+        raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
     untrained = np.flatnonzero(sequences.by_sequence[0] == 0)
     if len(untrained):
         raise RefusedError(
@@ -346,12 +305,12 @@ def _check_masks(sequences: Sequences, where: str) -> None:
         )
 
 
-def _identical(sequences: Sequences) -> np.ndarray:
+def _identical(sequences: NamedSequences) -> np.ndarray:
     """bool (n / 2,): chosen and rejected hold the same tokens."""
     lengths = sequences.lengths.reshape(-1, 2)
     same = lengths[:, 0] == lengths[:, 1]
     for row in np.flatnonzero(same):
-        same[row] = np.array_equal(sequences.ids[sequences.span(2 * row)], sequences.ids[sequences.span(2 * row + 1)])
+        same[row] = np.array_equal(sequences.token_ids[2 * row], sequences.token_ids[2 * row + 1])
     return np.asarray(same)
 
 
@@ -359,15 +318,6 @@ def _no_doubles(ids: list[str], where: str) -> None:
     if len(set(ids)) != len(ids):
         double = Counter(ids).most_common(1)[0][0]
         raise DataError(f"{where}: pair {double} is there more than once", hint="are the same pairs given twice?")
-
-
-def _ragged(table: pa.Table, name: str, kind: type) -> tuple[np.ndarray, np.ndarray]:
-    """Flat values and the length of each row's list."""
-    column = table.column(name)
-    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks]
-    flat = np.concatenate(values) if values else np.zeros(0)
-    return flat.astype(kind, copy=False), np.concatenate(lengths).astype(np.int64) if lengths else np.zeros(0, np.int64)
 
 
 def _check_numbers(pairs: pa.Table, ids: list[str], where: str) -> None:
@@ -384,10 +334,6 @@ def _check_numbers(pairs: pa.Table, ids: list[str], where: str) -> None:
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
     return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 #: Columns of a pairs file that a reward model's training reads.

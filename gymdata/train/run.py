@@ -12,6 +12,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ import numpy as np
 from gymdata.engines.model_identity import ModelFacts, check_tokenizer
 from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import path_of
+from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, read_table, resolve, write_run_json
@@ -54,6 +55,58 @@ Runner = Callable[[Path, Progress], Mapping[str, Any]]
 _OPERATION = ("num_processes", "dry_run", "output", "own_keys")
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainReport(Report):
+    """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
+    the file against those of the batches; ``heldout``: how a reward model ranks pairs of other tasks; ``ratio``: how far
+    the model was from the sampler before the first step; ``run_json``: all of it, as run.json holds it."""
+
+    algorithm: str
+    status: str
+    output: Path
+    counts: dict[str, int]
+    trained_tokens: dict[str, Any]
+    run_json: dict[str, Any]
+    steps: int | None = None
+    heldout: dict[str, Any] | None = None
+    ratio: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> TrainReport:
+        """The report of a training's run.json."""
+        return cls(
+            algorithm=facts["stage"].removeprefix("train-"),
+            status=facts["status"],
+            output=Path(facts["config"]["output"]),
+            run_json=dict(facts),
+            **{
+                name: facts[name] for name in ("counts", "trained_tokens", "steps", "heldout", "ratio") if name in facts
+            },
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.run_json
+
+    def rows(self) -> list[Row]:
+        rows: list[Row] = [(name.replace("_", " "), n) for name, n in self.counts.items() if name != "trained_tokens"]
+        rows += [("tokens per epoch", self.trained_tokens["file"]["count"]), ("token checksum", self._equal())]
+        if self.heldout:
+            accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
+            rows.append(("held-out preference accuracy", rate_text(accuracy)))
+        if self.ratio:
+            rows.append(("ratio before training, mean", self.ratio["mean"]))
+            rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
+        return [*rows, ("steps", self.steps), ("output", self.output)]
+
+    def _equal(self) -> object:
+        """A training that stopped inside its first epoch could not feed the whole file; what it fed was compared with it."""
+        proof = self.trained_tokens
+        fed = (proof.get("epochs") or [{}])[-1]
+        if proof["equal"] or not fed.get("equal"):
+            return {True: "match", False: "MISMATCH"}.get(proof["equal"])
+        return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+
+
 def train_dpo(
     pairs: str | Path,
     model: str | Path | None = None,
@@ -64,7 +117,7 @@ def train_dpo(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
@@ -82,7 +135,7 @@ def train_kto(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
     ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest."""
     return _trained("kto", rollouts, model, output, config, settings, overwrite, dry_run, progress)
@@ -98,7 +151,7 @@ def train_reward(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
 
     Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
@@ -117,7 +170,7 @@ def train_rl(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
 
     Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
@@ -136,7 +189,7 @@ def train_sft(
     dry_run: bool = False,
     progress: Progress | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
     are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest."""
     return _trained("sft", rollouts, model, output, config, settings, overwrite, dry_run, progress)
@@ -152,8 +205,8 @@ def _trained(
     overwrite: bool,
     dry_run: bool,
     progress: Progress | None,
-) -> dict[str, Any]:
-    path_of(source, f"train_{algorithm}")
+) -> TrainReport:
+    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)  # a missing path is told first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}
@@ -169,21 +222,23 @@ def train(
     dry_run: bool = False,
     progress: Progress | None = None,
     command: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> TrainReport:
     """Train with any of ``gymdata.train.settings.TRAINERS``.
 
     ``settings.trainer`` has keys of the library's arguments and of TRL's ModelConfig (``{"learning_rate": 1e-5,
     "use_peft": True}``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
     ``dry_run`` checks and proves the batches only.
 
-    Returns the content of ``output``/run.json: ``trained_tokens`` (the proof), counts, settings, versions, parents.
+    Returns what ``output``/run.json holds: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
     from gymdata.train.trainers.launch import run_job
 
-    _refuse_no_rows(source, settings.table)  # and a missing file, before torch is loaded
+    # What costs nothing to see, before torch is loaded.
+    _refuse_no_rows(source, settings.table)
+    _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
-    return train_resolved(
+    facts = train_resolved(
         source,
         settings,
         model_facts(settings.model),
@@ -193,6 +248,7 @@ def train(
         overwrite=overwrite,
         dry_run=dry_run,
     )
+    return TrainReport.of(facts)
 
 
 def _refuse_no_rows(source: str | Path, table: Table) -> None:
@@ -225,8 +281,8 @@ def train_resolved(
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
     files = [found.path for found in resolve(source, config.table)]
-    if said := data.cost.text():
-        progress.message(said)
+    if cost := data.cost.text():
+        progress.message(cost)
     expected = data.sequences.trained()
     out = local_output(config.output)
     job = {
@@ -267,11 +323,11 @@ def run_training(
     dry_run: bool,
 ) -> dict[str, Any]:
     """Start, resume or find finished the training in ``out``; ``overwrite`` starts again."""
-    refuse_other_kind(out / RUN_JSON, str(begun["stage"]))
+    _refuse_place(out, str(begun["stage"]))
     job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
-        return _rehearse(job, begun, run_job, progress)
+        return _dry_run(job, begun, run_job, progress)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
         return read_run_json(out)
@@ -287,7 +343,7 @@ def run_training(
         _write(job_file, json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         try:
-            told = run_job(job_file.resolve(), progress)
+            announced = run_job(job_file.resolve(), progress)
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -296,7 +352,7 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **_announced(told)})
+        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         if "save_total_limit" not in job["settings"]:
@@ -312,11 +368,9 @@ def run_training(
                 out.rmdir()
 
 
-def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
-    """What ``out`` holds of this very training. Raises StoreError when it cannot be written or holds something else.
-
-    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
-    """
+def _refuse_place(out: Path, stage: str) -> None:
+    """Raises StoreError when ``out`` cannot be written, or holds something that is no training of this kind."""
+    refuse_other_kind(out / RUN_JSON, stage)
     refuse_unwritable(out)
     ours = (out / JOB / "job.json").is_file()
     if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {"lock", JOB})):
@@ -324,6 +378,14 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
             f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
             hint="give another output folder",
         )
+
+
+def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
+    """What ``out`` holds of this very training. Raises StoreError when it holds another one.
+
+    A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
+    """
+    ours = (out / JOB / "job.json").is_file()
     finished = (out / SUCCESS).is_file()
     if overwrite or not ours or not (finished or _checkpoints(out)):
         return "nothing"
@@ -343,7 +405,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
     """Everything up to the first step, in a folder that is gone afterwards."""
     import tempfile
 
@@ -351,15 +413,15 @@ def _rehearse(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progr
         job_file = Path(folder) / JOB / "job.json"
         job_file.parent.mkdir()
         job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
-        told = run_job(job_file, progress)
-    proof = told.get("proof", {})
+        announced = run_job(job_file, progress)
+    proof = announced.get("proof", {})
     proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
-    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(told)}
+    return {**begun, "status": "dry run", "trained_tokens": proven, **_announced(announced)}
 
 
-def _announced(told: Mapping[str, Any]) -> dict[str, Any]:
+def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
     """What a trainer measured before its first step, other than the proof."""
-    return {"ratio": {k: v for k, v in told["ratio"].items() if k != "event"}} if "ratio" in told else {}
+    return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 
 def _clear(out: Path) -> None:
@@ -391,7 +453,7 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.ids, model, source)
+    check_vocabulary(data.sequences.token_ids.values, model, source)
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.checks import Lists, refuse_unsound
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import require_agents, stitch
-from gymdata.rollouts.soundness import Lists, refuse_unsound
 from gymdata.stats import unit_of
-from gymdata.train.pair_data import Sequences, refuse_too_long
+from gymdata.train.pair_data import NamedSequences, refuse_too_long
 
 #: Columns of an experiences file that training reads; ``ref_logprobs`` only where there are any.
 EXPERIENCE_COLUMNS = (
@@ -73,14 +74,14 @@ class LengthCost:
 
 @dataclass(frozen=True)
 class TrainingExperiences:
-    """n sequences; ``advantages`` and ``ref_logprobs`` (None: not in the file) are flat beside ``sequences.ids``; ``weight``
+    """n sequences; ``advantages`` and ``ref_logprobs`` (None: not in the file) have a number per token of them; ``weight``
     and ``temperature`` have one entry a sequence, as have ``rollout_ids``. ``chosen``: how many rollouts they were chosen
     from, and so on, where they were chosen."""
 
-    sequences: Sequences
+    sequences: NamedSequences
     rollout_ids: list[str]
-    advantages: np.ndarray
-    ref_logprobs: np.ndarray | None
+    advantages: Ragged
+    ref_logprobs: Ragged | None
     weight: np.ndarray
     temperature: np.ndarray
     policy_hashes: frozenset[str]
@@ -99,13 +100,12 @@ class TrainingExperiences:
 
     def take(self, rows: np.ndarray) -> Self:
         """The sequences at ``rows`` (int array), in that order, with all that belongs to them."""
-        flat = self.sequences.tokens_of(rows)
         return replace(
             self,
             sequences=self.sequences.take(rows),
             rollout_ids=[self.rollout_ids[row] for row in rows],
-            advantages=self.advantages[flat],
-            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[flat],
+            advantages=self.advantages.take(rows),
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs.take(rows),
             weight=self.weight[rows],
             temperature=self.temperature[rows],
         )
@@ -123,62 +123,59 @@ def training_experiences(
     names = [f"{r}/{i}" for r, i in zip(rollouts, table["sequence_index"].to_pylist(), strict=True)]
     if len(set(names)) != len(names):
         raise DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
-    ids, starts = _flat(table, "input_ids", np.int32)
-    columns: dict[str, np.ndarray] = {}
-    for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32)):
-        columns[name] = _beside(table, name, kind, starts, names, where)
+    ids = Ragged.of(table["input_ids"], np.int32)
+    mask, logprobs, advantages = (
+        _beside(table, name, kind, ids, names, where)
+        for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32))
+    )
     reference = None
     if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
-        reference = _beside(table, "ref_logprobs", np.float32, starts, names, where)
-    mask = columns["loss_mask"].copy()
-    odd = np.flatnonzero((mask != 0) & (mask != 1))
+        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where)
+    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
     if len(odd):
-        raise DataError(f"{where}: mask of {_name(names, starts, odd[0])} holds {mask[odd[0]]}, expected 0 or 1")
-    mask[starts[:-1][np.diff(starts) > 0]] = 0
-    trained = Lists("trained token", np.where(mask == 1, columns["logprobs"], 0), starts)
-    refuse_unsound((Lists("input_ids", ids, starts),), trained, starts, lambda k: f"sequence {names[k]}", where)
-    bad = np.flatnonzero(~np.isfinite(columns["advantages"]) & (mask == 1))
+        name = names[mask.locate(odd[0])[0]]
+        raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
+    mask = mask.like(mask.values.copy())
+    mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
+    whole = NamedSequences(ids, mask, logprobs, names)
+    trained = Lists("trained token", logprobs.like(np.where(whole.is_trained, logprobs.values, 0)))
+    refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
+    bad = np.flatnonzero(~np.isfinite(advantages.values) & whole.is_trained)
     if len(bad):
-        at = int(bad[0])
         raise RefusedError(
-            f"{where}: advantages of {_name(names, starts, at)} is {columns['advantages'][at]} on a trained token "
+            f"{where}: advantages of {names[ids.locate(bad[0])[0]]} is {advantages.values[bad[0]]} on a trained token "
             f"({len(bad):,} such token(s))",
             code="R502",
         )
-    whole = Sequences(names, ids, mask, columns["logprobs"], starts)
-    return _cut(whole, columns["advantages"], reference, table, rollouts, max_length)
+    return _cut(whole, advantages, reference, table, rollouts, max_length)
 
 
 def _cut(
-    whole: Sequences,
-    advantages: np.ndarray,
-    reference: np.ndarray | None,
+    whole: NamedSequences,
+    advantages: Ragged,
+    reference: Ragged | None,
     table: pa.Table,
     rollouts: list[str],
     max_length: int | None,
 ) -> TrainingExperiences:
-    lengths = whole.lengths if max_length is None else np.minimum(whole.lengths, max_length)
-    within = np.arange(len(whole.ids)) - np.repeat(whole.starts[:-1], whole.lengths) < np.repeat(lengths, whole.lengths)
-    trained = np.bincount(
-        np.repeat(np.arange(len(whole)), whole.lengths), weights=(whole.mask == 1) & within, minlength=len(whole)
-    )
+    longest = int(whole.lengths.max(initial=0))
+    lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
+    short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
+    trained = short.loss_mask.sums(short.is_trained)
     rows = np.flatnonzero(trained > 0)
-    keep = within & np.repeat(trained > 0, whole.lengths)
-    starts = np.concatenate(([0], np.cumsum(lengths[rows], dtype=np.int64)))
-    cut = Sequences([whole.names[i] for i in rows], whole.ids[keep], whole.mask[keep], whole.logprobs[keep], starts)
     cost = LengthCost(
         max_length=max_length,
         sequences=len(whole),
-        longest=int(whole.lengths.max(initial=0)),
+        longest=longest,
         sequences_cut=int((lengths < whole.lengths).sum()),
-        trained_tokens_lost=int((whole.mask == 1).sum() - (cut.mask == 1).sum()),
+        trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
         nothing_trained=tuple(whole.names[i] for i in np.flatnonzero(trained == 0)),
     )
     return TrainingExperiences(
-        sequences=cut,
+        sequences=short.take(rows),
         rollout_ids=[rollouts[i] for i in rows],
-        advantages=advantages[keep],
-        ref_logprobs=None if reference is None else reference[keep],
+        advantages=advantages.first(lengths).take(rows),
+        ref_logprobs=None if reference is None else reference.first(lengths).take(rows),
         weight=np.asarray(table["weight"].to_numpy(), dtype=np.float64)[rows],
         temperature=np.asarray(table["temperature"].to_numpy(), dtype=np.float64)[rows],
         policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
@@ -186,29 +183,17 @@ def _cut(
     )
 
 
-def _flat(table: pa.Table, name: str, kind: type) -> tuple[np.ndarray, np.ndarray]:
-    chunks = table[name].chunks
-    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks] or [np.zeros(0)]
-    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks] or [np.zeros(0, np.int64)]
-    starts = np.concatenate(([0], np.cumsum(np.concatenate(lengths), dtype=np.int64)))
-    return np.concatenate(values).astype(kind, copy=False), starts
-
-
-def _beside(table: pa.Table, name: str, kind: type, starts: np.ndarray, names: list[str], where: str) -> np.ndarray:
-    values, own = _flat(table, name, kind)
-    wrong = np.flatnonzero(np.diff(own) != np.diff(starts))
+def _beside(table: pa.Table, name: str, kind: type, ids: Ragged, names: list[str], where: str) -> Ragged:
+    lists = Ragged.of(table[name], kind)
+    wrong = np.flatnonzero(lists.lengths != ids.lengths)
     if len(wrong):
         row = int(wrong[0])
         raise RefusedError(
-            f"{where}: row {row} ({names[row]}): {name} has {np.diff(own)[row]} entries, input_ids has "
-            f"{np.diff(starts)[row]} ({len(wrong):,} such row(s))",
+            f"{where}: row {row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
+            f"{ids.lengths[row]} ({len(wrong):,} such row(s))",
             code="L301" if name == "logprobs" else None,
         )
-    return values
-
-
-def _name(names: list[str], starts: np.ndarray, token: int) -> str:
-    return names[int(np.searchsorted(starts, token, side="right")) - 1]
+    return lists
 
 
 #: Columns of rollouts that supervised training reads.
@@ -320,26 +305,23 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
 
 
 def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str) -> pa.Table:
-    tables = []
-    for part in stitch(batch.column("turns"), batch.column("rollout_id"), where=where):
-        mask = part.scatter_to_tokens(part.agent_mask(agents), np.int8) if agents else part.mask.astype(np.int8)
-        of, n = pa.array(part.rollout), len(part.rollout)
-        bounds = pa.array(part.starts.astype(np.int32))
-        lists = {"input_ids": part.ids, "loss_mask": mask, "logprobs": part.scatter_to_tokens(part.log_probs),
-                 "advantages": np.zeros(len(part.ids), np.float32)}  # fmt: skip
-        tables.append(
-            pa.table(
-                {
-                    "rollout_id": batch.column("rollout_id").take(of),
-                    "sequence_index": pa.array(part.index),
-                    **{name: pa.ListArray.from_arrays(bounds, pa.array(values)) for name, values in lists.items()},
-                    "weight": pa.array(np.ones(n)),
-                    "temperature": pa.array(np.ones(n, np.float32)),
-                    "policy_hash": batch.column("policy_hash").take(of),
-                }
-            )
-        )
-    return pa.concat_tables(tables)
+    found = stitch(batch.column("turns"), batch.column("rollout_id"), where=where)
+    if agents:
+        found = found.restricted(found.sampled.of_agents(agents))
+    of, n = pa.array(found.rollout), len(found)
+    advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
+    lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
+             "advantages": advantages}  # fmt: skip
+    return pa.table(
+        {
+            "rollout_id": batch.column("rollout_id").take(of),
+            "sequence_index": pa.array(found.index),
+            **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            "weight": pa.array(np.ones(n)),
+            "temperature": pa.array(np.ones(n, np.float32)),
+            "policy_hash": batch.column("policy_hash").take(of),
+        }
+    )
 
 
 #: Columns of rollouts that labelled training reads.
@@ -360,9 +342,8 @@ class TrainingLabels(TrainingExperiences):
     @cached_property
     def first(self) -> np.ndarray:
         """int64 (n,): index in its sequence of each one's first trained token."""
-        trained = np.flatnonzero(self.sequences.mask == 1)
-        at = np.searchsorted(trained, self.sequences.starts[:-1])
-        return np.asarray(trained[at] - self.sequences.starts[:-1])
+        trained, starts = np.flatnonzero(self.sequences.is_trained), self.sequences.loss_mask.offsets[:-1]
+        return np.asarray(trained[np.searchsorted(trained, starts)] - starts)
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:

@@ -56,7 +56,7 @@ class TrainConfig(Config):
     max_length: int | None = pydantic.Field(
         None, ge=2, description="Truncate longer sequences, and report the tokens lost."
     )
-    num_processes: int = pydantic.Field(1, ge=1, description="Number of processes (accelerate launch).")
+    num_processes: int = pydantic.Field(1, ge=1, description="Processes of accelerate launch.")
     trainer: dict[str, Any] = pydantic.Field(
         default_factory=dict, description="Settings of the library's trainer, which may also stand beside ours."
     )

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from gymdata.rollouts.ragged import Ragged
+
 _U64 = np.uint64
 _LOW = _U64(0xFFFFFFFF)
 _32 = _U64(32)
@@ -80,25 +82,23 @@ def trained_tokens(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> 
     return TrainedTokens(len(ids), total % 2**64)
 
 
-def trained_tokens_by_sequence(
-    keys: np.ndarray, ids: np.ndarray, mask: np.ndarray, starts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(counts int64, checksums uint64), one a sequence, of ragged arrays.
+def trained_tokens_by_sequence(keys: np.ndarray, ids: Ragged, mask: Ragged) -> tuple[np.ndarray, np.ndarray]:
+    """(counts int64, checksums uint64), one a sequence.
 
-    ``keys`` (n,), ``ids`` and ``mask`` flat, ``starts`` (n + 1,) offsets into them. A position is counted from the start
-    of its sequence. Sums of ``checksums`` wrap, as they must.
+    ``keys`` (n,); ``ids`` and ``mask`` have n lists. A position is counted from the start of its sequence. Sums of
+    ``checksums`` wrap, as they must.
     """
-    n = len(keys)
+    n, starts = len(keys), ids.offsets
     counts, sums = np.zeros(n, np.int64), np.zeros(n, np.uint64)
-    lengths = np.diff(starts)
+    lengths = ids.lengths
     first = 0
     while first < n:  # whole sequences, about _CHUNK tokens at a time, at least one
         last = max(first + 1, int(np.searchsorted(starts, starts[first] + _CHUNK, side="right")) - 1)
         span = slice(int(starts[first]), int(starts[last]))
-        at = np.flatnonzero(mask[span])
+        at = np.flatnonzero(mask.values[span])
         owner = np.repeat(np.arange(last - first), lengths[first:last])[at]
         positions = at - (starts[first:last] - starts[first])[owner]
-        hashes = token_hashes(keys[first:last][owner], positions, ids[span][at])
+        hashes = token_hashes(keys[first:last][owner], positions, ids.values[span][at])
         counts[first:last] = np.bincount(owner, minlength=last - first)
         np.add.at(sums[first:last], owner, hashes)
         first = last

@@ -88,7 +88,7 @@ def sort_settings(
 
 
 def fields_of(cls: type) -> dict[str, Set[type]]:
-    """Field → the plain types that it takes (none: cannot be told) of a dataclass."""
+    """Field → the plain types that it takes (none: not known) of a dataclass."""
     hints = typing.get_type_hints(cls)
     return {field.name: kinds_of(hints[field.name]) for field in dataclasses.fields(cls) if field.init}
 

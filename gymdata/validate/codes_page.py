@@ -34,7 +34,7 @@ turns before it, `drop` removes the rollout. It reports how many rollouts and to
 
 ```console
 $ gymdata validate sample_data/rollouts/clean.jsonl --select T2,L
-no errors, 0 warnings in 24 rollouts, 48 turns, 1,598 tokens (0.06 s)
+no errors, 0 warnings in 24 rollouts, 48 turns, 1,598 tokens (0.06 s); trainable: 24 of 24 rollouts
 ```
 """
 

@@ -1,4 +1,4 @@
-"""T207: do the generated ids decode to the text of their message? Needs a tokenizer, so it runs only when asked.
+"""T207: do the generated ids decode to the text of their message? Needs a tokenizer, so it runs only on request.
 
 Invariants: only words are compared, white space is not; a message that names no turn is not judged.
 """
@@ -37,12 +37,12 @@ def _rollout(rollout: Mapping[str, Any], decode: Callable[[Sequence[int]], str])
         if message["role"] != "assistant" or turn is None or not 0 <= turn < len(rollout["turns"]):
             continue
         text = decode(rollout["turns"][turn]["generation_token_ids"])
-        for what, said in _said(message):
-            if _words(said) not in _words(text):
-                yield Violation("T207", 0, turn=turn, expected=said[:80], got=text[:80], detail=what)
+        for what, message_text in _texts(message):
+            if _words(message_text) not in _words(text):
+                yield Violation("T207", 0, turn=turn, expected=message_text[:80], got=text[:80], detail=what)
 
 
-def _said(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for what in ("content", "reasoning"):
         if message[what]:
             yield what, message[what]

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata.errors import DataError
-from gymdata.rollouts.continuity import repair
+from gymdata.rollouts import repair
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.rollouts.violations import Report, Violation
+from gymdata.rollouts.violations import ValidationReport, Violation
 from gymdata.store import scan_batches
-from gymdata.store.columns import build, spread
+from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import row_batches
@@ -28,7 +28,7 @@ _BATCH_ROWS = 4096
 
 
 def fixed_rollouts(
-    sources: Sequence[Source], report: Report, choice: repair.Choice, account: repair.FixReport
+    sources: Sequence[Source], report: ValidationReport, choice: repair.Choice, account: repair.FixReport
 ) -> Iterator[pa.RecordBatch]:
     """The repaired rollouts of ``sources``, whose validation gave ``report``; counts in ``account``.
 
@@ -37,7 +37,7 @@ def fixed_rollouts(
     return _fixed(sources, faults_by_row(report), choice, account)
 
 
-def faults_by_row(report: Report) -> dict[str, dict[int, list[Violation]]]:
+def faults_by_row(report: ValidationReport) -> dict[str, dict[int, list[Violation]]]:
     """The errors of each row of each file."""
     found: dict[str, dict[int, list[Violation]]] = defaultdict(lambda: defaultdict(list))
     for v in report.violations:
@@ -115,7 +115,7 @@ def _rollout(
     for code, n in Counter(v.code for v in faults).items():
         account.by_code[code] = account.by_code.get(code, 0) + n
     evidence = from_arrow(one, 0)
-    turns = evidence.turn_structs(0)
+    turns = evidence.turns.structs(0)
     sizes = [len(t["generation_token_ids"]) for t in turns]
     expandable = all(v.code not in ("T209", "T210", "T205") for v in faults)
     roots = repair.chain_roots(turns) if turns and expandable else None
@@ -124,7 +124,7 @@ def _rollout(
         account.costs[name].count(sizes, keep)
     if not plans[choice]:
         return []
-    (row,) = spread(one)
+    (row,) = to_rows(one)
     parts = zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True)
     return [_noted(made, row, choice, faults, part) for made, part in parts]
 

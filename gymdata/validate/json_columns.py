@@ -1,6 +1,6 @@
 """What the columns of a JSON row may hold, for validation without pyarrow: types, known keys, keys given twice.
 
-Invariants: a value of another type than its column's is S102 at its place; a key that nothing reads is told, once a
+Invariants: a value of another type than its column's is S102 at its place; a key that nothing reads is reported, once per
 file; the types are those of the schema (a test compares them).
 """
 
@@ -57,7 +57,7 @@ class UnknownKey:
 
 
 def record_unknown_key(number: int, value: Mapping[str, Any], strange: dict[str, UnknownKey]) -> None:
-    """A key that nobody reads may be one that was misspelt, so each is told once a file."""
+    """A key that nobody reads may be one that was misspelt, so each is reported once per file."""
     keys = {key for key in value if key not in _KNOWN[""]}
     for where, items in (("turns[].", value.get("turns") or ()), ("messages[].", value["messages"])):
         known = _KNOWN[where]

@@ -6,6 +6,7 @@ missing); one bad row never hides another; non-finite numbers are read in every 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.rollouts.turn_columns import ROLES, Evidence, Messages, call_ids_of
+from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.rollouts.turn_columns import ROLES, SPELLED_CALL, TOOL_ERROR, Evidence, Messages, TurnColumns, call_ids_of
 from gymdata.rollouts.violations import Violation
 from gymdata.store import journal
 from gymdata.store.lines import NON_FINITE, decode, iter_lines
@@ -142,6 +144,8 @@ def _turn(index: int, turn: Any) -> dict[str, Any]:
         raise BadRow("S102", "a turn", turn=index, expected="an object", got=kind_of(turn))
     check_types(turn, TURN, "", index)
     result: dict[str, Any] = {"agent": turn.get("agent")}
+    if "finish_reason" in turn:
+        result["finish_reason"] = turn["finish_reason"]
     for name in INT_FIELDS:
         if name not in turn:
             raise BadRow("S103", f"the turn has no {name}", turn=index, expected=name)
@@ -199,16 +203,18 @@ def _gather(rows: list[_Row]) -> Evidence:
     reward = [_number(v.get("reward")) for v in values]
     evidence = Evidence(
         rows=np.asarray([row.number for row in rows], np.int64),
-        turn_offsets=_offsets([len(row.turns) for row in rows]),
-        parent=np.asarray([t["parent"] for t in turns], np.int32),
-        prefix=np.asarray([t["prefix_length"] for t in turns], np.int32),
-        digest=np.asarray([t["digest"] for t in turns], np.int64),
-        **_flat(turns, "delta", "prompt_delta_ids"),
-        **_flat(turns, "gen", "generation_token_ids"),
-        **_flat(turns, "lp", "generation_log_probs"),
+        turns=TurnColumns(
+            offsets=offsets_of([len(row.turns) for row in rows]),
+            parent=np.asarray([t["parent"] for t in turns], np.int32),
+            prefix=np.asarray([t["prefix_length"] for t in turns], np.int32),
+            digest=np.asarray([t["digest"] for t in turns], np.int64),
+            delta=_lists(turns, "prompt_delta_ids"),
+            generation=_lists(turns, "generation_token_ids"),
+            logprobs=_lists(turns, "generation_log_probs"),
+            agent=[t["agent"] for t in turns],
+        ),
         rollout_id=[v["rollout_id"] for v in values],
         group_id=[v.get("group_id") for v in values],
-        agent=[t["agent"] for t in turns],
         messages=gather_messages([row.messages for row in rows]),
         reward=np.asarray([np.nan if r is None else r for r in reward], np.float64),
         reward_null=np.asarray([r is None for r in reward], np.bool_),
@@ -222,7 +228,23 @@ def _gather(rows: list[_Row]) -> Evidence:
         temperature=np.asarray([_number(v.get("temperature", 1.0)) or 0.0 for v in values], np.float32),
     )
     evidence.counts = _counts(rows)
+    if all("finish_reason" in t for t in turns):
+        evidence.cut = np.asarray([t["finish_reason"] == "length" for t in turns], np.bool_)
+    for name in dict.fromkeys(name for v in values if isinstance(v.get("rewards"), dict) for name in v["rewards"]):
+        given = [_number((v.get("rewards") or {}).get(name)) for v in values]
+        evidence.parts[str(name)] = np.asarray([np.nan if one is None else one for one in given], np.float64)
+    evidence.offers_tools = any(v.get("tools") not in (None, "", "[]", []) for v in values)
+    evidence.started = _started(values)
     return evidence
+
+
+def _started(values: list[Mapping[str, Any]]) -> np.ndarray | None:
+    """When each rollout began; None unless all tell."""
+    texts = [v.get("started_at") for v in values]
+    try:
+        return np.asarray([t.rstrip("Z").removesuffix("+00:00") for t in texts], "datetime64[us]").astype(np.int64)  # type: ignore[union-attr]  # else AttributeError
+    except (AttributeError, ValueError):
+        return None
 
 
 def _counts(rows: list[_Row]) -> dict[str, np.ndarray]:
@@ -248,14 +270,8 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _offsets(counts: list[int]) -> np.ndarray:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
-
-
-def _flat(turns: list[dict[str, Any]], short: str, name: str) -> dict[str, Any]:
-    arrays = [t[name] for t in turns]
-    joined = np.concatenate(arrays) if arrays else np.empty(0, _LISTS[name])
-    return {f"{short}_offsets": _offsets([len(a) for a in arrays]), short: joined}
+def _lists(turns: list[dict[str, Any]], name: str) -> Ragged:
+    return Ragged.of_arrays([t[name] for t in turns], _LISTS[name])
 
 
 def gather_messages(rollouts: list[list[dict[str, Any]]]) -> Messages:
@@ -276,11 +292,31 @@ def gather_messages(rollouts: list[list[dict[str, Any]]]) -> Messages:
         return str(flat[tool]["tool_call_id"]) in calls(flat[assistant])
 
     return Messages(
-        offsets=_offsets([len(messages) for messages in rollouts]),
+        offsets=offsets_of([len(messages) for messages in rollouts]),
         role=np.asarray([code.get(str(m.get("role")), -1) for m in flat], np.int8),
         turn=np.asarray([turn(m) for m in flat], np.int32),
         calls=np.asarray([bool(m.get("tool_calls")) and m["tool_calls"] != "[]" for m in flat], np.bool_),
         has_call_id=np.asarray([m.get("tool_call_id") is not None for m in flat], np.bool_),
         answers=answers,
         surely_answered=np.zeros(len(flat), np.bool_),
+        says=np.asarray([_has_text(m.get("content")) or _has_text(m.get("reasoning")) for m in flat], np.bool_),
+        fails=np.asarray(
+            [m.get("role") in ("tool", "function") and _matches(TOOL_ERROR, m.get("content")) for m in flat], np.bool_
+        ),
+        spelled_calls=lambda: np.asarray(
+            [
+                m.get("role") == "assistant" and not m.get("tool_calls") and _matches(SPELLED_CALL, m.get("content"))
+                for m in flat
+            ],
+            np.bool_,
+        ),
     )
+
+
+def _has_text(value: Any) -> bool:
+    # Content in parts is not looked into.
+    return bool(value.strip()) if isinstance(value, str) else bool(value)
+
+
+def _matches(pattern: str, text: Any) -> bool:
+    return isinstance(text, str) and re.search(pattern, text) is not None

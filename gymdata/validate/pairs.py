@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import DataError
-from gymdata.rollouts.checks import byte_view, odd_log_probs, outside
-from gymdata.rollouts.duplicates import content_keys, joined_keys
+from gymdata.rollouts.checks import odd_log_probs, outside
+from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts, places
 from gymdata.rollouts.schema import PAIRS
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
 
@@ -69,16 +69,18 @@ class PairChecks:
                 yield row, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}
 
     def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        prompt, chosen, rejected = (_hashes(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES))
+        lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
+        prompt, chosen, rejected = map(_hashes, lists)
         for row in np.flatnonzero(_same(batch, chosen, rejected)):
             yield row, "P601", {}
         margin = batch.column("margin").to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(~(margin > _TIE)):
             yield row, "P603", {"expected": "a margin above 0", "got": f"{margin[row]:g}"}
-        for row in np.flatnonzero(_list_lengths(batch.column("prompt_ids")) == 0):
+        for row in np.flatnonzero(lists[0].lengths == 0):
             if len(batch.column("prompt")[int(row)]) == 0:
                 yield row, "P602", {"detail": "the pair has no prompt"}
-        whole = [_joined(batch.column("prompt_ids"), batch.column(f"{side}_ids")) for side in _SIDES]
+        # Wherever the border between prompt and completion is.
+        whole = [Ragged.interleaved([lists[0], side])[0].hashes().tolist() for side in lists[1:]]
         names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
         tasks = batch.column("task_id").to_pylist()
         for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
@@ -96,45 +98,17 @@ class PairChecks:
                 yield row, "P605", {"detail": f"task {task!r} is also in {self._split_of[task]}"}
 
 
-def _list_lengths(lists: Any) -> Any:
-    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-
-
-def _flat(lists: Any) -> tuple[Any, Any]:
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0], lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-
-
-def _hashes(lists: Any) -> list[int]:
-    """A 64-bit hash a list of int32."""
-    offsets, values = _flat(lists)
-    if not len(values):
-        return [0] * len(lists)
-    data = byte_view(values.to_numpy(zero_copy_only=False))
-    bounds = (offsets * 4).tolist()
-    return [xxhash.xxh3_64_intdigest(data[a:b]) if b > a else 0 for a, b in pairwise(bounds)]
-
-
-def _joined(prompts: Any, sides: Any) -> list[int]:
-    """A 64-bit hash of each prompt followed by its completion, wherever the border between them is."""
-    hashes = []
-    parts = [_flat(prompts), _flat(sides)]
-    data = [byte_view(values.to_numpy(zero_copy_only=False)) if len(values) else b"" for _, values in parts]
-    bounds = [(offsets * 4).tolist() for offsets, _ in parts]
-    for row in range(len(prompts)):
-        digest = xxhash.xxh3_64()
-        for bytes_, at in zip(data, bounds, strict=True):
-            if at[row + 1] > at[row]:
-                digest.update(bytes_[at[row] : at[row + 1]])
-        hashes.append(digest.intdigest())
-    return hashes
+def _hashes(lists: Ragged) -> list[int]:
+    """A 64-bit hash of each list; 0 of an empty one."""
+    found: list[int] = np.where(lists.lengths > 0, lists.hashes(), np.uint64(0)).tolist()
+    return found
 
 
 def _content(batch: pa.RecordBatch) -> list[bytes]:
     """A key of what each pair holds: its ids, or its messages where neither side has ids."""
-    keys = joined_keys([content_keys(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)])
-    lengths = [_list_lengths(batch.column(f"{side}_ids")) for side in _SIDES]
-    rows = np.flatnonzero((lengths[0] == 0) & (lengths[1] == 0))
+    lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
+    keys = joined_keys([one.keys() for one in lists])
+    rows = np.flatnonzero((lists[1].lengths == 0) & (lists[2].lengths == 0))
     if len(rows):
         parts = [_texts(batch.column(name).take(pa.array(rows))) for name in ("prompt", *_SIDES)]
         for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
@@ -144,7 +118,7 @@ def _content(batch: pa.RecordBatch) -> list[bytes]:
 
 def _texts(lists: Any) -> list[str]:
     """Each list of messages as one text."""
-    offsets, messages = _flat(lists)
+    offsets, messages = list_parts(lists)
     fields = [pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")]
     texts = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
     return ["\x1e".join(texts[a:b]) for a, b in pairwise(offsets.tolist())]
@@ -154,14 +128,13 @@ def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
     """Where both sides have the same ids, or the same messages."""
     a, b = np.asarray(chosen, np.uint64), np.asarray(rejected, np.uint64)
     same = (a == b) & (a != 0)
-    sides = [_flat(batch.column(side)) for side in _SIDES]
+    sides = [list_parts(batch.column(side)) for side in _SIDES]
     lengths = [np.diff(offsets) for offsets, _ in sides]
     rows = np.flatnonzero((lengths[0] == lengths[1]) & (lengths[0] > 0) & ~same)
     if not len(rows):
         return same
     owner = np.repeat(rows, lengths[0][rows])
-    step = np.arange(len(owner)) - np.repeat(np.cumsum(lengths[0][rows]) - lengths[0][rows], lengths[0][rows])
-    picked = [values.take(pa.array(offsets[owner] + step)) for offsets, values in sides]
+    picked = [values.take(pa.array(places(offsets[rows], lengths[0][rows])[0])) for offsets, values in sides]
     differs = np.zeros(len(owner), np.bool_)
     for name in ("role", "content", "reasoning", "tool_calls"):
         left, right = (pc.fill_null(pc.struct_field(p, name), "") for p in picked)
@@ -173,26 +146,28 @@ def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
 
 def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Ids, masks and log-probabilities of one side."""
-    offsets, ids = _flat(batch.column(f"{side}_ids"))
-    for place in outside(ids.to_numpy(zero_copy_only=False), limit):
-        row = int(np.searchsorted(offsets, place, side="right")) - 1
-        more = {"position": int(place - offsets[row]), "expected": f"0 to {limit - 1}", "got": str(ids[int(place)])}
+    ids = Ragged.of(batch.column(f"{side}_ids"))
+    for place in outside(ids.values, limit):
+        row, position = ids.locate(place)
+        more = {"position": position, "expected": f"0 to {limit - 1}", "got": str(ids.values[place])}
         yield row, "T206", {**more, "detail": f"in {side}"}
-    counts = np.diff(offsets)
-    for name, code in ((f"{side}_mask", "S102"), (f"{side}_logprobs", "L301")):
-        given = _list_lengths(batch.column(name))
+    counts = ids.lengths
+    logprobs = Ragged.of(batch.column(f"{side}_logprobs"))
+    masks = Ragged.of(batch.column(f"{side}_mask"))
+    for name, given, code in (("mask", masks.lengths, "S102"), ("logprobs", logprobs.lengths, "L301")):
         for row in np.flatnonzero(given != counts):
-            yield int(row), code, {"expected": str(counts[row]), "got": str(given[row]), "detail": f"length of {name}"}
-    starts, values = _flat(batch.column(f"{side}_logprobs"))
-    numbers = values.to_numpy(zero_copy_only=False)
-    for place, code in odd_log_probs(numbers):
-        row = int(np.searchsorted(starts, place, side="right")) - 1
-        yield row, code, {"position": int(place - starts[row]), "got": str(numbers[place]), "detail": f"in {side}"}
+            wanted = {"expected": str(counts[row]), "got": str(given[row])}
+            yield int(row), code, {**wanted, "detail": f"length of {side}_{name}"}
+    for place, code in odd_log_probs(logprobs.values):
+        row, position = logprobs.locate(place)
+        yield row, code, {"position": position, "got": str(logprobs.values[place]), "detail": f"in {side}"}
 
 
-def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_size: int | None = None) -> Report:
+def validate_pairs(
+    sources: Iterable[Source], *, selection: Selection, vocab_size: int | None = None
+) -> ValidationReport:
     """The report over pairs; ``rollouts`` counts pairs, ``tokens`` their prompt, chosen and rejected ids."""
-    report = Report()
+    report = ValidationReport()
     checks = PairChecks(vocab_size)
     found: list[Violation] = []
     with_ids: list[tuple[str, int]] = []
@@ -202,9 +177,11 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
         try:
             for batch in scan_batches(source.path, PAIRS):
                 found += (v._replace(file=file) for v in checks.batch(batch, row, file))
-                with_ids += ((file, row + int(at)) for at in np.flatnonzero(_has_ids(batch)))
+                lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
+                has_ids = np.stack([one.lengths for one in lists]).all(axis=0)
+                with_ids += ((file, row + int(at)) for at in np.flatnonzero(has_ids))
                 row += len(batch)
-                report.tokens += sum(_values(batch.column(f"{s}_ids")) for s in ("prompt", "chosen", "rejected"))
+                report.tokens += sum(len(one.values) for one in lists)
         except DataError as error:
             found.append(Violation(error.code or "S101", row, detail=error.message, file=file))
         report.rollouts += row
@@ -212,15 +189,3 @@ def validate_pairs(sources: Iterable[Source], *, selection: Selection, vocab_siz
     report.trainable = sum(place not in bad for place in with_ids)
     report.violations = selection.apply(found)
     return report
-
-
-def _has_ids(batch: pa.RecordBatch) -> np.ndarray:
-    """(n,) whether a pair has ids of its prompt and both sides."""
-    lists = (batch.column(f"{side}_ids") for side in ("prompt", "chosen", "rejected"))
-    lengths = np.stack([np.diff(column.offsets.to_numpy()) for column in lists])
-    return np.asarray((lengths > 0).all(axis=0))
-
-
-def _values(lists: pa.ListArray) -> int:
-    offsets = lists.offsets.to_numpy()
-    return int(np.subtract(offsets[-1], offsets[0])) if len(offsets) else 0

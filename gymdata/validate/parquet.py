@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from gymdata.errors import DataError
 from gymdata.rollouts import schema
+from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
 from gymdata.tuning import ahead, in_order
@@ -24,32 +25,42 @@ from gymdata.tuning import ahead, in_order
 _SCALARS = (
     "rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens",
 )  # fmt: skip
+#: Read where they are, for what a policy does is no fault of the file.
+_WHERE_THERE = ("tools", "started_at")
 _NESTED = {
     "rewards": ("name", "value"),
-    "messages": ("role", "turn", "tool_calls", "tool_call_id"),
+    "messages": ("role", "turn", "tool_calls", "tool_call_id", "content", "reasoning"),
     "turns": (
         "parent", "prefix_length", "prompt_delta_ids", "generation_token_ids", "generation_log_probs", "digest", "agent",
+        "finish_reason",
     ),
 }  # fmt: skip
-_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent"}
+_TEXTS = ("content", "reasoning")
+_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason"}
 #: Uncompressed bytes of a row group above which it is streamed instead of read at once.
 _GIANT = 256 << 20
 _STREAM_BYTES = 48 << 20
 _READERS = 2
 
 
-def columns_read(file: pq.ParquetFile) -> list[str]:
-    """The Parquet leaf paths that validation reads of ``file``: what a fair rival has to read as well."""
+def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
+    """The Parquet leaf paths that validation reads of ``file``: what a fair rival has to read as well. ``texts``: with
+    those of messages, which only checks of behavior need."""
     wanted = []
     for i in range(len(file.schema)):
         path = file.schema.column(i).path.split(".")
-        if (len(path) == 1 and path[0] in _SCALARS) or (len(path) > 3 and path[3] in _NESTED.get(path[0], ())):
+        if not texts and path[0] == "messages" and path[-1] in _TEXTS:
+            continue
+        if (len(path) == 1 and path[0] in (*_SCALARS, *_WHERE_THERE)) or (
+            len(path) > 3 and path[3] in _NESTED.get(path[0], ())
+        ):
             wanted.append(".".join(path))
     return wanted
 
 
-def scan(path: Path) -> Iterator[Evidence | Violation]:
-    """The batches of one Parquet file, and violations for what is wrong with the file as a whole."""
+def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:
+    """The batches of one Parquet file, and violations for what is wrong with the file as a whole. ``texts``: as in
+    ``columns_read``."""
     try:
         file = pq.ParquetFile(path, memory_map=False, pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
@@ -59,7 +70,7 @@ def scan(path: Path) -> Iterator[Evidence | Violation]:
         problems, usable = _file_problems(file)
         yield from problems
         if usable:
-            yield from _batches(file, path)
+            yield from _batches(file, path, texts)
 
 
 def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
@@ -85,8 +96,8 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _batches(file: pq.ParquetFile, path: Path) -> Iterator[Evidence | Violation]:
-    columns = columns_read(file)
+def _batches(file: pq.ParquetFile, path: Path, texts: bool) -> Iterator[Evidence | Violation]:
+    columns = columns_read(file, texts)
     row = 0
     try:
         for batch in _read_ahead(file, path, columns):
@@ -126,28 +137,23 @@ def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | 
     if "rollout_id" in batch.schema.names:
         for at in np.flatnonzero(batch.column("rollout_id").is_null()):
             yield int(at), None, "rollout_id", None
-    turns = batch.column("turns")
-    offsets = turns.offsets.to_numpy()
-    struct = turns.values.slice(offsets[0], offsets[-1] - offsets[0])
-
-    def owner(k: int) -> tuple[int, int]:
-        at = int(np.searchsorted(offsets, k + offsets[0], side="right")) - 1
-        return at, int(k + offsets[0] - offsets[at])
+    offsets, struct = list_parts(batch.column("turns"))
+    turns = Ragged(np.arange(len(struct)), offsets)
 
     def where_null(values: pa.Array) -> Any:
         return np.flatnonzero(values.is_null()) if values.null_count else ()
 
     for k in where_null(struct):
-        yield *owner(k), "a turn", None
+        yield *turns.locate(k), "a turn", None
     for name in ("parent", "prefix_length", "digest"):
         for k in where_null(struct.field(name)):
-            yield *owner(k), name, None
+            yield *turns.locate(k), name, None
     for name in ("prompt_delta_ids", "generation_token_ids"):
-        lists = struct.field(name)
-        bounds = lists.offsets.to_numpy()
-        for i in where_null(lists.values.slice(bounds[0], bounds[-1] - bounds[0])):
-            k = int(np.searchsorted(bounds, i + bounds[0], side="right")) - 1
-            yield *owner(k), name, int(i + bounds[0] - bounds[k])
+        offsets, values = list_parts(struct.field(name))
+        lists = Ragged(values, offsets)
+        for i in where_null(values):
+            k, position = lists.locate(i)
+            yield *turns.locate(k), name, position
 
 
 def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

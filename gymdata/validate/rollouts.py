@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from gymdata.rollouts import checks
-from gymdata.rollouts.continuity.breaks import Reader
+from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, sealed_twin
 from gymdata.validate import json_rows as validate_rows
+from gymdata.validate.behavior import Behavior
 
 
 def validate_rollouts(
@@ -27,13 +28,15 @@ def validate_rollouts(
     run: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     reader: Reader | None = None,
-) -> Report:
+) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
-    ``reader`` gives what decodes ids; it is asked when the first break is met.
+    ``reader`` gives what decodes ids; it is called at the first break.
     """
-    report = Report()
-    across = checks.AcrossRows()
+    report = ValidationReport()
+    across, behavior = checks.AcrossRows(), Behavior()
+    # Texts are read for nothing else.
+    behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
     named = names_reward(run or {})
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
     sampled_greedily = any_log_prob = False
@@ -45,26 +48,28 @@ def validate_rollouts(
         report.files.append(file)
         here: list[Violation] = []
         before = report.tokens
-        for batch in _scan(source):
+        for batch in _scan(source, behaves):
             if isinstance(batch, Violation):
                 here.append(batch)
                 continue
             report.rollouts += batch.n
-            report.turns += batch.n_turns
+            report.turns += len(batch.turns)
             report.tokens += batch.n_tokens
             sampled_greedily = sampled_greedily or (
                 batch.temperature is not None and bool((batch.temperature == 0).any())
             )
-            any_log_prob = any_log_prob or bool(np.isfinite(batch.lp).any())
-            with_ids.setdefault(file, []).extend(batch.rows[batch.has_ids()].tolist())
+            any_log_prob = any_log_prob or bool(np.isfinite(batch.turns.logprobs.values).any())
+            with_ids.setdefault(file, []).extend(batch.rows[batch.turns.has_ids()].tolist())
             digests = selection.wants("T209")
             here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
             here += across.add(batch, file)
+            if behaves:
+                here += behavior.add(batch, file)
         found += (
             v if v.file else v._replace(file=file)
             for v in downgrade_t205(sorted(here, key=_place), report.tokens > before)
         )
-    found += across.finish()
+    found += across.finish() + behavior.finish()
     settings = (run or {}).get("identity") or {}
     # Without a single log-probability none is biased.
     if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
@@ -85,15 +90,15 @@ def _place(v: Violation) -> tuple[int, int, str, int]:
     return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0
 
 
-def _scan(source: Source) -> Iterator[Evidence | Violation]:
+def _scan(source: Source, texts: bool) -> Iterator[Evidence | Violation]:
     if source.kind == "parquet":
         # Late, so that JSON lines are validated without pyarrow.
         from gymdata.validate import parquet as validate_parquet
 
-        return validate_parquet.scan(source.path)
+        return validate_parquet.scan(source.path, texts)
     if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
         # The run sealed it since it was found.
-        return _scan(sealed)
+        return _scan(sealed, texts)
     return validate_rows.scan(source)
 
 

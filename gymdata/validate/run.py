@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, UsageError
 from gymdata.public import path_of
-from gymdata.rollouts.violations import Report, Selection, Violation, rows_with_errors
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.continuity.breaks import Reader
-    from gymdata.rollouts.continuity.repair import Choice, FixReport
+    from gymdata.rollouts.breaks import Reader
+    from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
 
-__all__ = ["Report", "Violation", "fix", "validate"]
+__all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
@@ -38,7 +38,7 @@ _FOREIGN = {
 }
 
 
-# What was changed is checked like anything else, and noted; damaged journal lines are violations.
+# What was changed is checked like anything else, and is a fault itself; damaged journal lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
 def validate(
     path: str | Path,
@@ -49,7 +49,7 @@ def validate(
     tokenizer: str | Path | None = None,
     decode: bool = False,
     processes: int | None = None,
-) -> Report:
+) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
 
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
@@ -66,18 +66,26 @@ def validate(
     run = _run_json(path)
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     reader = _reader(tokenizer, run)
-    report = Report(path=str(path))
+    report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
-    for wanted, check in (("rollouts", _rollouts), ("nemo", _nemo), ("pairs", _pairs)):
-        mine = [source for kind, source in split if kind == wanted]
-        if mine:
-            _merge(report, check(mine, selection, run, vocab_size, reader, 2 if processes is None else processes))
+    rollouts, nemo, pairs = ([s for kind, s in split if kind == wanted] for wanted in ("rollouts", "nemo", "pairs"))
+    if rollouts:
+        from gymdata.validate.rollouts import validate_rollouts
+
+        _merge(report, validate_rollouts(rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader))
+    if nemo:
+        _merge(report, _nemo(nemo, selection, vocab_size, reader, 2 if processes is None else processes))
+    if pairs:
+        from gymdata.validate.pairs import validate_pairs
+
+        _merge(report, validate_pairs(pairs, selection=selection, vocab_size=vocab_size))
     if decode:
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
-        report.notes = altered(described, [s.path for s in sources])
+        changed = altered(described, [s.path for s in sources])
+        report.violations += selection.apply(Violation("T209", 0, detail=why, file=str(f)) for f, why in changed)
     report.seconds = time.perf_counter() - began
     return report
 
@@ -93,7 +101,7 @@ def fix(
     source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
     when a file cannot be read at all.
     """
-    from gymdata.rollouts.continuity.repair import CHOICES, FixReport
+    from gymdata.rollouts.repair import CHOICES, FixReport
 
     target = local_output(output)
     if choice not in CHOICES:
@@ -134,6 +142,8 @@ def _fix(
     from gymdata.store.lineage import parent_of
 
     report, name = validate(path), out.names[0]
+    # That a file was changed is the fault of none of its rows.
+    report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
     if nemo:
         from gymdata.interop.nemo_gym.fix import fix_nemo_gym
 
@@ -144,7 +154,7 @@ def _fix(
         from gymdata.validate.fix import fixed_rollouts
 
         out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # How the rollouts were sampled is asked of the copy as it was of them.
+    # How the rollouts were sampled is looked up for the copy as it was for them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
@@ -218,9 +228,9 @@ def _is_task(line: bytes) -> bool:
         return False
     if not isinstance(row, dict):
         return False
-    said = row.get("messages")
-    if isinstance(said, list) and said:
-        return isinstance(said[-1], dict) and said[-1].get("role") != "assistant"
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages:
+        return isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
     return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 
@@ -233,10 +243,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
         raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
     for kind, source in split:
         if kind == "tasks":
-            raise DataError(
-                f"{source.path}: holds tasks, and no rollouts or pairs",
-                hint=f"`gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them; validate RUN then",
-            )
+            raise DataError.tasks(source.path, "rollouts or pairs")
 
 
 def _first_lines(source: Source, count: int) -> Iterator[bytes]:
@@ -282,25 +289,22 @@ def _vocab_size(folder: str | Path) -> int:
 
 
 def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
-    """What decodes ids: by the tokenizer that was given, or that of the model folder in run.json; None without one."""
-    folder = tokenizer
-    if folder is None:
-        model = ((run or {}).get("identity") or {}).get("model")
-        if not isinstance(model, str) or not Path(model, "tokenizer.json").is_file():
-            return None
-        folder = model
+    """What decodes ids, loaded when it is first asked: most files have no break."""
+    if tokenizer is None and run is None:
+        return None
 
     def read() -> Any:
-        from gymdata.engines._transformers import text_reader
+        from gymdata.engines._transformers import reader_of
 
-        return text_reader(folder)()
+        found = reader_of(tokenizer, run or {})
+        return None if found is None else found()
 
     import functools
 
     return functools.cache(read)
 
 
-def _merge(report: Report, more: Report) -> None:
+def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.rollouts += more.rollouts
     report.trainable += more.trainable
     report.turns += more.turns
@@ -308,46 +312,15 @@ def _merge(report: Report, more: Report) -> None:
     report.violations += more.violations
 
 
-def _rollouts(
-    sources: list[Source],
-    selection: Selection,
-    run: Mapping[str, Any] | None,
-    vocab: int | None,
-    reader: Reader | None,
-    processes: int,
-) -> Report:
-    from gymdata.validate.rollouts import validate_rollouts
-
-    del processes
-    return validate_rollouts(sources, selection=selection, run=run, vocab_size=vocab, reader=reader)
-
-
-def _pairs(
-    sources: list[Source],
-    selection: Selection,
-    run: Mapping[str, Any] | None,
-    vocab: int | None,
-    reader: Reader | None,
-    processes: int,
-) -> Report:
-    from gymdata.validate.pairs import validate_pairs
-
-    del processes, run, reader
-    return validate_pairs(sources, selection=selection, vocab_size=vocab)
-
-
 def _nemo(
-    sources: list[Source],
-    selection: Selection,
-    run: Mapping[str, Any] | None,
-    vocab: int | None,
-    reader: Reader | None,
-    processes: int,
-) -> Report:
-    from gymdata.interop.nemo_gym import scan as nemo_gym
+    sources: list[Source], selection: Selection, vocab: int | None, reader: Reader | None, processes: int
+) -> ValidationReport:
+    import numpy as np
 
-    del run
-    report = Report()
+    from gymdata.interop.nemo_gym import scan as nemo_gym
+    from gymdata.validate.behavior import equal_rewards
+
+    report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []
     for source in sources:
@@ -357,9 +330,9 @@ def _nemo(
         report.rollouts += part.rollouts
         report.turns += part.turns
         report.tokens += part.tokens
-        calm = part.turns_with_ids == 0
+        without_ids = part.turns_with_ids == 0
         for v in part.violations:
-            severity: Any = "warning" if calm and v.code == "T205" else v.severity
+            severity: Any = "warning" if without_ids and v.code == "T205" else v.severity
             found.append(v._replace(file=file, severity=severity))
         # Without a single log-probability none is biased.
         if part.turns_with_log_probs:
@@ -369,6 +342,10 @@ def _nemo(
                 if biases := sampling_biases(settings):
                     found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += nemo_gym.across_rows(parts)
+    across = [(file, one) for file, part in parts for one in part.across]
+    if (text := equal_rewards(np.array([one[3] for _, one in across], np.float64))) is not None:
+        file, first = across[0]
+        found.append(Violation("B806", first[0], first[4], detail=text, file=file))
     bad = rows_with_errors(found)
     report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
     order = {file: index for index, (file, _) in enumerate(parts)}
@@ -378,7 +355,7 @@ def _nemo(
 
 
 def _decode(
-    report: Report,
+    report: ValidationReport,
     sources: list[Source],
     selection: Selection,
     run: Mapping[str, Any] | None,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import io
 import json
 import pydoc
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +18,11 @@ import pytest
 
 import gymdata
 from gymdata.errors import DataError, UsageError
+from gymdata.finetune.run import FinetuneReport
+from gymdata.public import Report
+from gymdata.rollouts.repair import FixReport
 from gymdata.store import Run
+from gymdata.train.run import TrainReport
 from tests.rollout_files import rollout, two_turns, write_run
 
 FUNCTIONS = [
@@ -171,8 +178,59 @@ RESULTS = {
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_have_a_short_repr_and_a_dict(name: str, run: Path, tmp_path: Path) -> None:
-    """repr shows scalars and counts, however many rows there are; to_dict() is plain JSON."""
+    """repr shows scalars and counts, however many rows there are; to_dict() is plain JSON; rows() are names and values."""
     result = RESULTS[name](run, tmp_path)
+    assert result.exit_code in (0, 1)
+    assert all(isinstance(label, str) for label, _ in result.rows())
     assert repr(result).startswith(type(result).__name__ + "(")
     assert len(repr(result)) < 500
     assert json.loads(json.dumps(result.to_dict()))
+
+
+#: Those that do something else than to report: they hand over rows, or serve until they are stopped.
+NO_REPORT = {"expand_turns", "load_experiences", "load_rollouts", "open", "query", "reading", "serve_genrm", "view"}
+
+
+def test_every_command_returns_a_report() -> None:
+    """What a public function returns is a dataclass with to_dict, rows and exit_code, by its own annotation."""
+    functions = [name for name in gymdata.__all__ if inspect.isfunction(getattr(gymdata, name))]
+    for name in sorted(set(functions) - NO_REPORT):
+        function = getattr(gymdata, name)
+        known = vars(sys.modules[function.__module__]) | {"FixReport": FixReport}  # imported when it is called
+        result = known[function.__annotations__["return"]]
+        assert Report in result.__mro__, name
+        assert dataclasses.is_dataclass(result), name
+
+
+def test_a_training_is_summed_up_from_its_run_json() -> None:
+    """The checksum is compared, a training that stopped early is compared as far as it went, and --json is run.json."""
+    fed = {"count": 3, "checksum": "c", "equal": True}
+    facts = {
+        "stage": "train-dpo", "status": "completed", "config": {"output": "out"}, "counts": {"pairs": 2}, "steps": 4,
+        "trained_tokens": {"file": {"count": 7, "checksum": "a"}, "equal": False, "epochs": [fed]},
+    }  # fmt: skip
+    report = TrainReport.of(facts)
+    assert report.to_dict() == facts
+    assert report.rows() == [
+        ("pairs", 2), ("tokens per epoch", 7), ("token checksum", "match as far as they went: 3 of 7 tokens"),
+        ("steps", 4), ("output", Path("out")),
+    ]  # fmt: skip
+    assert repr(report) == "TrainReport(algorithm='dpo', status='completed', output='out', steps=4)"
+
+
+def test_a_finetuning_is_summed_up_whatever_loop_it_ran() -> None:
+    """The shipped loop's result is told in words, another loop's as it is; --json is result.json."""
+    rate = {"epoch": 0, "rate": 0.5, "ci95": [0.25, 0.75], "successes": 2, "n": 4}
+    result = {
+        "epochs": 2, "algorithm": "dpo", "policy": "p", "report": "r.html", "trained_tokens": 9, "reward_first": 0.25,
+        "reward_last": None, "validation": {"first": rate, "last": rate | {"epoch": 2}},
+    }  # fmt: skip
+    report = FinetuneReport.of(result)
+    assert report.to_dict() == result
+    assert dict(report.rows()) == {
+        "epochs": "2 of dpo", "reward, first and last": "0.25 and –",
+        "held-out, first": "50.0 % (95 %: 25.0 to 75.0) after epoch 0, 2 of 4",
+        "held-out, last": "50.0 % (95 %: 25.0 to 75.0) after epoch 2, 2 of 4",
+        "tokens trained": 9, "policy": "p", "report": "r.html",
+    }  # fmt: skip
+    assert FinetuneReport.of({"done": True}).rows() == [("done", True)]

@@ -14,8 +14,9 @@ from gymdata.audit import causes as diagnosis
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, Probe
 from gymdata.audit.compare import LogprobComparison
-from gymdata.engines.scoring import RolloutOrder, ToScore, in_sampled_order
+from gymdata.engines.scoring import ToScore
 from gymdata.errors import RefusedError
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import stitch
 from tests.rollout_shapes import BRANCH, BREAK, RETRY, SHAPES, column
 
@@ -92,43 +93,36 @@ def test_batches_join_to_the_whole(sizes: list[int], split: int):
 def test_every_token_is_scored_once(picked: list[int], budget: int):
     """Whatever the batches, each scored token comes up once; put in sampled order, scores stand where the saved do."""
     turns, ids = column([SHAPES[i] for i in picked])
-    parts = stitch(turns, ids)
-    scored = []
-    for part in parts:
-        work = ToScore.of(part, np.full(len(picked), 0.0))
-        assert (work.temperature == 1).all()
-        seen = np.zeros(work.n_scored, np.int64)
-        for rows in work.batches(budget):
-            assert len(rows) == 1 or len(rows) * work.lengths[rows].max() <= budget
-            for row in rows.tolist():
-                seen[work.scored_span(row)] += 1
-            some = work.take(rows)
-            assert [some.ids[some.span(k)].tolist() for k in range(len(some))] == [
-                work.ids[work.span(int(r))].tolist() for r in rows
-            ]
-        assert (seen == 1).all()
-        np.testing.assert_array_equal(
-            in_sampled_order(part, part.scatter_to_tokens(part.log_probs)[part.mask]), part.log_probs
-        )
-        scored.append(in_sampled_order(part, work.ids[work.mask]))
-    order = RolloutOrder(parts, len(picked))
+    made = stitch(turns, ids)
+    work = ToScore.of(made, np.full(len(picked), 0.0))
+    assert (work.temperature == 1).all()
+    seen = np.zeros(work.n_scored, np.int64)
+    for rows in work.batches(budget):
+        assert len(rows) == 1 or len(rows) * work.lengths[rows].max() <= budget
+        seen[work.scores.take(rows).values] += 1
+        some = work.take(rows)
+        assert [some.token_ids[k].tolist() for k in range(len(some))] == [work.token_ids[int(r)].tolist() for r in rows]
+    assert (seen == 1).all()
+    np.testing.assert_array_equal(
+        made.in_turn_order(made.logprobs.values[made.is_trained]), made.sampled.logprobs.values
+    )
     expected = [t["generation_token_ids"] for r in turns.to_pylist() for t in r]
-    assert order.tokens(scored).tolist() == [i for ids in expected for i in ids]
+    ordered = made.in_turn_order(work.token_ids.values[work.mask.values])
+    assert ordered.tolist() == [i for ids in expected for i in ids]
     numbers = [k for r in turns.to_pylist() for k in range(len(r))]
-    assert order.turn_number.tolist() == numbers
-    assert np.diff(order.turn_ends, prepend=0).tolist() == [len(ids) for ids in expected]
+    assert made.sampled.turn_number.tolist() == numbers
+    assert made.sampled.turn_sizes.tolist() == [len(ids) for ids in expected]
 
 
 def test_what_nothing_predicts_is_refused():
     """Ids outside of the vocabulary, sequences that are too long, and generations without a prompt."""
     turns, ids = column([BRANCH, BREAK, RETRY])
-    (part,) = stitch(turns, ids)
-    work = ToScore.of(part, np.ones(3))
+    work = ToScore.of(stitch(turns, ids), np.ones(3))
     work.refuse_unscorable(22, None, "m")
     for vocabulary, longest, why in ((21, None, "T206"), (22, 3, "reads at most 3")):
         with pytest.raises(RefusedError, match=why):
             work.refuse_unscorable(vocabulary, longest, "m")
-    bare = ToScore(np.array([1, 2], np.int32), np.array([0, 2]), np.array([True, True]), np.ones(1))
+    bare = ToScore(Ragged.of_arrays([[1, 2]], np.int32), Ragged.of_arrays([[True, True]], np.bool_), np.ones(1))
     with pytest.raises(RefusedError, match="no prompt"):
         bare.refuse_unscorable(9, None, "m")
 

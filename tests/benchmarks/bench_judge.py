@@ -113,10 +113,10 @@ def _rival(run: Path) -> tuple[float, int]:
 
     judge = _judge()
     prompts: list[Any] = []
-    for contest in field_of(read_table(run, ROLLOUTS, COLUMNS), "transcript", None).contests:
-        for match in schedule("both_orders", len(contest.candidates)):
-            one, two = (contest.candidates[i].answer for i in match[:2])
-            messages = judge.form.messages(contest.conversation, one, two, None)
+    for comparison in field_of(read_table(run, ROLLOUTS, COLUMNS), "transcript", None).comparisons:
+        for match in schedule("both_orders", len(comparison.candidates)):
+            one, two = (comparison.candidates[i].answer for i in match[:2])
+            messages = judge.form.messages(comparison.conversation, one, two, None)
             prompts.append({"prompt_token_ids": judge.chat.render(messages, None)})
     # The very engine arguments and SamplingParams that judge uses.
     judge.sampler._facts = {"request_seeds": True}

@@ -2,7 +2,8 @@
 
 Selection: groups of 8, shuffled, 2 % unscored, text ids, against plain Python over columns as lists, without tokens.
 Columns: the best and the worst of each group from their turns to prompt, ids, mask and log-probs of both sides, against
-pyarrow's ``take`` of these columns had they been there. Checking every turn's digest comes on top, in a row of its own.
+pyarrow's ``take`` of these columns had they been there. Checking every turn's ids,
+log-probs and digest comes on top, in a row of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from gymdata.pairs.contents import token_columns
 from gymdata.pairs.select import Strategy, select_pairs
-from gymdata.rollouts import chains
+from gymdata.rollouts.checks import refuse_unsound_turns
+from gymdata.rollouts.turn_columns import TurnColumns
 from tests.benchmarks.bench_experience import rollouts
 from tests.benchmarks.rows import Row, interleave, seconds
 
@@ -86,17 +89,19 @@ def training_columns() -> list[Row]:
     wanted = np.unique(np.concatenate([selection.chosen, selection.rejected]))
     turns, ids = (table[name].combine_chunks().take(pa.array(wanted)) for name in ("turns", "rollout_id"))
     sides = [pa.array(np.searchsorted(wanted, rows)) for rows in (selection.chosen, selection.rejected)]
-    there = chains.chain_columns(turns, ids).select(LISTS)
+    there = token_columns(turns, ids).select(LISTS)
 
     def copied() -> list[pa.Table]:
         return [there.take(sides[0]), there.select(LISTS[1:]).take(sides[1])]
 
     def built() -> list[pa.Table]:
-        columns = chains.chain_columns(turns, ids)
+        columns = token_columns(turns, ids)
         return [columns.select(LISTS).take(sides[0]), columns.select(LISTS[1:]).take(sides[1])]
 
     def checked() -> None:
-        chains.check_digests(chains.FlatTurns(turns), ids)
+        columns = TurnColumns.of(turns)
+        refuse_unsound_turns(columns, ids)
+        columns.refuse_altered(ids)
 
     assert [t.to_pydict() for t in built()] == [t.to_pydict() for t in copied()]
     timing, digests = interleave(built, copied), interleave(checked, copied)
@@ -106,7 +111,12 @@ def training_columns() -> list[Row]:
     what = f"ids and masks of {selection.counts.pairs:,} pairs ({tokens:,} tokens) from their turns, against `take` of them"
     return [
         Row(what, seconds(whole), seconds(timing.rival), cost, at_most=2),
-        Row("  checking their digests, against the same", seconds(digests.ours), seconds(digests.rival), digests.cost),
+        Row(
+            "  checking their ids, log-probs and digests, against the same",
+            seconds(digests.ours),
+            seconds(digests.rival),
+            digests.cost,
+        ),
     ]
 
 

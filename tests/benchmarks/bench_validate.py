@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.rollouts.checks import batch_digests
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.rollouts.turn_columns import TurnColumns
 from tests.benchmarks.rows import Row, markdown
 
 TURNS = 8
@@ -85,13 +85,10 @@ def _zipf(rng: np.random.Generator, n: int, vocabulary: int) -> np.ndarray:
 
 
 def _digests(turns: pa.ListArray, index: np.ndarray) -> np.ndarray:
-    batch = pa.record_batch({"turns": turns})
-    evidence = from_arrow(batch, 0)
+    columns = TurnColumns.of(turns)
     for turn in range(TURNS):
-        above = np.where(index > 0, np.roll(evidence.digest, 1), 0)
-        fresh = batch_digests(evidence, above)
-        evidence.digest = np.where(index == turn, fresh, evidence.digest)
-    return evidence.digest
+        columns = replace(columns, digest=np.where(index == turn, columns.digests(), columns.digest))
+    return columns.digest
 
 
 def _messages(rollouts: int) -> pa.Array:

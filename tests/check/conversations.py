@@ -10,7 +10,7 @@ from typing import Any
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import Message
-from gymdata.rollouts.turns import next_prompt
+from gymdata.rollouts.next_prompt import next_prompt
 
 TOOLS = [
     {

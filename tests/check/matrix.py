@@ -9,7 +9,7 @@ import numpy as np
 
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import RefusedError
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice
+from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
 from gymdata.rollouts.turns import Call, encode_turns, expand_prompts, kinds
 from tests.check import families
 from tests.check.conversations import SCENARIOS, Step, play

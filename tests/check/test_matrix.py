@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gymdata.errors import DataError
-from gymdata.rollouts.turns import next_prompt
+from gymdata.rollouts.next_prompt import next_prompt
 from tests.check import families
 from tests.check.matrix import check_cell
 

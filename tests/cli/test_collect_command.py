@@ -10,7 +10,7 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.collect import run as collecting
-from gymdata.store import read_table
+from gymdata.store import read_table, write_run_json
 from tests.collect.fake_parts import parts
 
 pytestmark = pytest.mark.torch
@@ -107,15 +107,19 @@ def test_names_of_an_environments_file_are_its_own(
 def test_a_dry_run_tells_what_overwrite_would_remove(
     tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--overwrite --dry-run counts the rollouts that are there, and leaves them there."""
+    """--overwrite --dry-run counts the rollouts that are there, names what was made from them, and leaves both there."""
     run = tmp_path / "run"
     collecting.collect(tasks=tasks, output=run, parts=parts())
+    write_run_json(run / "scores-exact", {"stage": "score"})
     argv = ["collect", tasks, "-m", POLICY, "-o", str(run), "--dry-run", "--overwrite"]
     assert main(argv) == 0
-    assert "2 rollouts that are there" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2 rollouts that are there" in shown
+    assert "scores-exact/, made from them" in shown
     assert main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rollouts_removed"] == 2
     assert read_table(run).num_rows == 2
+    assert (run / "scores-exact" / "run.json").is_file()
 
 
 def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

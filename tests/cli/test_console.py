@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from gymdata.cli import console
 from gymdata.cli.console import Watch, facts, grid
 from gymdata.cli.main import main
+from gymdata.public import Report, Row
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -34,6 +37,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     return now
+
+
+@dataclass(repr=False)
+class Counted(Report):
+    count: float
+
+    @property
+    def exit_code(self) -> int:
+        return 1
+
+    def rows(self) -> list[Row]:
+        return [("how many", self.count)]
+
+
+def test_a_command_ends_with_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table, as what the command prints itself, or as one JSON object; the exit code is the report's."""
+    assert console.finish(Counted(1234), "counted", json=False) == 1
+    assert "how many   1,234" in capsys.readouterr().out
+    assert console.finish(Counted(2), lambda: console.say("two"), json=False) == 1
+    assert capsys.readouterr().out == "two\n"
+    assert console.finish(Counted(float("nan")), "counted", json=True) == 1
+    assert json.loads(capsys.readouterr().out) == {"count": "NaN"}
+    assert repr(Counted(2)) == "Counted(count=2)"
 
 
 @pytest.mark.usefixtures("terminal")

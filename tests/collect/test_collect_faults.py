@@ -121,7 +121,7 @@ def test_a_reward_that_raises_is_said_and_stays_a_fault(tasks: Tasks, tmp_path: 
     for new in (3, 0):
         made = parts(rewards=[f"{tmp_path / 'my.py'}:boom", "regex", "numeric"])
         summary = collect(tasks=str(tasks(3)), output=tmp_path / "run", parts=made)
-        said = {name: str(value) for name, value in summary.table()}
+        said = {name: str(value) for name, value in summary.rows()}
         assert (summary.new_rollouts, summary.reward_faults, summary.exit_code) == (new, 3, 1)
         assert said["reward faults"].startswith("3; first: boom raised ValueError: bang")
         assert "gymdata score" in said["  what to do"]
@@ -151,7 +151,7 @@ def test_an_error_that_quotes_half_a_character_is_written(tasks: Tasks, tmp_path
     made = parts(rewards=[f"{tmp_path / 'my.py'}:boom"])
     summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=made)
     assert (summary.rollouts, summary.reward_faults) == (2, 2)
-    assert "boom raised ValueError: got ?" in str(dict(summary.table())["reward faults"])
+    assert "boom raised ValueError: got ?" in str(dict(summary.rows())["reward faults"])
 
 
 class Said:
@@ -297,7 +297,7 @@ def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None
     sampler = FakeSampler(before=hang)
     summary = collect(tasks=str(tasks(20)), output=tmp_path / "run", concurrency=1, parts=parts(sampler))
     assert (summary.exit_code, summary.rollouts, summary.owed) == (130, 2, 18)
-    said = dict(summary.table())
+    said = dict(summary.rows())
     assert (said["pending (rerun to resume)"], said["interrupted"]) == (
         18,
         "18 rollouts are pending; rerun the same command to resume",

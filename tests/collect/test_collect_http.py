@@ -81,7 +81,7 @@ def test_empty_generations_are_kept_and_counted(server: Any, settings: dict[str,
     """A model that says nothing is no fault; the summary counts it and validate names it (T212)."""
     summary = collect(endpoint=server(Settings(mode="empty", skip=2)), **settings)
     assert (summary.rollouts, summary.empty_generations, summary.exit_code) == (12, 12, 0)
-    assert ("empty generations", 12) in summary.table()
+    assert ("empty generations", 12) in summary.rows()
     assert gymdata.validate(settings["output"]).by_code["T212"] == 12
 
 

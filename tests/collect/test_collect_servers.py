@@ -197,8 +197,8 @@ def test_a_workflow_takes_the_engines_place(server: Server, tasks: Path, policy:
         with pytest.raises(UsageError, match=f"--{flag} and --workflow-url"):
             load_parts(CollectConfig.load(None, in_workflow(server, tasks, **{flag: value})))
     planned = plan(**in_workflow(server, tasks))
-    assert planned["identity"]["environment"] == {"name": "workflow"}
-    assert planned["identity"]["policy_hash"] == "served:workflow"
+    assert planned.identity["environment"] == {"name": "workflow"}
+    assert planned.identity["policy_hash"] == "served:workflow"
 
 
 def test_the_servers_reward_keeps_its_name(server: Server, tasks: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import AddedToken, AutoTokenizer
 
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.rollouts.turns import next_prompt
+from gymdata.rollouts.next_prompt import next_prompt
 
 pytestmark = pytest.mark.torch
 
@@ -232,13 +232,6 @@ def loaded() -> TransformersChat:
     if not _LOADED:
         _LOADED.append(TransformersChat.load(POLICY))
     return _LOADED[0]
-
-
-def test_decoding_many_is_decoding_each(chat):
-    """decode_batch gives what decode gives, special tokens included."""
-    rows = [chat.render([USER], [TOOL]), [], [chat.end_of_turn_ids[0]]]
-    assert chat.decode_batch(rows) == [chat.decode(r) for r in rows]
-    assert chat.decode(rows[2]) == "<|im_end|>"
 
 
 def test_another_template_is_named_in_the_facts(tmp_path):

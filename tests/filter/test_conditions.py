@@ -15,11 +15,11 @@ from gymdata.errors import UsageError
 from gymdata.filter.conditions import Column, Expression, Node, Operation, Value, check, parse
 from gymdata.filter.expressions import evaluate, is_true
 
-KINDS: dict[str, Any] = {"reward": "number", "n_turns": "number", "status": "text", "good": "truth"}
-TYPES = {"number": pa.float64(), "text": pa.string(), "truth": pa.bool_()}
+KINDS: dict[str, Any] = {"reward": "number", "n_turns": "number", "status": "text", "good": "boolean"}
+TYPES = {"number": pa.float64(), "text": pa.string(), "boolean": pa.bool_()}
 
 
-def answers(text: str, rows: list[dict[str, Any]], wanted: Any = "truth") -> list[Any]:
+def answers(text: str, rows: list[dict[str, Any]], wanted: Any = "boolean") -> list[Any]:
     expression = parse(text, "--where")
     check(expression, KINDS, "--where", wanted)
     columns = {name: pa.array([row[name] for row in rows], TYPES[KINDS[name]]) for name in KINDS}
@@ -344,7 +344,7 @@ number_nodes = grown(
         | operation("len", text_nodes)
     ),
 )
-truth_nodes = grown(
+boolean_nodes = grown(
     one_of(compared, number_nodes, number_nodes)
     | one_of([*compared, "contains", "startswith", "endswith"], text_nodes, text_nodes)
     | operation("in", number_nodes, number_nodes, number_nodes)
@@ -357,7 +357,7 @@ truth_nodes = grown(
 )
 
 
-@given(st.one_of(truth_nodes, number_nodes, text_nodes), open_rows)
+@given(st.one_of(boolean_nodes, number_nodes, text_nodes), open_rows)
 @settings(max_examples=500)
 def test_an_expression_gives_what_its_tree_says_row_by_row(node: Node, rows: list[dict[str, Any]]) -> None:
     """The compiled expression equals an interpreter of single rows: every operation, any nesting, missing values,

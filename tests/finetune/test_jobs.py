@@ -173,6 +173,11 @@ def test_a_commands_answer_and_failure(tmp_path: Path) -> None:
     with pytest.raises(GymdataError, match=r"`gymdata pairs` ended with exit code 2:\n(.|\n)*no such file") as caught:
         runner.run(["pairs", "nowhere"], log, Watched())
     assert caught.value.exit_code == 2
+    # An error is JSON too, and no answer, although its exit code is that of an answer with faults.
+    broken = str(Path(__file__).parents[2] / "sample_data" / "rollouts" / "broken.jsonl")
+    with pytest.raises(GymdataError, match=r"`gymdata pairs` ended with exit code 1") as caught:
+        runner.run(["pairs", broken, "-o", str(tmp_path / "pairs.parquet")], log, Watched())
+    assert caught.value.exit_code == 1
     assert last_lines(tmp_path / "absent") == []
 
 

@@ -14,7 +14,7 @@ import gymdata
 from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.atif import table_rows, trajectory_of
 from gymdata.store import read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from gymdata.store.paths import Source
 from tests.interop.trajectories import (
     as_spread,
@@ -138,7 +138,7 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
     (tmp_path / "trajectory.json").write_text(json.dumps(whole, indent=2))
     done = import_rollouts(tmp_path / "trajectory.json", tmp_path / "run")
     assert (done.format, done.turns, done.breaks) == ("atif", 2, 0)
-    row = spread(read_table(tmp_path / "run"))[0]
+    row = to_rows(read_table(tmp_path / "run"))[0]
     assert [t["generation_token_ids"].tolist() for t in row["turns"]] == [[4], [5, 6]]
     assert [(m["role"], m["turn"]) for m in row["messages"]] == [
         ("user", None), ("assistant", None), ("assistant", 0), ("tool", None), ("assistant", None), ("assistant", 1),
@@ -157,7 +157,7 @@ def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:
     whole = {"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": steps, "subagent_trajectories": [inner]}
     file = write_lines(tmp_path / "a.jsonl", [whole])
     import_rollouts(file, tmp_path / "run")
-    row = spread(read_table(tmp_path / "run"))[0]
+    row = to_rows(read_table(tmp_path / "run"))[0]
     assert [(t["agent"], t["generation_token_ids"].tolist()) for t in row["turns"]] == [
         (None, [2]), ("helper", [51]), (None, [4]),
     ]  # fmt: skip

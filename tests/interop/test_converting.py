@@ -78,7 +78,7 @@ def test_bad_rows_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None:
     for (bad, _), row in zip(BAD.values(), good[1:], strict=True):
         lines += [bad, row]
     summary = import_rollouts(write_lines(tmp_path / "a.jsonl", lines), tmp_path / "run")
-    assert (summary.rows, summary.rollouts, summary.rejected) == (len(lines), len(good), len(BAD))
+    assert (summary.rows_in, summary.rollouts, summary.rejected) == (len(lines), len(good), len(BAD))
     rejected = [json.loads(x) for x in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
     assert [(r["line"], r["code"]) for r in rejected] == [(2 * i + 2, code) for i, (_, code) in enumerate(BAD.values())]
     assert all(r["reason"] and r["text"] for r in rejected)
@@ -161,7 +161,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_collected_rollouts_become_nemo_gym_rows(run: Path, tmp_path: Path) -> None:
     """Messages become items, whole prompts stand on the item that ends a call, and importing gives the turns back."""
     summary = gymdata.export(run, tmp_path / "a.jsonl", "nemo-gym")
-    assert (summary.rows, summary.turns, summary.turns_lost, summary.lost) == (3, 4, 0, {})
+    assert (summary.rows_out, summary.turns, summary.turns_lost, summary.lost) == (3, 4, 0, {})
     made = lines(tmp_path / "a.jsonl")
     assert [i["type"] for i in made[0]["response"]["output"]] == [
         "reasoning", "function_call", "function_call_output", "message", "message",
@@ -187,7 +187,7 @@ def test_text_formats(run: Path, tmp_path: Path) -> None:
     written = {}
     for name in ("trl-messages", "trl-prompt-completion", "openai"):
         summary = gymdata.export(run, tmp_path / f"{name}.jsonl", name)
-        assert (summary.rows, summary.skipped) == (2, 1)
+        assert (summary.rows_out, summary.skipped) == (2, 1)
         assert {"token ids": 2, "log-probabilities": 2, "rewards": 2}.items() <= summary.lost.items()
         written[name] = lines(tmp_path / f"{name}.jsonl")[0]
     messages = written["trl-messages"]["messages"]
@@ -216,7 +216,7 @@ def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         gymdata.export(run, tmp_path / "a.jsonl", "trl-preference")
     gymdata.pairs(run)
-    assert gymdata.export(run, tmp_path / "a.jsonl", "trl-preference").rows == 1
+    assert gymdata.export(run, tmp_path / "a.jsonl", "trl-preference").rows_out == 1
     (pair,) = lines(tmp_path / "a.jsonl")
     assert pair["prompt"][-1] == {"role": "user", "content": "q"}
     assert pair["chosen"][-1]["content"] == "done 1"

@@ -21,7 +21,7 @@ def test_a_duplicate_line_is_a_duplicate_in_the_run(source: str, rows: list[Any]
     """The import counts it, validate of the run names it as D701, and --fix drop leaves it out."""
     file = write_lines(tmp_path / "a.jsonl", [*rows, rows[0]])
     summary = import_rollouts(file, tmp_path / "run", source=source)
-    assert (summary.rows, summary.rollouts, summary.duplicates) == (3, 3, 1)
+    assert (summary.rows_in, summary.rollouts, summary.duplicates) == (3, 3, 1)
     found = [v for v in validate(tmp_path / "run").violations if v.code == "D701"]
     assert [v.row for v in found] == [2]
     assert "row 0" in (found[0].detail or "")

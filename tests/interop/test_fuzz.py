@@ -42,7 +42,7 @@ def imported(name: str, lines: list[bytes], folder: Path) -> int:
     """Import the lines; every one must be a row, or be named. Returns how many were rejected."""
     (folder / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     done = import_rollouts(folder / "a.jsonl", folder / "run", source=name, overwrite=True)
-    assert done.rows == done.rollouts + done.pairs + done.rejected == len(lines)
+    assert done.rows_in == done.rollouts + done.pairs + done.rejected == len(lines)
     told = folder / "run" / "rejected.jsonl"
     rejected = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
     assert len(rejected) == done.rejected

@@ -15,7 +15,7 @@ import gymdata
 from gymdata.errors import StoreError, UsageError
 from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
-from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.messages import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.interop.trajectories import in_order, same, some, text, through_json, value, write_lines
@@ -92,7 +92,7 @@ def test_our_pairs_are_written_as_text(run: Path, tmp_path: Path) -> None:
     (made,) = [json.loads(x) for x in (tmp_path / "a.jsonl").read_text().splitlines()]
     asked = {"role": "user", "content": "question a"}
     assert made == {"prompt": [asked], "chosen_response": "answer 1", "rejected_response": "answer 0"}
-    assert (done.rows, done.skipped) == (1, 2)
+    assert (done.rows_out, done.skipped) == (1, 2)
     assert {SEVERAL: 1, CALLS: 1, IDS: 1}.items() <= done.lost.items()
 
 

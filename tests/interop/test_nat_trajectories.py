@@ -15,7 +15,7 @@ from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat import NO_REWARD, table_rows, trajectory_of
 from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from gymdata.store.paths import Source
 from tests.interop.trajectories import (
     as_spread,
@@ -152,7 +152,7 @@ def test_tokens_spelt_as_ids_are_turns(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", [good, words])
     done = import_rollouts(file, tmp_path / "run")
     assert (done.format, done.turns, done.without_token_data) == ("nat-trajectories", 1, 1)
-    row = spread(read_table(tmp_path / "run"))[0]
+    row = to_rows(read_table(tmp_path / "run"))[0]
     turn = row["turns"][0]
     assert (turn["generation_token_ids"].tolist(), turn["prompt_delta_ids"].tolist()) == ([7, 2], [1, 5])
     assert (turn["reward"], row["messages"][1]["turn"]) == (0.25, 0)
@@ -165,7 +165,7 @@ def test_a_score_given_since_is_exported(tmp_path: Path) -> None:
     """The exported reward is the row's, not the source's."""
     file = write_lines(tmp_path / "a.jsonl", [plain("a", "1")])
     import_rollouts(file, tmp_path / "run")
-    row = spread(read_table(tmp_path / "run"))[0] | {"reward": 0.25}
+    row = to_rows(read_table(tmp_path / "run"))[0] | {"reward": 0.25}
     from collections import Counter
 
     made = trajectory_of(row, Counter())

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.interop.run import import_rollouts
-from gymdata.rollouts.responses import meant_role
+from gymdata.rollouts.messages import meant_role
 from gymdata.store import read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from tests.interop.trajectories import same
 
 _SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 number = st.one_of(st.integers(-(2**70), 2**70), st.floats(width=32))
@@ -27,9 +27,10 @@ value = st.recursive(
     leaf, lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(text, inner, max_size=2)), max_leaves=5
 )
 token = st.integers(-1, 2**31 - 1)
-log_prob = st.one_of(
-    st.floats(-50, 0, width=32), st.sampled_from([math.nan, -math.inf, 1e300, "NaN"]), st.integers(-3, 0)
-)
+log_prob = st.one_of(st.floats(-50, 0, width=32), st.integers(-3, 0))
+# As many as there are tokens, these would be refused by the export.
+unsound = st.sampled_from([math.nan, -math.inf, 1e300, "NaN"])
+unknown = st.sampled_from([math.nan, "NaN"])
 
 
 def some(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
@@ -46,11 +47,13 @@ content = st.one_of(st.none(), text, parts, value)
 def with_ids(draw: st.DrawFn, item: dict[str, Any]) -> dict[str, Any]:
     """``item`` with token lists that are there, null, empty, missing, or of other lengths."""
     generation = draw(st.lists(token, max_size=4))
-    fits = st.lists(log_prob, min_size=len(generation), max_size=len(generation))
+    size = len(generation)
+    fits = st.one_of(*(st.lists(kind, min_size=size, max_size=size) for kind in (log_prob, log_prob, unknown)))
+    others = st.lists(st.one_of(log_prob, unsound), max_size=3).filter(lambda found: len(found) != size)
     lists = {
         "prompt_token_ids": draw(st.one_of(st.none(), st.lists(token, max_size=6))),
         "generation_token_ids": draw(st.one_of(st.just(generation), st.none())),
-        "generation_log_probs": draw(st.one_of(fits, fits, st.none(), st.lists(log_prob, max_size=3))),
+        "generation_log_probs": draw(st.one_of(fits, fits, st.none(), others)),
     }
     for name in draw(st.sets(st.sampled_from(sorted(lists)), max_size=1)):
         del lists[name]
@@ -104,7 +107,7 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, A
     if not summary.rollouts:
         return [], [], rejected
     gymdata.export(run, out, "nemo-gym", overwrite=True)
-    return spread(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
+    return to_rows(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
 
 
 @_SETTINGS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ import numpy as np
 import pytest
 
 from gymdata.errors import DataError
-from gymdata.interop.nemo_gym.read import read_nemo_gym
+from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.store import Run
+from gymdata.store import Run, resolve
 from gymdata.store.columns import check_rollout
 from gymdata.validate.run import validate
 from tests.validate.generate import nemo_rows, with_ids, write_lines
 
 
 def imported(folder: Path, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
-    return list(read_nemo_gym(write_lines(folder / "a.jsonl", rows), **options))
+    """The rows that an import would write, as a run takes them."""
+    made = table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), **options)
+    return [{**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in made]
 
 
 def test_tokens_are_taken_over_exactly(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gymdata.errors import StoreError, UsageError
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
-from gymdata.store.columns import spread
+from gymdata.store.columns import to_rows
 from gymdata.validate.run import fix
 from tests.validate.generate import write_lines
 
@@ -51,7 +51,7 @@ def tokens(run: Path) -> list[list[tuple[list[int], list[int], list[float]]]]:
             (p.tolist(), list(t["generation_token_ids"]), list(t["generation_log_probs"]))
             for t, p in zip(row["turns"], expand_prompts(row["turns"]), strict=True)
         ]
-        for row in spread(read_table(run))
+        for row in to_rows(read_table(run))
     ]
 
 
@@ -67,7 +67,7 @@ def test_rebuilt_prompts_are_the_ones_that_were_read(tmp_path: Path) -> None:
     whole, _, _ = brought(tmp_path, SOURCE, "whole")
     run, done, refused = brought(tmp_path, rows(without_prompts), tokenizer=POLICY)
     assert tokens(run) == tokens(whole)
-    made = spread(read_table(run))
+    made = to_rows(read_table(run))
     assert [json.loads(r["extra"])["prompts_rebuilt"] for r in made] == [list(range(r["n_turns"])) for r in made]
     assert (done.prompts_rebuilt, done.prompts_refused, refused) == (sum(r["n_turns"] for r in made), 0, [])
     facts = read_run_json(run)
@@ -83,7 +83,7 @@ def test_nothing_is_rebuilt_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="tokenizer_hash"):
         import_rollouts(tmp_path / "run.jsonl", run, tokenizer=POLICY)
     plain, with_tokenizer = (brought(tmp_path, SOURCE, n, **o)[0] for n, o in (("a", {}), ("b", {"tokenizer": POLICY})))
-    assert spread(read_table(plain)).__repr__() == spread(read_table(with_tokenizer)).__repr__()
+    assert to_rows(read_table(plain)).__repr__() == to_rows(read_table(with_tokenizer)).__repr__()
 
 
 def edit_call(row: Row) -> None:
@@ -104,7 +104,7 @@ def test_a_message_that_its_ids_do_not_say_is_refused(tmp_path: Path) -> None:
     assert "773" in refused[0]["expected"]
     assert "1+1" in refused[0]["got"]
     assert [[len(turn[0]) for turn in row] for row in tokens(run)] == [[len(prompt)], [len(prompt)]]
-    assert refused[0]["rollout_id"] == spread(read_table(run))[0]["rollout_id"]
+    assert refused[0]["rollout_id"] == to_rows(read_table(run))[0]["rollout_id"]
 
 
 def edit_question(row: Row) -> None:
@@ -182,7 +182,7 @@ def test_an_export_writes_rebuilt_prompts_and_says_so(tmp_path: Path) -> None:
             assert item["prompt_token_ids_rebuilt"] is True
     again, done, _ = brought(tmp_path, exported, "again")
     assert (tokens(again), done.prompts_rebuilt) == (tokens(run), 0)
-    named = [[json.loads(r["extra"])["prompts_rebuilt"] for r in spread(read_table(x))] for x in (run, again)]
+    named = [[json.loads(r["extra"])["prompts_rebuilt"] for r in to_rows(read_table(x))] for x in (run, again)]
     assert named[0] == named[1]
     gymdata.export(again, tmp_path / "twice.jsonl", "nemo-gym")
     assert [json.loads(x) for x in (tmp_path / "twice.jsonl").read_text().splitlines()] == exported
@@ -215,9 +215,9 @@ def test_repaired_parts_still_name_their_rebuilt_turns(tmp_path: Path) -> None:
     """When a rollout is split at a break, each part counts its own rebuilt turns."""
     run, done, _ = brought(tmp_path, rows(third_call, SOURCE[:1]), tokenizer=POLICY)
     assert (done.turns, done.breaks, done.prompts_rebuilt) == (3, 1, 1)
-    assert json.loads(spread(read_table(run))[0]["extra"])["prompts_rebuilt"] == [2]
+    assert json.loads(to_rows(read_table(run))[0]["extra"])["prompts_rebuilt"] == [2]
     fix(run, "split", tmp_path / "fixed.parquet")
-    parts = spread(read_table(tmp_path / "fixed.parquet"))
+    parts = to_rows(read_table(tmp_path / "fixed.parquet"))
     assert [(p["n_turns"], json.loads(p["extra"])["prompts_rebuilt"]) for p in parts] == [(1, []), (2, [1])]
     gymdata.export(tmp_path / "fixed.parquet", tmp_path / "fixed.jsonl", "nemo-gym")
     exported = [json.loads(x) for x in (tmp_path / "fixed.jsonl").read_text().splitlines()]

@@ -102,7 +102,7 @@ def test_an_odd_value_costs_its_own_row_at_most(name: str, good: dict[str, list[
         (folder / "a.jsonl").write_text(text)
         kind = data.draw(st.sampled_from(["parquet", "jsonl"]))
         summary = import_rollouts(folder / "a.jsonl", folder / "run", source=source, format=kind)
-        assert summary.rows == summary.rollouts + summary.pairs + summary.rejected == len(lines)
+        assert summary.rows_in == summary.rollouts + summary.pairs + summary.rejected == len(lines)
         told = folder / "run" / "rejected.jsonl"
         rejected = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
         assert {bad["line"] for bad in rejected} <= set(range(2, len(lines)))
@@ -147,7 +147,7 @@ def test_rows_that_no_column_can_hold_are_found_one_by_one(good: dict[str, list[
     file = write_lines(tmp_path / "a.jsonl", [rows[0], odd, rows[2], odd, rows[1]])
     for _ in range(2):
         summary = import_rollouts(file, tmp_path / "run", source=name)
-        assert (summary.rows, summary.rollouts, summary.rejected) == (5, 3, 2)
+        assert (summary.rows_in, summary.rollouts, summary.rejected) == (5, 3, 2)
         told = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
         assert [bad["line"] for bad in told] == [2, 4]
         assert told[0]["reason"].startswith("field 'started_at': got ")

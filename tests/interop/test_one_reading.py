@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym import scan as nemo_gym
-from gymdata.interop.nemo_gym.read import read_nemo_gym
-from gymdata.rollouts.responses import walk, written_by_model
+from gymdata.interop.nemo_gym.read import table_rows
+from gymdata.rollouts.messages import walk, written_by_model
+from gymdata.store import resolve
 from gymdata.validate.run import fix, validate
 from tests.validate.generate import conversation, write_lines
 
@@ -66,7 +66,7 @@ def test_function_calls_after_the_message_with_the_ids_belong_to_it(
 ) -> None:
     """A message with ids and the function calls after it are one turn: nothing is missing, and turns count calls."""
     if way == "json":
-        monkeypatch.setattr(nemo_gym, "fast_parser", lambda: None)
+        monkeypatch.setattr(nemo_rows, "fast_parser", lambda: None)
     row = on_messages(calls_of())
     report = validate(write_lines(tmp_path / "a.jsonl", [row]))
     assert (report.violations, report.turns) == ([], 3)
@@ -77,7 +77,7 @@ def test_function_calls_after_the_message_with_the_ids_belong_to_it(
 
 def test_import_makes_one_message_of_it(tmp_path: Path) -> None:
     """The imported rollout has one assistant message per call, with text, calls and turn."""
-    (made,) = read_nemo_gym(write_lines(tmp_path / "a.jsonl", [on_messages(calls_of(2))]))
+    (made,) = table_rows(resolve(str(write_lines(tmp_path / "a.jsonl", [on_messages(calls_of(2))]))))
     said = [(m["role"], m.get("turn")) for m in made["messages"]]
     assert said == [("user", None), ("assistant", 0), ("tool", None), ("tool", None), ("assistant", 1)]
     assert made["messages"][1]["content"] == "text 0"
@@ -112,7 +112,7 @@ def test_empty_id_lists_are_no_ids(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [row_of(output)])
     found = validate(path).violations
     assert [(v.code, v.turn) for v in found] == [("T205", 0), ("T205", 1)]
-    (made,) = read_nemo_gym(path)
+    (made,) = table_rows(resolve(str(path)))
     assert [m["role"] for m in made["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
@@ -187,7 +187,7 @@ def test_validate_and_import_agree_on_turns(output: list[Any]) -> None:
             assert np.frombuffer(call[1], np.int64).tolist() == holders[0][KEYS[1]]
     with tempfile.TemporaryDirectory() as place:
         path = write_lines(Path(place) / "a.jsonl", [copy.deepcopy(row)])
-        (made,) = read_nemo_gym(path)
+        (made,) = table_rows(resolve(str(path)))
         report = validate(path)
     whole = [call for call in slow.calls if call is not None]
     assert [t["generation_token_ids"].tolist() for t in made["turns"]] == [

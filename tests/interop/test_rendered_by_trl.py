@@ -124,13 +124,13 @@ def test_conversations(name: str, tokenizer: Any, tmp_path: Path) -> None:
     lost."""
     summary = gymdata.export(ROLLOUTS, tmp_path / "a.jsonl", name)
     rendered, sampled = rendered_sft(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_rollouts()
-    assert len(rendered) == len(sampled) == summary.rows > 0
+    assert len(rendered) == len(sampled) == summary.rows_out > 0
     for (prompt, whole), (first, ids) in zip(rendered, sampled, strict=True):
         assert whole[: len(first)] == first
         assert prompt in ([], first)
         assert says(whole, ids, tokenizer)
     assert 0 < sum(same_ids(whole, ids) for (_, whole), (_, ids) in zip(rendered, sampled, strict=True)) < len(sampled)
-    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows
+    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows_out
     assert summary.lost[CALL_TEXT] > 0
 
 
@@ -138,11 +138,11 @@ def test_preferences(pairs: Path, tokenizer: Any, tmp_path: Path) -> None:
     """All prompts have the sampled ids, which were rendered with tools, and both sides the sampled text."""
     summary = gymdata.export(pairs, tmp_path / "a.jsonl", "trl-preference")
     rendered, sampled = rendered_dpo(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_pairs(pairs)
-    assert len(rendered) == len(sampled) == summary.rows > 0
+    assert len(rendered) == len(sampled) == summary.rows_out > 0
     for (prompt, *sides), (first, *ids) in zip(rendered, sampled, strict=True):
         assert prompt == first
         assert all(says(side, whole, tokenizer) for side, whole in zip(sides, ids, strict=True))
-    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows
+    assert summary.lost[ENDS] == summary.lost[IDS] == summary.rows_out
     assert summary.lost[CALL_TEXT] > 0
     assert TOOLS not in summary.lost
 

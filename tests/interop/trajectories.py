@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gymdata.rollouts.schema import ROLES, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
-from gymdata.store.columns import build, spread
+from gymdata.store.columns import build, to_rows
 from tests.rollout_files import rollout
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -108,14 +108,14 @@ def native(draw: st.DrawFn, reward: st.SearchStrategy[float | None]) -> dict[str
 
 def as_spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows as the store gives them to a writer."""
-    return spread(pa.Table.from_pylist(list(rows), schema=ROLLOUTS.arrow))
+    return to_rows(pa.Table.from_pylist(list(rows), schema=ROLLOUTS.arrow))
 
 
 def as_stored(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows that a reader made, through columns and out again, by rollout id."""
     given = list(rows)
     batch = build(given, ROLLOUTS, ROLLOUTS.schema.names, "read", list(range(len(given))))
-    return sorted(spread(batch), key=lambda row: row["rollout_id"])
+    return sorted(to_rows(batch), key=lambda row: row["rollout_id"])
 
 
 def through_json(value: Any) -> Any:

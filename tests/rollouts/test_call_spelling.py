@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymdata.rollouts.continuity.chat_text import normal, same_turn
+from gymdata.rollouts.chat_text import normal, same_turn
 
 CODER = (
     "<tool_call>\n<function=look>\n<parameter=word>\na tree\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n"
@@ -79,5 +79,5 @@ def test_python_calls(one: str, other: str, same: bool) -> None:
 )
 def test_hostile_text_is_text(text: str) -> None:
     """Beginnings without an end, many times over, neither raise nor take long."""
-    assert same_turn(text * 50_000, text * 50_001) is False
+    assert same_turn(text * 10_000, text * 10_001) is False
     assert normal(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 from gymdata.errors import UsageError
 from gymdata.rollouts import checks
 from gymdata.rollouts import violations as codes
-from gymdata.rollouts.continuity.breaks import relations
-from gymdata.rollouts.continuity.repair import plan
+from gymdata.rollouts.breaks import relations
 from gymdata.rollouts.logprobs import sampling_biases
+from gymdata.rollouts.repair import plan
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.rollouts.turns import Call, encode_turns
-from gymdata.rollouts.violations import Report, Selection, Violation
+from gymdata.rollouts.violations import Selection, ValidationReport, Violation
 from tests.rollout_files import rollout, rollouts_table, two_turns
 
 _ids = st.lists(st.integers(0, 5), max_size=6)
@@ -27,9 +26,7 @@ def test_batch_digests_are_those_of_the_encoder(calls: list[tuple[list[int], lis
     """Over any calls, empty lists included, the digests of a whole batch equal the stored ones."""
     table = rollouts_table([rollout("t", 0, 1.0, calls), rollout("t", 1, 1.0, two_turns(1, 2))])
     evidence = from_arrow(table.to_batches()[0], 0)
-    first = np.repeat(evidence.turn_offsets[:-1], np.diff(evidence.turn_offsets))
-    above = np.where(evidence.parent >= 0, evidence.digest[first + np.maximum(evidence.parent, 0)], 0)
-    assert (checks.batch_digests(evidence, above) == evidence.digest).all()
+    assert (evidence.turns.digests() == evidence.turns.digest).all()
     assert [v for v in checks.storage(evidence) if v.code in ("T209", "T210")] == []
 
 
@@ -38,18 +35,14 @@ def test_slices_of_a_batch_give_the_same_arrays() -> None:
     rows = [rollout("t", i, 1.0, two_turns(i, i)) for i in range(4)]
     whole = rollouts_table(rows).combine_chunks().to_batches()[0]
     one, other = from_arrow(whole.slice(2, 1), 2), from_arrow(rollouts_table([rows[2]]).to_batches()[0], 2)
-    for name in ("turn_offsets", "delta_offsets", "delta", "gen", "lp", "digest", "rows"):
-        assert np.array_equal(getattr(one, name), getattr(other, name))
+    assert np.array_equal(one.rows, other.rows)
+    for name in ("offsets", "digest"):
+        assert np.array_equal(getattr(one.turns, name), getattr(other.turns, name))
+    for name in ("delta", "generation", "logprobs"):
+        mine, theirs = getattr(one.turns, name), getattr(other.turns, name)
+        assert np.array_equal(mine.offsets, theirs.offsets)
+        assert np.array_equal(mine.values, theirs.values)
     assert list(checks.structure(one)) == []
-
-
-def test_null_lists_with_hidden_values_are_empty() -> None:
-    """Arrow may keep values under a null list; they belong to nobody."""
-    hidden = pa.ListArray.from_arrays(pa.array([0, 2, 3]), pa.array([7, 8, 9]), mask=pa.array([True, False]))
-    from gymdata.rollouts.turn_columns import list_parts
-
-    offsets, values = list_parts(hidden)
-    assert (offsets.tolist(), values.to_pylist()) == ([0, 0, 1], [9])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +118,7 @@ def test_prefixes_select_codes() -> None:
 def test_a_report_counts_and_tabulates() -> None:
     """Counts are those of the list, strict turns warnings into errors, and the table has the schema's columns."""
     found = [Violation("T200", 0, "a", 1, 3, "1 2", "1 9"), Violation("R503", 0), Violation("T211", 2)]
-    report = Report(violations=Selection.of().apply(found))
+    report = ValidationReport(violations=Selection.of().apply(found))
     assert (report.errors, report.warnings, report.infos, report.ok) == (1, 1, 1, False)
     assert report.by_code == {"R503": 1, "T200": 1, "T211": 1}
     assert report.has("R503")

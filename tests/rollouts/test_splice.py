@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import EXIT_FAULTS
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice, splice_published
+from gymdata.rollouts.next_prompt import SpliceRefusedError, splice, splice_published
 
 EOS, HEAD, USER = 2, [40, 41], [30, 31]
 
@@ -75,8 +75,8 @@ def test_a_turn_without_ids_is_refused():
     with pytest.raises(SpliceRefusedError) as caught:
         splice(held, history, [*history, *USER, 9, EOS, *HEAD], {EOS})
     assert caught.value.position == len(held)
-    assert caught.value.expected == held[-8:]
-    assert caught.value.got == history[len(held) - 8 : len(held) + 8]
+    assert caught.value.expected_ids == held[-8:]
+    assert caught.value.got_ids == history[len(held) - 8 : len(held) + 8]
     assert caught.value.exit_code == EXIT_FAULTS
 
 

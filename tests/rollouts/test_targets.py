@@ -44,8 +44,8 @@ def trained(data: Any) -> dict[str, list[int]]:
     """Rollout → the ids that are trained, over its sequences."""
     found: dict[str, list[int]] = {}
     for row, name in enumerate(data.rollout_ids):
-        span = data.sequences.span(row)
-        found.setdefault(name, []).extend(data.sequences.ids[span][data.sequences.mask[span] == 1].tolist())
+        ids, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
+        found.setdefault(name, []).extend(ids[mask == 1].tolist())
     return found
 
 
@@ -58,12 +58,9 @@ def test_only_their_turns_are_trained() -> None:
     both = training_rollouts(table, "all", target_agents=["solver", "planner"])
     assert trained(both)["a-1"] == [10, 2, 12, 13]
     assert solver.sequences.trained().count == 9 < everyone.sequences.trained().count
-    ids = {
-        name: everyone.sequences.ids[everyone.sequences.span(i)].tolist()
-        for i, name in enumerate(everyone.sequences.names)
-    }
+    ids = {name: everyone.sequences.token_ids[i].tolist() for i, name in enumerate(everyone.sequences.names)}
     for i, name in enumerate(solver.sequences.names):
-        assert solver.sequences.ids[solver.sequences.span(i)].tolist() == ids[name]
+        assert solver.sequences.token_ids[i].tolist() == ids[name]
 
 
 def test_one_model_of_several() -> None:

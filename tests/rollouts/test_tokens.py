@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.next_prompt import bridge_ids, next_prompt
 from gymdata.rollouts.turns import (
     Call,
     TurnEncoder,
-    bridge_ids,
     count_breaks,
     encode_turns,
     expand_prompts,
     kinds,
-    next_prompt,
     prompts_of,
     sequences,
     turn_digest,

@@ -107,7 +107,7 @@ def test_an_export_keeps_unknown_log_probabilities(tmp_path: Path) -> None:
         lists = [turn[name] for name in ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")]
         turn["digest"] = turn_digest(above, turn["prefix_length"], *lists)
     run = write_run(tmp_path / "run", rows)
-    assert gymdata.export(run, tmp_path / "out.jsonl", "nemo-gym").rows == 1
+    assert gymdata.export(run, tmp_path / "out.jsonl", "nemo-gym").rows_out == 1
     with pytest.raises(RefusedError, match="L302"):
         gymdata.experience(run, output=tmp_path / "e.parquet", zero_variance="keep")
 

@@ -124,7 +124,7 @@ def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: 
     assert len(failed) == summary.failed == 2
     assert all(r["value"] is None and "ZeroDivisionError" in r["detail"] for r in failed)
     assert summary.exit_code == 1
-    said = dict(summary.table())["picky failed"]
+    said = dict(summary.rows())["picky failed"]
     assert str(said).startswith("2; first: picky raised ZeroDivisionError")
 
 
@@ -170,7 +170,7 @@ def test_a_reward_that_applies_to_nothing_says_what_it_needs(run: Path) -> None:
     summary = score(path=str(run), reward=["regex"])
     part = summary.parts["regex"]
     assert (part.does_not_apply, part.scored, part.failed, summary.exit_code) == (16, 0, 0, 0)
-    said = str(dict(summary.table())["regex does not apply"])
+    said = str(dict(summary.rows())["regex does not apply"])
     assert said.startswith("16;")
     assert "regex:PATTERN" in said
     assert "`pattern`" in said

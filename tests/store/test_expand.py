@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.errors import DataError
-from gymdata.rollouts import prompt_rebuild as expand
-from gymdata.rollouts.prompt_rebuild import with_prompts
+from gymdata.rollouts import turn_columns as expand
 from gymdata.rollouts.schema import ROLLOUTS, TURN
+from gymdata.rollouts.turn_columns import with_prompts
 from gymdata.rollouts.turns import Call, encode_turns
 from gymdata.store.columns import build
 from gymdata.store.lines import decode, encode

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from gymdata.cli.main import main
 from gymdata.interop.formats import FORMATS, OF_PAIRS, SUFFIXES
+from tests.forks import Forks, forks
 from tests.judge_server import Behaviour, judge_server
 from tests.rollout_files import rollout, write_run
 
@@ -48,6 +45,8 @@ for name in FORMATS:
     COMMANDS[f"export {name}"] = f"export {source} -o {{out}}/x{suffix} --format {name}"
 
 
+#: Formats whose files are made like those of others.
+LONG = {"export atif", "export openai", "export trl-messages", "export trl-prompt-completion", "export nat-dpo-items"}
 #: Each process of these runs a model.
 SLOW = {"audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs"}
 
@@ -57,7 +56,7 @@ class DiedError(Exception):
     code: int
 
 
-def _run(words: list[str], root: str, at: int | None, told: str) -> NoReturn:
+def _run(words: list[str], root: str, at: int | None, told: str) -> int:
     """Run a command, and SIGKILL this process before its file operation number ``at`` below ``root``. A process that ends
     by itself writes to the file ``told`` which operations found files that no earlier one found, and what it imported."""
     done, imported = 0, set(sys.modules)
@@ -77,67 +76,40 @@ def _run(words: list[str], root: str, at: int | None, told: str) -> NoReturn:
         if inside and (event in _CHANGES or (event == "open" and arguments[2] & _WRITES)):
             operation()
 
-    code = 70
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        err = os.open(told + ".err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(null, 1)
-        os.dup2(err, 2)
-        sys.addaudithook(heard)
-        # It marks where a file is whole. What a killed process wrote is there without it.
-        os.fsync = lambda file: operation()
-        code = main(words)
-        sys.stderr.flush()
-        Path(told).write_text(
-            json.dumps([list(states.values()), [name for name in sys.modules if name not in imported]])
-        )
-    finally:
-        os._exit(code)
-
-
-def _fork_each(orders: Connection) -> None:
-    """Run each command that is sent in a fork of this process, and answer how it ended. This process runs none itself, so
-    that it has no threads; it imports what they imported, so that the next need not."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    while (order := orders.recv()) is not None:
-        words, root, at, told = order
-        if not (child := os.fork()):
-            _run(words, root, at, told)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        operations: list[int] = []
-        if code == 0:
-            operations, imported = json.loads(Path(told).read_text())
-            for name in imported:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
-        orders.send((code, operations))
+    null = os.open(os.devnull, os.O_WRONLY)
+    err = os.open(told + ".err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(null, 1)
+    os.dup2(err, 2)
+    sys.addaudithook(heard)
+    # It marks where a file is whole. What a killed process wrote is there without it.
+    os.fsync = lambda file: operation()
+    code = main(words)
+    sys.stderr.flush()
+    Path(told).write_text(json.dumps([list(states.values()), [name for name in sys.modules if name not in imported]]))
+    return code
 
 
 @dataclass
 class Processes:
     """Runs commands, each in a process of its own, which may be killed at a file operation below ``root``."""
 
-    orders: Connection
+    forks: Forks
 
     def run(self, words: list[str], root: Path, at: int | None = None) -> list[int]:
         """The file operations, by number, that found files (names, sizes) which no earlier one found. Raises DiedError
         when killed, before operation ``at``, and for an exit code other than 0."""
-        self.orders.send((words, str(root), at, str(root.with_name("told"))))
-        code, operations = self.orders.recv()
-        if code:
+        told = root.with_name("told")
+        if code := self.forks.start(_run, words, str(root), at, str(told)).wait():
             raise DiedError(code)
+        operations, imported = json.loads(told.read_text())
+        self.forks.load(imported)
         return list(operations)
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_fork_each, args=(theirs,))
-    process.start()
-    yield Processes(ours)
-    ours.send(None)
-    process.join()
+    with forks() as made:
+        yield Processes(made)
 
 
 def held(folder: Path) -> dict[str, Any]:
@@ -176,7 +148,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield {"run": str(run_folder), "pairs": str(folder / "pairs"), "judge": url, **files}
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG | SLOW.keys())) for name in [*COMMANDS, *SLOW]]
+)
 def test_a_command_that_was_killed_anywhere_finishes(
     name: str, made: dict[str, str], processes: Processes, tmp_path: Path
 ) -> None:

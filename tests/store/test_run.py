@@ -16,6 +16,7 @@ import pytest
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store.reading import DataWarning
 
 
 def test_rows_come_back_as_they_were_given(tmp_path: Path, open_run, row):
@@ -161,7 +162,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path, open_run, name: str, ove
 
 
 def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row):
-    """Rollouts, failures and tables made from them go; notes, checkpoints and whatever else stay."""
+    """Rollouts, failures and, named, the tables made from them go; notes, checkpoints and whatever else stay."""
     folder = tmp_path / "run"
     with open_run(rows_per_file=1) as run:
         run.append(row(0))
@@ -174,7 +175,10 @@ def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row
     (folder / "train-dpo" / "model.safetensors").write_bytes(b"weights")
     (folder / "rollouts" / "part-of-my-notes.txt").write_text("mine")
     first = read_run_json(folder)["run_id"]
-    with open_run(overwrite=True, identity={"model": "another"}) as run:
+    gone = "removes what was made from its rollouts, too: pairs-best/, scores-exact/$"
+    with pytest.warns(DataWarning, match=gone):
+        opened = open_run(overwrite=True, identity={"model": "another"})
+    with opened as run:
         assert (run.resumed, run.sealed_rows, run.failures()) == (False, 0, [])
         assert run.run_id != first
     left = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())

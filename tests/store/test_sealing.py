@@ -151,7 +151,8 @@ def test_a_process_killed_again_and_again_ends_with_the_same_table(tmp_path: Pat
         command = [sys.executable, "-c", _COLLECT, str(run), str(Path(__file__).parent)]
         # It waits for a byte after each row, so that it is never done before it is killed.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             for count, _ in enumerate(process.stdout, 1):
                 if count == rows_before_kill:
                     process.kill()

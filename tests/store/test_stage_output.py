@@ -305,6 +305,13 @@ def test_the_same_output_of_another_run_is_refused(
     assert read_run_json(out)["parents"][0]["run_id"] == "run-2"
 
 
+def test_a_task_file_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that reads rollouts says what the file holds, and which command makes rollouts of it."""
+    assert main(["pairs", "sample_data/tasks/train.jsonl", "-o", str(tmp_path / "p")]) == 2
+    said = capsys.readouterr().err
+    assert "train.jsonl: holds tasks, and no rollouts\n  → `gymdata collect sample_data/tasks/train.jsonl" in said
+
+
 def test_two_writers_never_share_an_output(tmp_path: Path) -> None:
     """The second is refused while the first writes, and what the first had made is untouched."""
     place = tmp_path / "out" / "run.json"

@@ -30,9 +30,9 @@ def test_sides_are_interleaved_with_their_prompt() -> None:
     pairs = training_pairs(
         table({}, {"prompt_ids": [9], "chosen_ids": [8], "chosen_mask": [1], "chosen_logprobs": [-2]})
     )
-    rows = [pairs.sequences.ids[pairs.sequences.span(i)].tolist() for i in range(4)]
+    rows = [pairs.sequences.token_ids[i].tolist() for i in range(4)]
     assert rows == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [9, 8], [9, 3, 4, 6, 7]]
-    masks = [pairs.sequences.mask[pairs.sequences.span(i)].tolist() for i in range(4)]
+    masks = [pairs.sequences.loss_mask[i].tolist() for i in range(4)]
     assert masks == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 1], [0, 1], [0, 1, 0, 1, 1]]
     assert pairs.sequences.trained().count == 2 + 3 + 1 + 3
     assert pairs.sequences.logprob_sums().tolist() == [-0.75, -3.0, -2.0, -3.0]
@@ -69,10 +69,10 @@ def test_cutting_and_taking_keep_content() -> None:
     """Cutting keeps each sequence's beginning; taking keeps what was asked for, in that order."""
     sequences = training_pairs(table({}, {"prompt_ids": [9]})).sequences
     cut = sequences.cut(3)
-    assert [cut.ids[cut.span(i)].tolist() for i in range(4)] == [[1, 2, 3], [1, 2, 3], [9, 3, 4], [9, 3, 4]]
+    assert [cut.token_ids[i].tolist() for i in range(4)] == [[1, 2, 3], [1, 2, 3], [9, 3, 4], [9, 3, 4]]
     taken = sequences.take(np.array([3, 0]))
     assert taken.names == ["p1/rejected", "p0/chosen"]
-    assert taken.ids.tolist() == [9, 3, 4, 6, 7, 1, 2, 3, 4, 5]
+    assert taken.token_ids.values.tolist() == [9, 3, 4, 6, 7, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

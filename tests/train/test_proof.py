@@ -7,6 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.rollouts.ragged import Ragged
 from gymdata.train.token_checksum import (
     TrainedTokens,
     sequence_keys,
@@ -25,7 +26,8 @@ def ragged(rows: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray, n
     ids = np.array([i for row in rows for i, _ in row], np.int32)
     mask = np.array([m for row in rows for _, m in row], np.int8)
     starts = np.cumsum([0, *(len(row) for row in rows)])
-    return sequence_keys(f"s{i}" for i in range(len(rows))), ids, mask, starts
+    lists = Ragged(ids, starts)
+    return sequence_keys(f"s{i}" for i in range(len(rows))), lists, lists.like(mask)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**31 - 1)), min_size=1))
@@ -42,33 +44,32 @@ def test_hashes_are_xxh3_of_the_packed_record(records: list[tuple[int, int, int]
 @given(sequences)
 def test_ragged_and_padded_forms_agree(rows: list[list[tuple[int, int]]]) -> None:
     """A file's flat arrays and the (sequence, position, id) triples of padded batches give the same proof."""
-    keys, ids, mask, starts = ragged(rows)
+    keys, ids, mask = ragged(rows)
     triples = [(i, p, t) for i, row in enumerate(rows) for p, (t, m) in enumerate(row) if m]
     which, positions, tokens = (np.array([t[k] for t in triples], np.int64) for k in range(3))
-    assert total(*trained_tokens_by_sequence(keys, ids, mask, starts)) == trained_tokens(keys[which], positions, tokens)
+    assert total(*trained_tokens_by_sequence(keys, ids, mask)) == trained_tokens(keys[which], positions, tokens)
 
 
 @given(sequences, st.randoms(use_true_random=False))
 def test_order_and_batching_do_not_matter(rows: list[list[tuple[int, int]]], random: object) -> None:
     """Shuffled tokens, summed in parts, give the whole's proof."""
-    keys, ids, mask, starts = ragged(rows)
-    owner = np.repeat(np.arange(len(rows)), np.diff(starts))
-    at = np.flatnonzero(mask)
+    keys, ids, mask = ragged(rows)
+    owner, starts = ids.owner, ids.offsets
+    at = np.flatnonzero(mask.values)
     random.shuffle(at)  # type: ignore[attr-defined]
-    parts = [trained_tokens(keys[owner[p]], p - starts[owner[p]], ids[p]) for p in np.array_split(at, 3)]
-    assert sum(parts, TrainedTokens()) == total(*trained_tokens_by_sequence(keys, ids, mask, starts))
+    parts = [trained_tokens(keys[owner[p]], p - starts[owner[p]], ids.values[p]) for p in np.array_split(at, 3)]
+    assert sum(parts, TrainedTokens()) == total(*trained_tokens_by_sequence(keys, ids, mask))
 
 
 def test_one_id_one_shift_and_one_swap_are_seen() -> None:
     """Changing one id, shifting one mask by one, or swapping two sequences' names changes the checksum."""
-    keys, ids, mask, starts = ragged([[(5, 0), (6, 1), (7, 1), (8, 0)], [(5, 0), (9, 1), (4, 0), (6, 1)]])
-    base = total(*trained_tokens_by_sequence(keys, ids, mask, starts))
-    flipped = ids.copy()
-    flipped[2] += 1
-    shifted = mask.copy()
-    shifted[:4] = [0, 0, 1, 1]
+    keys, ids, mask = ragged([[(5, 0), (6, 1), (7, 1), (8, 0)], [(5, 0), (9, 1), (4, 0), (6, 1)]])
+    base = total(*trained_tokens_by_sequence(keys, ids, mask))
+    flipped, shifted = ids.like(ids.values.copy()), mask.like(mask.values.copy())
+    flipped.values[2] += 1
+    shifted.values[:4] = [0, 0, 1, 1]
     for other in ((keys, flipped, mask), (keys, ids, shifted), (keys[::-1], ids, mask)):
-        seen = total(*trained_tokens_by_sequence(*other, starts))
+        seen = total(*trained_tokens_by_sequence(*other))
         assert (seen.count, seen.checksum) != (base.count, base.checksum)
         assert seen.count == base.count
 

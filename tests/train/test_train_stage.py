@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,17 @@ def test_settings_that_the_trainer_refuses_leave_no_folder(pairs: Path, tmp_path
     with pytest.raises(UsageError):
         go(pairs, tmp_path / "out", Trainer(UsageError("settings: no")))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_output_is_refused_before_a_library_is_loaded(pairs: Path, tmp_path: Path) -> None:
+    """A folder with other files, like a file in its place, is known without torch and TRL."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("keep me")
+    for out, why in ((tmp_path / "full", "not empty and not a training"), (pairs, "is a file, expected a folder")):
+        words = ["train-dpo", str(pairs), "-m", "sample_data/policy", "-o", str(out), "--set", "learning_rte=1"]
+        code = "import sys; from gymdata.cli.main import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        assert (done.stdout, why in done.stderr) == ("2 False\n", True), done.stderr
 
 
 def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Path, tmp_path: Path) -> None:

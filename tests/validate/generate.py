@@ -55,7 +55,10 @@ def chat(turns: int) -> list[dict[str, Any]]:
     for turn in range(turns):
         call = [{"id": f"c{turn}", "type": "function", "function": {"name": "f", "arguments": {}}}]
         last = turn == turns - 1
-        said.append({"role": "assistant", "turn": turn, "tool_calls": None if last else json.dumps(call)})
+        words = "done" if last else None
+        said.append(
+            {"role": "assistant", "turn": turn, "content": words, "tool_calls": None if last else json.dumps(call)}
+        )
         if not last:
             said.append({"role": "tool", "content": "r", "tool_call_id": f"c{turn}"})
     return said

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym import scan as nemo_gym
-from gymdata.interop.nemo_gym import scan as nemo_parts
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
@@ -38,7 +37,7 @@ def test_planted_fault_is_found_at_its_place(
 ) -> None:
     """One fault in one row is found in that row, turn and position, alone, with and without the fast parser."""
     if way == "json":
-        monkeypatch.setattr(nemo_gym, "fast_parser", lambda: None)
+        monkeypatch.setattr(nemo_rows, "fast_parser", lambda: None)
     report = validate(write_lines(tmp_path / "a.jsonl", plant(clean_rows(), fault, 3)))
     assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [
         (fault.code, 3, fault.turn, fault.position)
@@ -132,11 +131,11 @@ def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: p
     assert [(v.code, v.row) for v in whole.violations] == [("T206", 4), ("L303", 8)]
     assert whole.rows == 9
     for cut in [1, 2, *np.linspace(3, size - 1, 60).astype(int).tolist(), size]:
-        first = nemo_parts.scan_stretch(path, 0, cut, nemo_gym.Scanner())
-        first.append(nemo_parts.scan_stretch(path, cut, size, nemo_gym.Scanner()))
+        first = nemo_gym.scan_stretch(path, 0, cut, nemo_gym.Scanner())
+        first.append(nemo_gym.scan_stretch(path, cut, size, nemo_gym.Scanner()))
         assert (first.rows, first.violations, first.across) == (9, whole.violations, whole.across)
-    monkeypatch.setattr(nemo_parts, "WORTH_SPLITTING", 1)
-    monkeypatch.setattr(nemo_parts, "may_fork", lambda: True)
+    monkeypatch.setattr(nemo_gym, "WORTH_SPLITTING", 1)
+    monkeypatch.setattr(nemo_gym, "may_fork", lambda: True)
     forked = nemo_gym.scan(path, processes=2)
     assert (forked.violations, forked.across, forked.tokens) == (whole.violations, whole.across, whole.tokens)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))

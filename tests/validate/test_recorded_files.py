@@ -1,4 +1,4 @@
-"""Sealed files are compared with what run.json recorded of them: a note, and no fault by itself."""
+"""Sealed files are compared with what run.json recorded of them: another file is a fault, whatever its rows are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.store import hash_file, read_run_json, write_run_json
 from gymdata.validate.run import validate
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, write_run
 
 
 def sealed(folder: Path, rows: int = 3) -> tuple[Path, Path]:
     """A run of JSON lines whose run.json says how its part was sealed; the run and the part."""
-    run = write_run(folder, [rollout(f"t{k}", 0, 1.0, two_turns(k, 20)) for k in range(rows)], "jsonl")
+    run = write_run(folder, [rollout(f"t{k}", 0, 1.0, [([1, k], [20, 2])], text="42") for k in range(rows)], "jsonl")
     facts = read_run_json(run)
     (entry,) = facts["files"]
     part = run / entry["path"]
@@ -23,28 +23,33 @@ def sealed(folder: Path, rows: int = 3) -> tuple[Path, Path]:
     return run, part
 
 
-def test_an_untouched_run_has_no_note(tmp_path: Path) -> None:
+def test_an_untouched_run_has_no_such_fault(tmp_path: Path) -> None:
     """What was sealed is what is there, by the folder and by the file."""
     run, part = sealed(tmp_path / "run")
-    assert validate(run).notes == []
-    assert validate(part).notes == []
+    assert not validate(run).has("T209")
+    assert not validate(part).has("T209")
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_a_changed_file_is_noted_and_not_refused(
-    tmp_path: Path, longer: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A text that no digest covers was edited: the file is named, errors and exit code are as without the note."""
+def test_a_changed_file_is_a_fault(tmp_path: Path, longer: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text that no digest covers was edited: the file is an error, named with what differs, and the exit code is 1; no row
+    is at fault, so --fix drop keeps them all and its copy has no error."""
     run, part = sealed(tmp_path / "run")
     before = validate(run)
+    assert main(["validate", str(run)]) == 0
     text = part.read_text()
     assert '"42"' in text
     part.write_text(text.replace('"42"', '"42 "' if longer else '"43"', 1))
     after = validate(run)
-    assert len(after.notes) == 1
-    assert part.name in after.notes[0]
-    assert ("bytes, not" in after.notes[0]) == longer
-    assert after.to_dict()["notes"] == after.notes
-    assert (after.errors, after.violations) == (before.errors, before.violations)
-    assert main(["validate", str(run)]) == (0 if before.ok else 1)
-    assert "note: " in capsys.readouterr().out
+    size = len(text)
+    why = f"{size + 1:,} bytes, not {size:,}" if longer else "other bytes (xxh3)"
+    (fault,) = [v for v in after.violations if v not in before.violations]
+    assert (fault.code, fault.severity, fault.file, fault.turn) == ("T209", "error", str(part), None)
+    assert fault.detail == f"not the file that run.json describes: {why}"
+    assert after.trainable == before.trainable
+    capsys.readouterr()
+    assert main(["validate", str(run)]) == 1
+    assert f"T209 digest mismatch; {fault.detail}" in capsys.readouterr().out
+    assert main(["validate", str(run), "--ignore", "T209"]) == 0
+    assert main(["validate", str(run), "--fix", "drop", "-o", str(tmp_path / "fixed.parquet")]) == 0
+    assert validate(tmp_path / "fixed.parquet").rollouts == before.rollouts

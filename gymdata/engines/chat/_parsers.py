@@ -72,8 +72,8 @@ class TemplateParser:
     def read(self, ids: list[int], tools: Tools) -> Message:
         from transformers.utils.chat_parsing.response_parser import parse_response
 
-        said, closing = _split_stop(ids, self._chat)
-        text = self._chat.plain_text([*said, closing], special=True)
+        completion, closing = _split_stop(ids, self._chat)
+        text = self._chat.plain_text([*completion, closing], special=True)
         try:
             parsed = parse_response(
                 text,
@@ -81,7 +81,7 @@ class TemplateParser:
                 prefix=self._chat.generation_prompt,
                 tools=[dict(t) for t in tools] if tools else None,
             )
-            return _message(parsed, said, self._chat)
+            return _message(parsed, completion, self._chat)
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
             return self._plain.read(ids, tools)
@@ -107,8 +107,8 @@ class VllmToolParser:
     def read(self, ids: list[int], tools: Tools) -> Message:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        said, _ = _split_stop(ids, self._chat)
-        text = self._chat.plain_text(said, special=True)
+        completion, _ = _split_stop(ids, self._chat)
+        text = self._chat.plain_text(completion, special=True)
         opened = self._chat.generation_prompt.rstrip().endswith("<think>")
         try:
             reasoning, text = _split_reasoning(text, opened)
@@ -119,7 +119,7 @@ class VllmToolParser:
             calls = [c.model_dump() for c in found.tool_calls] if found.tools_called else []
             content = found.content or ""
             parsed = {"content": content, "reasoning": reasoning, "tool_calls": calls}
-            return _message(parsed, said, self._chat)
+            return _message(parsed, completion, self._chat)
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
             return self._plain.read(ids, tools)
@@ -220,7 +220,7 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _split_stop(ids: list[int], chat: TemplateChat) -> tuple[list[int], int]:
-    """(what was said, the token that closes it): a response template wants to see a turn closed, even one cut short."""
+    """(the completion, the token that closes it): a response template wants to see a turn closed, even one cut short."""
     if ids and ids[-1] in chat.stop_token_ids:
         return ids[:-1], ids[-1] if ids[-1] in chat.end_of_turn_ids else chat.end_of_turn_ids[0]
     return ids, chat.end_of_turn_ids[0]

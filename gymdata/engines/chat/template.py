@@ -215,8 +215,8 @@ class TransformersChat:
 
     def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
         """A lower bound of ``len(render(…))`` for texts that take long to tokenise; 0 for others."""
-        said = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
-        if said < _LONG_TEXT:
+        characters = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
+        if characters < _LONG_TEXT:
             return 0
         if self._most_characters is None:
             self._most_characters = most_characters(self.tokenizer) or 0
@@ -246,12 +246,6 @@ class TransformersChat:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
         return self.plain_text(token_ids, special=True)
-
-    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Text with special tokens, of many rows at once."""
-        if self._backend is not None:
-            return list(self._backend.decode_batch([list(row) for row in rows], skip_special_tokens=False))
-        return [self.decode(row) for row in rows]
 
     def plain_text(self, token_ids: Sequence[int], *, special: bool) -> str:
         """Text of ids, with or without special tokens."""
@@ -341,15 +335,15 @@ class TransformersChat:
 
     def _wants_parts(self) -> bool:
         """Whether the template reads content only as a list of parts, as templates of models that see images do."""
-        said = "what a user says"
-        message: Message = {"role": "user", "content": said}
+        content = "what a user says"
+        message: Message = {"role": "user", "content": content}
         try:
-            if said in self.text([message], None, generate=True):
+            if content in self.text([message], None, generate=True):
                 return False
         except DataError:
             pass
         try:
-            return said in self.text([{**message, "content": _as_parts(said)}], None, generate=True)
+            return content in self.text([{**message, "content": _as_parts(content)}], None, generate=True)
         except DataError:
             return False
 

@@ -3,6 +3,10 @@
 Invariants: nothing that the model wrote is rendered; in its place stands a fixed text, rendered once alone and once
 with the new messages after it. A bridge is given only when both renderings are the same up to the token that closes the
 stand-in, when the new messages are really in it, and when the ids of the whole say the same as the ids of the part.
+
+How many characters one id can stand for (``most_characters``) is certain, or None: it takes a tokenizer whose every
+character ends in some token, without fused unknowns, added tokens that swallow the white space beside them, or a
+normaliser that may take characters away.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.messages import Message
-from gymdata.rollouts.turns import bridge_ids
+from gymdata.rollouts.next_prompt import bridge_ids
 
 #: Code points that canonical composition can make one of.
 _COMPOSED = 4
@@ -66,7 +70,7 @@ class Template:
 def end_of_turn_ids(template: Template, eos_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens that close an assistant's turn, the one to insert first; ``eos_ids`` when the template writes none."""
     found: list[int] = []
-    for stand_in, follower in ((_said(), _USER), (_called(None), _answer())):
+    for stand_in, follower in ((_assistant(), _USER), (_calling(None), _answer())):
         tails = []
         for messages in ([_USER, stand_in], [_USER, stand_in, follower]):
             try:
@@ -119,9 +123,9 @@ class Bridge:
 
     def keeps_history(self) -> bool:
         """Whether new messages leave earlier ones as they were. False for templates that strip earlier reasoning."""
-        for said, follower in ((_said(), _USER), (_called(None), _answer())):
+        for completion, follower in ((_assistant(), _USER), (_calling(None), _answer())):
             try:
-                self.ids([_USER, said], [follower], None)
+                self.ids([_USER, completion], [follower], None)
             except RewrittenError:
                 return False
             except (DataError, RefusedError):
@@ -180,27 +184,27 @@ def _usefulness(refusal: Exception) -> int:
     return 0 if isinstance(refusal, RewrittenError) else 1 if isinstance(refusal, RefusedError) else 2
 
 
-def _stand_ins(said: Message) -> Iterator[Message]:
+def _stand_ins(completion: Message) -> Iterator[Message]:
     """What may stand for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
-    leave out what is said beside a call."""
-    orders = (_called(said.get("tool_calls")), _said())
-    yield from orders if said.get("tool_calls") else reversed(orders)
+    leave out the content beside a call."""
+    orders = (_calling(completion.get("tool_calls")), _assistant())
+    yield from orders if completion.get("tool_calls") else reversed(orders)
 
 
 def _held(message: Message) -> Message:
-    """An earlier message as it is rendered around a bridge. The ids of what the model said are held already, and many
+    """An earlier message as it is rendered around a bridge. The ids that the model generated are held already, and many
     templates take reasoning or white space away from it once others have spoken; of fixed words they take nothing."""
     if message["role"] != "assistant":
         return message
     calls = message.get("tool_calls")
-    return {"role": "assistant", "content": "", "tool_calls": calls} if calls else {**_said(), "content": "said"}
+    return {"role": "assistant", "content": "", "tool_calls": calls} if calls else {**_assistant(), "content": "said"}
 
 
-def _said() -> Message:
+def _assistant() -> Message:
     return {"role": "assistant", "content": STAND_IN}
 
 
-def _called(calls: Sequence[Mapping[str, Any]] | None) -> Message:
+def _calling(calls: Sequence[Mapping[str, Any]] | None) -> Message:
     plain = {"type": "function", "id": _CALL_ID, "function": {"name": "f", "arguments": {}}}
     stand_in = copy.deepcopy(list(calls or [plain]))
     stand_in[-1] = {**stand_in[-1], "function": {**stand_in[-1]["function"], "arguments": {"x": STAND_IN}}}

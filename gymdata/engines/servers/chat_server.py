@@ -1,8 +1,8 @@
 """A server that must be spoken to in messages: /v1/chat/completions with token ids and log-probabilities in its answers.
 
-Messages are no evidence: the server writes them out with its template and tokenises them again, so a later prompt need not
-begin with what was sampled. Three ways to say what the prompt must be are tried before any sampling, the best first, and
-the first that the server proves is used for the whole run:
+Chat messages alone do not determine token ids: the server writes them out with its template and tokenises them again,
+so a later prompt need not begin with what was sampled. Three ways to say what the prompt must be are tried before any
+sampling, the best first, and the first that the server proves is used for the whole run:
 
 - ``ids``: the prompt's ids go along in ``kv_transfer_params.prompt_token_ids``, where vLLM takes the ids of a prefill
   stage, and the server reads exactly those; the messages are then for its log only;
@@ -29,9 +29,8 @@ from gymdata.engines.sampling import Sampling
 from gymdata.engines.servers.completions_response import of_chat
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
-from gymdata.rollouts.continuity.prompt_extension import SpliceRefusedError, splice
 from gymdata.rollouts.messages import Message
-from gymdata.rollouts.turns import next_prompt
+from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice
 
 Way = Literal["ids", "prefix", "messages"]
 Tools = Sequence[Mapping[str, Any]] | None
@@ -80,16 +79,16 @@ class ChatServerSampler(ServerSampler):
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one conversation ``request.n`` times. Raises OutsideError("engine")."""
-        asked = request.conversation
-        if asked is None:
+        conversation = request.conversation
+        if conversation is None:
             raise UsageError("a server that takes messages was called without a conversation")
-        body = self._chat_body(asked, self._room(request), request.n, request.seed)
+        body = self._chat_body(conversation, self._room(request), request.n, request.seed)
         sent = None
         if self.way == "ids":
             sent = [int(i) for i in request.prompt_token_ids]
             body["kv_transfer_params"] = {"prompt_token_ids": sent}
-        elif self.way == "prefix" and asked.held:
-            body["required_prefix_token_ids"] = [int(i) for i in asked.held]
+        elif self.way == "prefix" and conversation.held:
+            body["required_prefix_token_ids"] = [int(i) for i in conversation.held]
         return await self._complete({**body, "request_id": request.request_id}, sent)
 
     # --- the checks before any sampling -----------------------------------------------------------------------------
@@ -121,8 +120,8 @@ class ChatServerSampler(ServerSampler):
             body["kv_transfer_params"] = {"prompt_token_ids": list(_PROBE)}
         else:
             # Other words than were sampled, so that a rendering of them cannot look like the prefix.
-            said: list[Message] = [{"role": "assistant", "content": "gymdata said this"}, *_BEGIN]
-            body = self._chat_body(Conversation([*_BEGIN, *said], None), 1, 1, 1)
+            messages: list[Message] = [{"role": "assistant", "content": "an earlier completion"}, *_BEGIN]
+            body = self._chat_body(Conversation([*_BEGIN, *messages], None), 1, 1, 1)
             body["required_prefix_token_ids"] = held
         read = await self._prompt_read(body)
         if read is None:
@@ -130,7 +129,7 @@ class ChatServerSampler(ServerSampler):
         return read == list(_PROBE) if way == "ids" else read[: len(held)] == held and len(read) > len(held)
 
     async def _shows_tools(self, drawn: Generation) -> str | None:
-        """The tool_choice under which tools reach the prompt, "none" before "auto": what is said is parsed here."""
+        """The tool_choice under which tools reach the prompt, "none" before "auto": completions are parsed here."""
         for choice in ("none", "auto"):
             body = {**self._chat_body(Conversation(_BEGIN, None), 1, 1, 1), "tools": [_TOOL], "tool_choice": choice}
             read = await self._prompt_read(body)
@@ -150,23 +149,23 @@ class ChatServerSampler(ServerSampler):
     # --- one request ------------------------------------------------------------------------------------------------
 
     def _chat_body(
-        self, asked: Conversation, max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
+        self, conversation: Conversation, max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
     ) -> dict[str, Any]:
         body = self._body((), max_tokens, n, seed, sampling)
         del body["prompt"]
         body |= {
-            "messages": [_spoken(m) for m in asked.messages],
+            "messages": [_api_message(m) for m in conversation.messages],
             "logprobs": True,
             "top_logprobs": (sampling or self.sampling).top_logprobs,
         }
-        if asked.tools:
+        if conversation.tools:
             if self.tool_choice is None:
                 raise UsageError(
                     f"{self.base} leaves tools out of the prompt",
                     hint="start it without --exclude-tools-when-tool-choice-none, or with --enable-auto-tool-choice and "
                     "its --tool-call-parser",
                 )
-            body |= {"tools": [dict(t) for t in asked.tools], "tool_choice": self.tool_choice}
+            body |= {"tools": [dict(t) for t in conversation.tools], "tool_choice": self.tool_choice}
         return body
 
 
@@ -179,8 +178,8 @@ class OnPolicyPrompts:
     def __call__(
         self, held: Sequence[int], messages: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int]:
-        """``held`` and what is new; without a proof of the cut, the whole rendered anew, which the row will show as a
-        break. ``messages`` end with what the model said last. Raises DataError when the template refuses ``new``."""
+        """``held`` and what is new; without a proof of the cut, the whole rendered again, which the row will show as a
+        break. ``messages`` end with the model's last message. Raises DataError when the template refuses ``new``."""
         chat = self._chat
         try:
             return next_prompt(held, chat.bridge(messages, new, tools), chat.end_of_turn_ids)
@@ -193,7 +192,7 @@ class OnPolicyPrompts:
             return rendered
 
 
-def _spoken(message: Message) -> dict[str, Any]:
+def _api_message(message: Message) -> dict[str, Any]:
     """A message as the chat route takes it: no nulls, and the arguments of calls as JSON text."""
     out = {key: value for key, value in message.items() if value is not None}
     calls = out.pop("tool_calls", None)

@@ -1,8 +1,9 @@
 """A vLLM server behind an OpenAI-compatible URL: ids in through /v1/completions, ids and log-probabilities out.
 
-Invariants: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids,
-and returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
-is retried with growing pauses and then raised, and never becomes a generation.
+Invariants: the server is checked once, before any sampling (it serves the model, leaves prompts alone, returns ids, and
+returns log-probabilities of the distribution that it sampled); what it answers is checked every time; a passing fault
+is retried with growing pauses and then raised, and never becomes a generation. Every finding comes from a request that
+was made; a server that cannot be reached is an outside fault and no finding.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was asked. ``needed``: collecting cannot do without it."""
+    """One check of a server. ``needed``: collecting cannot do without it."""
 
     name: str
     ok: bool
@@ -79,14 +80,14 @@ def served_names(endpoint: str, timeout_s: float = 30.0) -> list[str]:
             raise http.garbage("a list of models", answer)
         return [str(card["id"]) for card in cards]
 
-    async def asked() -> list[str]:
+    async def model_names() -> list[str]:
         await http.open()
         try:
             return await http.ask("GET", "/v1/models", None, names)
         finally:
             await http.close()
 
-    return asyncio.run(asked())
+    return asyncio.run(model_names())
 
 
 async def _tools(sampler: ServerSampler) -> Finding:
@@ -348,15 +349,15 @@ class ServerSampler:
 
     def _refusal(self, error: AnswerFaultError) -> UsageError | None:
         """What the server was started with rules it out, and no later try can help."""
-        said = error.reason
+        reason = error.reason
         if error.fault in ("no_ids", "no_logprobs"):
-            return UsageError(f"{self.base}: {said}", hint=error.hint)
+            return UsageError(f"{self.base}: {reason}", hint=error.hint)
         if error.fault == "prompt":
             hint = "serve the model without a proxy that tokenises again or adds tokens"
-            return UsageError(f"{self.base} changes prompts: {said}", hint=hint)
+            return UsageError(f"{self.base} changes prompts: {reason}", hint=hint)
         if error.fault == "positive":
             hint = "start the server with --logprobs-mode processed_logprobs"
-            return UsageError(f"{self.base} returns logits, not log-probabilities: {said}", hint=hint)
+            return UsageError(f"{self.base} returns logits, not log-probabilities: {reason}", hint=hint)
         return None
 
 

@@ -13,95 +13,24 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError
-from gymdata.interop.importing import Numbering
+from gymdata.interop.importing import ODD, Check, Numbering, Reject, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, Outcome, PromptRebuilder
-from gymdata.rollouts.responses import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
+from gymdata.rollouts.messages import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.lines import iter_lines
-from gymdata.store.paths import Source, resolve
+from gymdata.store.paths import Source
 
 #: Beside the letters of lists that a turn holds: its log-probabilities had more digits than float32.
 ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
-#: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
-ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
 #: simdjson's refusals come as any of these; the slow way then names what is wrong.
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A row that cannot be a rollout: its file and 1-based line, why, and how it begins."""
-
-    file: Path
-    line: int
-    code: str
-    reason: str
-    text: str
-
-
-Reject = Callable[[Rejected], None]
-#: Raises DataError for a row that cannot be stored.
-Check = Callable[[Mapping[str, Any]], None]
-
-
-def reason_of(error: Exception) -> str:
-    """Why one of ``ODD`` makes a row unusable, in words."""
-    return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-
-
-def read_nemo_gym(
-    path: str | Path, *, run_id: str | None = None, reject: Reject | None = None
-) -> Iterator[dict[str, Any]]:
-    """The rollouts rows of NeMo Gym files: dicts as ``Run.append`` takes them, turns with numpy arrays.
-
-    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
-    that the source lacks is NaN. With ``reject`` bad rows are told to it and passed over; without it they raise DataError.
-    """
-    sources: list[Source] = resolve(str(path))
-    yield from read_sources(sources, run_id=run_id, reject=reject)
-
-
-def read_sources(
-    sources: list[Source],
-    *,
-    run_id: str | None = None,
-    reject: Reject | None = None,
-    rebuild: PromptRebuilder | None = None,
-    check: Check | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The same for files that were found already. ``rebuild`` makes the prompts that calls with generations lack; what
-    ``check`` refuses is a bad row."""
-    names = "\n".join(str(s.path) for s in sources)
-    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    numbering = Numbering()
-    read = _Reader(rebuild)
-    for source in sources:
-        for number, line in iter_lines(source):
-            try:
-                parsed = read(line)
-                # Numbered before the check, so that rollouts are numbered alike with and without it.
-                made = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
-                if check is not None:
-                    check({**made, "started_at": made["started_at"].isoformat()})
-            except (nemo_rows.BadRow, *ODD) as error:
-                bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
-                if reject is None:
-                    why = f"a row that cannot be imported ({bad.code}: {_reason(bad)})"
-                    raise DataError.bad_row(source.path, number, None, why, "a NeMo Gym rollout") from error
-                reject(Rejected(source.path, number, bad.code, _reason(bad), line[:1000].decode("utf-8", "replace")))
-                continue
-            if rebuild is not None:
-                rebuild.note(source.path, number, made["rollout_id"], parsed.outcome)
-            yield made
 
 
 def table_rows(
@@ -112,10 +41,30 @@ def table_rows(
     rebuild: PromptRebuilder | None = None,
     check: Check | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of ``read_sources`` as the store turns them into columns: times are text."""
-    for row in read_sources(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check):
-        row["started_at"] = row["started_at"].isoformat()
-        yield row
+    """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
+
+    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob that
+    the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
+    those that ``check`` refuses, are given to it and skipped; without it they raise DataError.
+    """
+    run = run_id or run_id_of(sources)
+    numbering = Numbering()
+    read = _Reader(rebuild)
+    for source in sources:
+        for number, line in iter_lines(source):
+            try:
+                parsed = read(line)
+                # Numbered before the check, so that rollouts are numbered alike with and without it.
+                made = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
+                if check is not None:
+                    check(made)
+            except (nemo_rows.BadRow, *ODD) as error:
+                bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
+                turn_down(bad.code, _reason(bad), source, number, line, reject, "a NeMo Gym rollout", error)
+                continue
+            if rebuild is not None:
+                rebuild.note(source.path, number, made["rollout_id"], parsed.outcome)
+            yield made
 
 
 def _reason(bad: nemo_rows.BadRow) -> str:
@@ -148,31 +97,20 @@ class _Reader:
 
     def __init__(self, rebuild: PromptRebuilder | None = None) -> None:
         self._rebuild = rebuild
-        try:
-            import simdjson
-        except ImportError:
-            self._parser: Any = None
-        else:
-            self._parser = simdjson.Parser()
+        self._read = nemo_rows.RowReader()
 
     def __call__(self, line: bytes) -> _Parsed:
         """Raises BadRow."""
-        if self._parser is not None:
-            try:
-                return self._fast(line)
-            except (*_REFUSALS, nemo_rows.BadRow):
-                pass
+        try:
+            if found := self._read.document(line):
+                return _parsed(*found, _plain, self._fill(found[0], line))
+        except (*_REFUSALS, nemo_rows.BadRow):
+            pass
         row = nemo_rows.slow(line)
         try:
             return _parsed(row, nemo_rows.load(line), _same, self._fill(row, line))
         except RecursionError as error:
             raise nemo_rows.BadRow("S101", "nested too deeply") from error
-
-    def _fast(self, line: bytes) -> _Parsed:
-        found = nemo_rows.fast_document(self._parser, line)
-        if found is None:
-            raise ValueError
-        return _parsed(*found, _plain, self._fill(found[0], line))
 
     def _fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
         return self._rebuild.fill(row, line) if self._rebuild is not None else Outcome()
@@ -330,7 +268,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None),
         "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}),
         "turns": encoder.turns,
-        "started_at": _time(response.get("created_at")),
+        "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }
 

@@ -20,9 +20,8 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message
-from gymdata.rollouts.responses import chat_tools, loads, messages_of, walk
-from gymdata.rollouts.turns import SpliceRefusedError, splice
+from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, walk
+from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
 
 #: On an item: its prompt was not captured but rebuilt.
 MARK = "prompt_token_ids_rebuilt"
@@ -117,10 +116,10 @@ class _Row:
         numbers = {number: number for number in range(len(calls))}
         self._messages: list[dict[str, Any]] = [dict(m) for m in messages_of(given, walk(output), numbers)]
         self._ends = {m["turn"]: i for i, m in enumerate(self._messages) if m.get("turn") is not None}
-        self._spoken = [_spoken(m) for m in self._messages]
+        self._chat_message = [_chat_message(m) for m in self._messages]
         self._tools: list[Any] = loads(chat_tools(params.get("tools"))) or []
         items = [*(given if isinstance(given, list) else []), *output]
-        self._unclear = _unclear(params, self._tools, items) or _odd_call(self._spoken)
+        self._unclear = _unclear(params, self._tools, items) or _odd_call(self._chat_message)
 
     def outcome(self) -> Outcome:
         """Walk the calls. ``held``: prompt ++ generation of the call before, None when that is not known."""
@@ -159,27 +158,29 @@ class _Row:
             odd = next((i for i, token in enumerate(ids) if not 0 <= token < self._chat.vocab_size), None)
             if odd is not None:
                 raise _Refusal(f"id {ids[odd]} is not one of this tokenizer's {self._chat.vocab_size}", odd)
-        before = self._spoken[: self._ends[number]]
+        before = self._chat_message[: self._ends[number]]
         try:
             rendered = self._chat.encode(self._chat.text(before, self._tools or None, generate=True))
             if number == 0:
                 return rendered
             end = self._ends[number - 1] + 1
             if end == len(before):
-                raise _Refusal(f"nothing was said between turn {number - 1} and it")
+                raise _Refusal(f"no message stands between turn {number - 1} and it")
             history = self._chat.encode(self._chat.text(before[:end], self._tools or None, generate=False))
-            self._told(number - 1, before[end - 1], held, history)
+            self._check_statements(number - 1, before[end - 1], held, history)
             return splice(held, history, rendered, self._chat.end_of_turn_ids)
         except SpliceRefusedError as no:
-            raise _Refusal(no.message, no.position, no.expected, no.got) from no
+            raise _Refusal(no.message, no.position, no.expected_ids, no.got_ids) from no
         except DataError as no:
             raise _Refusal(no.message) from no
 
-    def _told(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
+    def _check_statements(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
         """The message before the cut says nothing that its ids do not."""
         call = self._calls[number]
-        said = _squeezed(self._chat.decode(_ids(call[1]))) if call is not None else ""
-        odd = next((ways[0] for ways in _statements(message) if not any(_squeezed(way) in said for way in ways)), None)
+        decoded = _squeezed(self._chat.decode(_ids(call[1]))) if call is not None else ""
+        odd = next(
+            (ways[0] for ways in _statements(message) if not any(_squeezed(way) in decoded for way in ways)), None
+        )
         if odd is not None:
             at = _first_difference(held, history)
             raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", at, held, history)
@@ -206,7 +207,7 @@ class _Row:
         return self._chat.decode([i for i in ids if 0 <= i < self._chat.vocab_size])
 
 
-def _spoken(message: Mapping[str, Any]) -> Message:
+def _chat_message(message: Mapping[str, Any]) -> Message:
     """A message of the table as templates take it."""
     out = {k: v for k, v in message.items() if v is not None and k not in ("turn", "tool_calls")}
     if message.get("tool_calls"):

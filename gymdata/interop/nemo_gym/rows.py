@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from gymdata.rollouts.responses import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
 
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
 CallBytes = tuple[bytes, bytes, bytes | None]
@@ -55,6 +55,29 @@ class Row:
 
 class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """The fast way cannot decide; the slow way must."""
+
+
+class RowReader:
+    """The one way from a line to a row, for validation and import: simdjson where it can decide, else Python's json."""
+
+    def __init__(self) -> None:
+        self._parser = fast_parser()
+
+    def __call__(self, line: bytes) -> Row:
+        """Raises BadRow."""
+        return (fast(self._parser, line) if self._parser is not None else None) or slow(line)
+
+    def document(self, line: bytes) -> tuple[Row, Any] | None:
+        """The row with simdjson's document, which lives until the next line; None when the slow way has to look at it."""
+        return fast_document(self._parser, line) if self._parser is not None else None
+
+
+def fast_parser() -> Any:
+    try:
+        import simdjson
+    except ImportError:
+        return None
+    return simdjson.Parser()
 
 
 def fast(parser: Any, line: bytes) -> Row | None:
@@ -265,22 +288,22 @@ def _row(value: Any, lists: Any) -> Row:
         raise BadRow("S102", "reward", expected="a number", got=kind_of(reward))
     params = value.get("responses_create_params")
     given: Any = params.get("input") if lists.is_object(params) else None
-    talk = _Talk()
+    conversation = _Conversation()
     if lists.is_list(given):
         for item in given:
-            talk.item(item, lists)
-        talk.begin()
+            conversation.item(item, lists)
+        conversation.begin()
     elif isinstance(given, str):
-        talk.other("user")
+        conversation.other("user")
     for item in output:
-        talk.item(item, lists)
+        conversation.item(item, lists)
     name = value.get("rollout_id")
     return Row(
-        calls=talk.calls,
+        calls=conversation.calls,
         rollout_id=name if isinstance(name, str) else None,
         group=_group(value, given, lists),
         reward=None if reward is None else _float(reward),
-        faults=talk.faults if talk.spoke else [*talk.faults, Fault("M404")],
+        faults=conversation.faults if conversation.spoke else [*conversation.faults, Fault("M404")],
         settings=_settings(params) if lists.is_object(params) else {},
     )
 
@@ -303,7 +326,7 @@ def _key(value: Any, lists: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
 
 
-class _Talk:
+class _Conversation:
     """Walks items in order: cuts them into model calls and watches the order of roles."""
 
     def __init__(self) -> None:

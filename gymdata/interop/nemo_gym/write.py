@@ -14,8 +14,8 @@ from typing import Any
 from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK
 from gymdata.interop.trajectories.own import list_of, shortest
-from gymdata.rollouts.responses import GENERATION, LOG_PROBS, PROMPT, items_of, loads, response_tools
-from gymdata.rollouts.turns import prompts_of
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, response_tools
+from gymdata.rollouts.turns import Turn, prompts_of
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
@@ -25,7 +25,7 @@ _OWN = (
 
 
 def nemo_gym_row(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The NeMo Gym row of a rollouts row (a dict as the store spreads it, lists or arrays in turns), and the number of its
+    """The NeMo Gym row of a rollouts row (as ``to_rows`` gives it, lists or arrays in turns), and the number of its
     turns that found no place. Raises DataError naming the turn when the turns were changed after collection."""
     prompts = prompts_of(row)
     kept = kept_rows(row)
@@ -48,7 +48,7 @@ def line_of(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
 
 
-def _lists(turn: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
+def _lists(turn: Turn, prompt: Any) -> dict[str, Any]:
     return {
         PROMPT: prompt.tolist(),
         GENERATION: list_of(turn["generation_token_ids"]),
@@ -99,8 +99,8 @@ def _same(raw: Any, reward: float | None) -> bool:
 
 def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     messages = row["messages"]
-    said = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
-    first = next(said, None)
+    of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
+    first = next(of_turns, None)
     if first is None:
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     output: list[dict[str, Any]] = []
@@ -133,10 +133,10 @@ def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     # What an imported and then repaired row kept beside these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
-    # What a resource server's /verify said beside the reward.
+    # What a resource server's /verify returned beside the reward.
     extra = loads(row["extra"])
-    told = extra.get("environment") if isinstance(extra, dict) else None
-    made |= {k: v for k, v in (told if isinstance(told, dict) else {}).items() if k not in made}
+    environment = extra.get("environment") if isinstance(extra, dict) else None
+    made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}
     made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
     made["gymdata"] = {name: row[name] for name in _OWN}
     return made, len(prompts) - len(placed)

@@ -13,7 +13,6 @@ they are in ``extra``.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError
-from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -47,8 +45,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, loads, text_of
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.messages import json_text, loads, text_of
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -66,8 +64,7 @@ def table_rows(
     sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None, check: Check | None = None
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of files, as the store turns them into columns. What ``check`` refuses is a bad row."""
-    names = "\n".join(str(source.path) for source in sources)
-    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    run = run_id or run_id_of(sources)
     numbering = Numbering()
     for source in sources:
         for line, value, text in documents(source):
@@ -78,10 +75,7 @@ def table_rows(
                         check(row)
                 except (BadItem, *ODD) as error:
                     bad = BadItem.of(error)
-                    if reject is None:
-                        why = f"a trajectory that cannot be imported ({bad.code}: {bad.reason})"
-                        raise DataError.bad_row(source.path, line, None, why, "an ATIF trajectory") from error
-                    reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                    turn_down(bad.code, bad.reason, source, line, text, reject, "an ATIF trajectory", error)
                 else:
                     yield row
 
@@ -193,11 +187,11 @@ class _Found:
             if not isinstance(speaker, str) or speaker not in _SOURCES:
                 got = speaker if isinstance(step, dict) else step
                 raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
-            said = with_facts(read_step(step), _own(step))
+            message = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
-                self._calls.append((said["turn"], here, call, said))
-            messages.append(said)
+                self._calls.append((message["turn"], here, call, message))
+            messages.append(message)
             for result in _results(step):
                 messages.append(with_facts(read_result(result), _own(result)))
                 for named in _references(result):
@@ -213,7 +207,7 @@ class _Found:
         name = about.get("name") if isinstance(about, dict) else None
         before = len(self._calls)
         self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
-        # What a subagent said is no message of this conversation.
+        # A subagent's message does not belong to this conversation.
         self._calls[before:] = [(None, where, call, None) for _, where, call, _ in self._calls[before:]]
 
     def encoder(self) -> TurnEncoder:
@@ -225,11 +219,11 @@ class _Found:
             if len({turn for turn, *_ in calls}) < len(calls):
                 raise BadItem("T208", "two steps are of one turn")
         encoder = TurnEncoder()
-        for number, (_, path, call, said) in enumerate(calls):
+        for number, (_, path, call, message) in enumerate(calls):
             encoder.add(call)
             self.places.append(path)
-            if said is not None:
-                said["turn"] = number
+            if message is not None:
+                message["turn"] = number
         return encoder
 
 
@@ -350,7 +344,7 @@ LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The trajectory of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """
@@ -416,7 +410,7 @@ def _root(row: Mapping[str, Any], own: Mapping[str, Any], steps: list[dict[str, 
     }
 
 
-def metrics_of(turn: Mapping[str, Any], prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A model call as ``metrics``; without ``logprobs`` when some are not finite. ``spell``: how a float32 is written."""
     generation = list_of(turn["generation_token_ids"])
     metrics = {
@@ -429,7 +423,7 @@ def metrics_of(turn: Mapping[str, Any], prompt: Any, spell: Callable[[Any], floa
     return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
 
 
-def _words(turn: Mapping[str, Any]) -> list[float | str]:
+def _words(turn: Turn) -> list[float | str]:
     """Log-probabilities with words for those that JSON has no number for."""
     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
     values = [shortest(value) for value in list_of(turn["generation_log_probs"])]

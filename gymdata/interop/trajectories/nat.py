@@ -14,7 +14,6 @@ does not grow with the rollouts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections import Counter
@@ -25,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, Rejected, documents
+from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -48,8 +47,8 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.responses import json_text, loads
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
 
@@ -115,8 +114,7 @@ def table_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of files, as the store turns them into columns. ``shapes`` gets that of every document; what
     ``check`` refuses is a bad row."""
-    names = "\n".join(str(source.path) for source in sources)
-    run = run_id or "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    run = run_id or run_id_of(sources)
     numbering = Numbering()
     for source in sources:
         for line, value, text in documents(source):
@@ -130,7 +128,8 @@ def table_rows(
                 except (BadItem, *ODD) as error:
                     if shapes is not None:
                         take_out(shapes[-1], place[0])
-                    _refuse(BadItem.of(error), source.path, line, place, text, reject)
+                    bad, at = BadItem.of(error), f"trajectories[{place[0]}][{place[1]}]: " if place != (0, 0) else ""
+                    turn_down(bad.code, at + bad.reason, source, line, text, reject, "a trajectory", error)
                 else:
                     yield row
 
@@ -142,15 +141,6 @@ def take_out(shape: dict[str, Any], group: int) -> None:
         shape["kind"] = "bad"
     else:
         sizes[group] = GONE if sizes[group] is None else sizes[group] - 1
-
-
-def _refuse(bad: BadItem, file: Path, line: int, place: tuple[int, int], text: bytes, reject: Reject | None) -> None:
-    at = f"trajectories[{place[0]}][{place[1]}]: " if place != (0, 0) else ""
-    if reject is None:
-        from gymdata.errors import DataError
-
-        raise DataError.bad_row(file, line, None, f"{at}{bad.code}: {bad.reason}", "a trajectory")
-    reject(Rejected(file, line, bad.code, at + bad.reason, text[:1000].decode("utf-8", "replace")))
 
 
 def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
@@ -283,10 +273,10 @@ def _token_id(token: Any) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and int(digits) < 2**31 else None
 
 
-def _alternatives(content: list[Any], where: str) -> list[list[dict[str, float | int]]] | None:
-    tops: list[list[dict[str, float | int]]] = []
+def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | None:
+    tops: list[list[TopLogProb]] = []
     for position, token in enumerate(content):
-        top: list[dict[str, float | int]] = []
+        top: list[TopLogProb] = []
         given = token.get("top_logprobs")
         if given is not None and not isinstance(given, list):
             raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")
@@ -338,7 +328,7 @@ STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in 
 
 
 def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The ``Trajectory`` of a rollouts row (as the store spreads it); None when it has no place in the format.
+    """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
     """
@@ -388,7 +378,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     }
 
 
-def log_probs(turn: Mapping[str, Any], spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
     """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")
@@ -415,7 +405,7 @@ def _item(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
-    """One number an item: an answer's step reward, 0 for what others said. None unless every answer has one."""
+    """One number an item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
     ]

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gymdata.errors import DataError
-from gymdata.interop.importing import ODD, BadItem, Check, Reject, Rejected, documents
+from gymdata.interop.importing import ODD, BadItem, Check, Reject, documents, turn_down
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.trajectories.nat import Shapes, is_nat, places, shape_of, take_out
 from gymdata.interop.trajectories.own import (
@@ -29,11 +28,11 @@ from gymdata.interop.trajectories.own import (
     refuse_surrogates,
     shortest,
 )
-from gymdata.rollouts.responses import STRICT
+from gymdata.rollouts.messages import STRICT
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.paths import Source
 
-#: In a message's ``extra``: what its source said beyond role and content.
+#: In a message's ``extra``: what its source has beyond role and content.
 _KEPT = "nat_dpo"
 _RESPONSES = ("chosen_response", "rejected_response")
 SEVERAL = "pairs with a response of several messages (left out: the format has one text)"
@@ -52,7 +51,7 @@ def is_dpo_line(value: Any) -> bool:
 
 
 def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
-    """The row of DPO JSON lines of a pair (as the store spreads it); None when it has no place in the format."""
+    """The row of DPO JSON lines of a pair (as ``to_rows`` gives it); None when it has no place in the format."""
     made = _item(pair, lost)
     if made is not None:
         lost[IDS] += any(len(pair[name]) for name in _LISTS)
@@ -102,8 +101,8 @@ def _item(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     kept = _kept(message).get("message")
-    said = {"role": message["role"], "content": message["content"] or ""}
-    return said if kept is None else {key: kept["values"].get(key, said.get(key)) for key in kept["keys"]}
+    made = {"role": message["role"], "content": message["content"] or ""}
+    return made if kept is None else {key: kept["values"].get(key, made.get(key)) for key in kept["keys"]}
 
 
 def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,10 +151,7 @@ def table_rows(
                     bad = BadItem.of(error)
                     if shapes is not None and is_nat(value):
                         take_out(shapes[-1], place[0])
-                    if reject is None:
-                        why = f"a pair that cannot be imported ({bad.code}: {bad.reason})"
-                        raise DataError.bad_row(source.path, line, None, why, "a pair") from error
-                    reject(Rejected(source.path, line, bad.code, bad.reason, text[:1000].decode("utf-8", "replace")))
+                    turn_down(bad.code, bad.reason, source, line, text, reject, "a pair", error)
                 else:
                     yield row, line
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.importing import BadItem
-from gymdata.rollouts.responses import STRICT, meant_role
+from gymdata.rollouts.messages import STRICT, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
-from gymdata.rollouts.turns import TurnEncoder
+from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
 
 #: Under this name our facts lie in a foreign object.
@@ -32,7 +32,7 @@ _INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COL
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a row (as the store spreads it) that messages and turns do not tell, as JSON values."""
+    """The columns of a row (as ``store.columns.to_rows`` gives it) that messages and turns do not tell, as JSON values."""
     kept = {name: row[name] for name in _COLUMNS}
     when = row["started_at"]
     kept["started_at"] = when if isinstance(when, str) else when.isoformat()
@@ -158,14 +158,13 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
     return made
 
 
-def turn_facts(turn: Mapping[str, Any]) -> dict[str, Any]:
+def turn_facts(turn: Turn) -> dict[str, Any]:
     """What a turn says beside its ids and log-probabilities."""
     facts: dict[str, Any] = {"finish_reason": turn["finish_reason"]}
     facts |= {name: turn[name] for name in ("agent", "reward") if turn.get(name) is not None}
-    if turn.get("top_log_probs") is not None:
+    if (top := turn.get("top_log_probs")) is not None:
         facts["top_log_probs"] = [
-            [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token]
-            for token in turn["top_log_probs"]
+            [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in top
         ]
     return facts
 
@@ -181,7 +180,7 @@ def ids_of(values: Any, what: str) -> np.ndarray | None:
 
 
 def id_of(value: Any) -> int:
-    """One token id. Raises ValueError for what is none."""
+    """One token id. Raises ValueError for anything else."""
     if type(value) is not int or not -_INT32 <= value < _INT32:
         raise ValueError(value)
     return value

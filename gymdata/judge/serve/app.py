@@ -131,13 +131,13 @@ class Service:
 
     async def compare(self, body: bytes) -> Response:
         """All responses to one prompt at once."""
-        contest, n = await self.bodies.read_as(body, self._contest)
-        if contest is None:
+        comparison, n = await self.bodies.read_as(body, self._comparison)
+        if comparison is None:
             rewards = [self.config.default_score] * n
             return _json(200, {"rewards": rewards, "comparison_results": [], "metrics": {}, "failures": []})
-        return _json(*await self._compared(contest))
+        return _json(*await self._compared(comparison))
 
-    def _contest(self, body: bytes) -> tuple[Comparison | None, int]:
+    def _comparison(self, body: bytes) -> tuple[Comparison | None, int]:
         """What is to be judged, None for fewer than two responses; and how many there are."""
         given = self.bodies.parse(body)
         listed = given.get("response_objs") if isinstance(given, dict) else None
@@ -154,8 +154,8 @@ class Service:
         group = digest(repr(conversation), principle or "", *(e.answer for e in candidates))
         return Comparison(self.run_id, group, group, conversation, candidates, principle), len(texts)
 
-    async def _compared(self, contest: Comparison) -> tuple[int, dict[str, Any]]:
-        outcome = await self.queue.decide(contest)
+    async def _compared(self, comparison: Comparison) -> tuple[int, dict[str, Any]]:
+        outcome = await self.queue.decide(comparison)
         without = [n for n, reward in enumerate(outcome.rewards) if reward is None]
         body = {
             "rewards": outcome.rewards,
@@ -210,10 +210,14 @@ class Service:
         candidate = Candidate(rollout or "", 0, answer, reasoning)
         written = (f"{group}#{attempt}" if attempt != "0" else str(group)) if named else ""
         principle = self._principle(request.principle)
-        contest = Comparison(self.run_id, written, prompt or group or task or "", conversation, [candidate], principle)
+        comparison = Comparison(
+            self.run_id, written, prompt or group or task or "", conversation, [candidate], principle
+        )
         identity = (str(group), attempt, str(rollout)) if named else None
         index = request.rollout_index if task is not None else None
-        return Member(key, identity, contest, index), not {"reward", "judge_failed", "judge_failure"}.isdisjoint(given)
+        return Member(key, identity, comparison, index), not {"reward", "judge_failed", "judge_failure"}.isdisjoint(
+            given
+        )
 
     def _principle(self, given: str | None) -> str | None:
         shown = self.config.principle_for(given)

@@ -59,34 +59,34 @@ class Outcome:
         """Why a response has no reward."""
         mine = [j for j in self.judged if response in j.match[:2] and j.verdict is None]
         counts = Counter(j.status for j in mine)
-        said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "a ranking without scores"
+        reasons = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "a ranking without scores"
         first = next((j.reason for j in mine if j.reason), None)
-        return f"none of its comparisons gave a score ({said}){f': {first}' if first else ''}"
+        return f"none of its comparisons gave a score ({reasons}){f': {first}' if first else ''}"
 
 
 class RequestQueue:
-    """Decides contests with one referee and the server's settings."""
+    """Judges comparisons with the server's settings."""
 
     def __init__(self, config: ServeConfig, pairwise_judge: PairwiseJudge, comparisons: VerdictLog) -> None:
         self.config, self.pairwise_judge, self.comparisons = config, pairwise_judge, comparisons
         self._adjust = Adjustments(**config.adjustments())
         self.decided = 0
 
-    async def decide(self, contest: Comparison) -> Outcome:
-        """Judge a contest of two or more. Raises UsageError for fewer."""
+    async def decide(self, comparison: Comparison) -> Outcome:
+        """Judge a comparison of two or more. Raises UsageError for fewer."""
         config = self.config
-        plan = genrm.schedule(config.comparison_strategy, len(contest.candidates), config.num_judges_per_comparison)
-        judged = await self.pairwise_judge.contest(contest, plan)
-        for row in comparison_rows(contest, judged, self.pairwise_judge.judge_name):
+        plan = genrm.schedule(config.comparison_strategy, len(comparison.candidates), config.num_judges_per_comparison)
+        judged = await self.pairwise_judge.compare(comparison, plan)
+        for row in comparison_rows(comparison, judged, self.pairwise_judge.judge_name):
             # What failed may be judged later under the same id, so only an end is written down.
             if row["status"] != "failed":
                 self.comparisons.add(row)
         rewards = genrm.aggregate(
             matches_of(judged),
-            len(contest.candidates),
+            len(comparison.candidates),
             config.aggregator_method,
             adjust=self._adjust,
-            sizes=sizes_of(contest.candidates),
+            sizes=sizes_of(comparison.candidates),
             empty_is_longest=False,
         )
         self.decided += 1
@@ -121,17 +121,17 @@ class Member:
 
     key: str
     identity: tuple[str, str, str] | None
-    contest: Comparison  # with this one entrant
+    comparison: Comparison  # with this one candidate
     index: int | None = None
 
     @property
     def candidate(self) -> Candidate:
-        return self.contest.candidates[0]
+        return self.comparison.candidates[0]
 
     @property
     def content(self) -> str:
         """What must not change when a request is repeated."""
-        return digest(repr(self.contest.conversation), self.candidate.answer, self.contest.principle or "")
+        return digest(repr(self.comparison.conversation), self.candidate.answer, self.comparison.principle or "")
 
     @property
     def waiter_key(self) -> tuple[str, ...] | None:
@@ -174,7 +174,7 @@ class Cohorts:
         self._stopping: NotAnswered | None = None
         self._open: dict[str, _Cohort] = {}
         self._waiters: dict[tuple[str, ...], _Waiter] = {}
-        #: Contests that left a member without a reward: its repetition asks again for what failed.
+        #: Comparisons that left a member without a reward: its repetition requests again what failed.
         self._unanswered: dict[tuple[str, str, str], Comparison] = {}
         self._numbers: dict[str, int] = {}
         self._judging: set[asyncio.Task[None]] = set()
@@ -193,9 +193,9 @@ class Cohorts:
             _same(member, waiter.member.content)
             return await asyncio.shield(waiter.answer)
         if identity is not None:
-            contest = self._unanswered.get(identity)
-            if contest is not None:
-                return await self._again(member, contest)
+            comparison = self._unanswered.get(identity)
+            if comparison is not None:
+                return await self._again(member, comparison)
         return await asyncio.shield(self._add_waiter(member).answer)
 
     def waiting(self) -> int:
@@ -279,20 +279,20 @@ class Cohorts:
         if cohort.waiters[0].member.identity:
             self._numbers[cohort.key] = cohort.number + 1
         try:
-            contest = self._contest(cohort)
-            outcome = await self._decide(contest)
+            comparison = self._comparison(cohort)
+            outcome = await self._decide(comparison)
         except BaseException as error:
             self.failed += 1
             self._end(cohort, self._stopping or NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
-            if isinstance(error, Exception):  # those who wait have been told; there is nobody else
+            if isinstance(error, Exception):  # those who wait have got it; there is nobody else
                 return
             raise
         self.completed += 1
         for place, waiter in enumerate(cohort.waiters):
-            self._settle(waiter.member, contest, outcome, place, waiter)
+            self._settle(waiter.member, comparison, outcome, place, waiter)
 
     def _settle(
-        self, member: Member, contest: Comparison, outcome: Outcome, place: int, waiter: _Waiter | None
+        self, member: Member, comparison: Comparison, outcome: Outcome, place: int, waiter: _Waiter | None
     ) -> float | None:
         """Keep the reward, then tell whoever waits for it."""
         reward = outcome.rewards[place]
@@ -301,7 +301,7 @@ class Cohorts:
                 self._answers.put(digest(*member.identity), {"reward": reward, "content": member.content})
                 self._unanswered.pop(member.identity, None)
             else:
-                self._unanswered[member.identity] = contest
+                self._unanswered[member.identity] = comparison
         if waiter is not None:
             self._forget(waiter)
             if not waiter.answer.done():
@@ -311,19 +311,19 @@ class Cohorts:
                     waiter.answer.set_result(reward)
         return reward
 
-    async def _again(self, member: Member, contest: Comparison) -> float:
-        """Judge a contest once more for a member that it left without a reward; what was judged is not asked again."""
-        place = next(n for n, e in enumerate(contest.candidates) if e.rollout_id == member.candidate.rollout_id)
-        before = replace(member, contest=replace(contest, candidates=[contest.candidates[place]]))
+    async def _again(self, member: Member, comparison: Comparison) -> float:
+        """Judge a comparison once more for a member that it left without a reward; judged matches are kept."""
+        place = next(n for n, e in enumerate(comparison.candidates) if e.rollout_id == member.candidate.rollout_id)
+        before = replace(member, comparison=replace(comparison, candidates=[comparison.candidates[place]]))
         _same(member, before.content)
-        outcome = await self._decide(contest)
-        reward = self._settle(member, contest, outcome, place, None)
+        outcome = await self._decide(comparison)
+        reward = self._settle(member, comparison, outcome, place, None)
         if reward is None:
             raise NotAnswered("judge_failed", outcome.why_none(place))
         return reward
 
-    def _contest(self, cohort: _Cohort) -> Comparison:
-        first = cohort.waiters[0].member.contest
+    def _comparison(self, cohort: _Cohort) -> Comparison:
+        first = cohort.waiters[0].member.comparison
         candidates = [
             Candidate(e.rollout_id or str(n), n, e.answer, e.reasoning)
             for n, e in enumerate(waiter.member.candidate for waiter in cohort.waiters)

@@ -132,7 +132,7 @@ async def _read_on(stream: AsyncIterator[bytes], left: int) -> None:
 
 
 def shape(body: bytes) -> tuple[int, int]:
-    """(levels of nesting, lists and objects) of a JSON text, told from its brackets outside of strings.
+    """(levels of nesting, lists and objects) of a JSON text, counted from its brackets outside of strings.
 
     Time and memory are those of a few passes over the bytes, whatever they hold.
     """

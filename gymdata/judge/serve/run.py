@@ -120,11 +120,11 @@ def serve_genrm(
 
 
 def _refuse_workers(config: ServeConfig) -> None:
-    asked = os.environ.get("WEB_CONCURRENCY", "1")
-    if config.workers > 1 or asked not in ("", "1"):
+    web_concurrency = os.environ.get("WEB_CONCURRENCY", "1")
+    if config.workers > 1 or web_concurrency not in ("", "1"):
         raise UsageError(
-            f"{config.workers if config.workers > 1 else asked} workers: the members of a cohort would wait for each other "
-            "in different processes",
+            f"{config.workers if config.workers > 1 else web_concurrency} workers: the members of a cohort would wait for "
+            "each other in different processes",
             hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
             "start several servers on their own ports and folders, and send each group to one",
         )

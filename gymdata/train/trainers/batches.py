@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from gymdata.train.pair_data import Sequences
+from gymdata.train.pair_data import NamedSequences
 
 #: The model is given the tensors of a batch; these belong to the trainer.
 ROWS = "rows"
@@ -41,7 +41,7 @@ def row_dataset(rows: int, args: TrainingArguments, order: np.ndarray | None = N
 class PairCollator:
     """Rows to the tensors that TRL's DPO loss reads: chosen sides first, rejected sides after (shape (2·B, L))."""
 
-    sequences: Sequences
+    sequences: NamedSequences
     pad_token_id: int
     pad_to_multiple_of: int | None = None
 
@@ -67,7 +67,7 @@ class PackedCollator:
     is given, by which models keep the sequences apart; what fills a row up is a sequence too, masked. ``flat``: all rows
     in one, as flash attention needs it."""
 
-    sequences: Sequences
+    sequences: NamedSequences
     bins: list[np.ndarray]
     pad_token_id: int
     flat: bool = False
@@ -83,10 +83,10 @@ class PackedCollator:
         for line, (number, sequences) in enumerate(zip(numbers, members, strict=True)):
             real, at = number < len(self.bins), 0
             for sequence in sequences.tolist():
-                span = self.sequences.span(sequence)
-                here = slice(at, at + span.stop - span.start)
-                ids[line, here] = self.sequences.ids[span]
-                mask[line, here] = self.sequences.mask[span] if real else 0
+                own = self.sequences.token_ids[sequence]
+                here = slice(at, at + len(own))
+                ids[line, here] = own
+                mask[line, here] = self.sequences.loss_mask[sequence] if real else 0
                 positions[line, here] = np.arange(here.stop - at)
                 segments[line, here] = sequence
                 rows.append(sequence if real else sequence + len(self.sequences))
@@ -105,11 +105,10 @@ class PackedCollator:
 
 
 def padded(
-    sequences: Sequences, which: np.ndarray, pad: int, multiple: int | None = None
+    sequences: NamedSequences, which: np.ndarray, pad: int, multiple: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ids, attention mask and loss mask of the sequences ``which``, each int64 of shape (len(which), L)."""
-    spans = [sequences.span(int(index)) for index in which]
-    return padded_lists([(sequences.ids[span], sequences.mask[span]) for span in spans], pad, multiple)
+    return padded_lists([(sequences.token_ids[i], sequences.loss_mask[i]) for i in which], pad, multiple)
 
 
 def padded_lists(

@@ -51,10 +51,9 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
             logits = first(input_ids=ids, attention_mask=attention).logits[:, :-1].float() / heat[:, None, None]
         found = selective_log_softmax(logits, ids[:, 1:]).cpu().numpy()
         for line, row in enumerate(rows):
-            span = data.sequences.span(int(row))
-            here = mask[line, 1 : span.stop - span.start].cpu().numpy() != 0
+            here = mask[line, 1 : data.sequences.lengths[row]].cpu().numpy() != 0
             scored.append(found[line, : len(here)][here])
-            saved.append(data.sequences.logprobs[span][1:][here])
+            saved.append(data.sequences.logprobs[row][1:][here])
     policy, start_policy = np.concatenate(saved), np.concatenate(scored)
     means = {kind: float(credit.kl(policy, start_policy, kind).mean()) for kind in ("k1", "k3")}
     return {**means, "tokens": len(policy), "rollouts": table.num_rows}

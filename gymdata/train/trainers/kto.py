@@ -64,13 +64,10 @@ class LabelCollator:
     def _crossed(self, x: int, y: int) -> tuple[np.ndarray, np.ndarray]:
         """x's prompt with y's completion: (ids, mask)."""
         sequences, first = self.data.sequences, self.data.first
-        prompt = sequences.span(x)
-        prompt = slice(prompt.start, prompt.start + int(first[x]))
-        rest = sequences.span(y)
-        rest = slice(rest.start + int(first[y]), rest.stop)
+        prompt = sequences.token_ids[x][: first[x]]
         limit = int(sequences.lengths.max())
-        ids = np.concatenate([sequences.ids[prompt], sequences.ids[rest]])
-        mask = np.concatenate([np.zeros(prompt.stop - prompt.start, np.int8), sequences.mask[rest]])
+        ids = np.concatenate([prompt, sequences.token_ids[y][first[y] :]])
+        mask = np.concatenate([np.zeros(len(prompt), np.int8), sequences.loss_mask[y][first[y] :]])
         return ids[:limit], mask[:limit]
 
     @staticmethod

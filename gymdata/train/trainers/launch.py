@@ -48,7 +48,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     KeyboardInterrupt after a Ctrl-C that it obeyed.
     """
     log = job_file.parent / "trainer.log"
-    told: dict[str, Any] = {}
+    announced: dict[str, Any] = {}
     # Events of TensorBoard would go with the checkpoints, which are removed at the end.
     logs = {"TENSORBOARD_LOGGING_DIR": str(job_file.parent.parent / "logs")}
     environment = {**_DEFAULTS, **logs, **os.environ, **_ENVIRONMENT, **child_environment()}
@@ -63,7 +63,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
                 for raw in process.stdout:
                     line = raw.decode(errors="replace")
                     if line.startswith(_EVENT):
-                        _handle_event(json.loads(line[len(_EVENT) :]), told, progress)
+                        _handle_event(json.loads(line[len(_EVENT) :]), announced, progress)
                     else:
                         noise.write(raw)
                         noise.flush()
@@ -71,8 +71,8 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
         finally:
             send(process, signal.SIGTERM)
             process.wait()
-    if "error" in told:
-        raise errors.reported(told["error"])
+    if "error" in announced:
+        raise errors.reported(announced["error"])
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if code != 0:
@@ -81,10 +81,10 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
             f"the training process {_ending(code)}; its last lines:\n{_tail(log)}",
             hint=f"the whole log is {log}; the same command resumes from the last checkpoint",
         )
-    return told
+    return announced
 
 
-def _handle_event(message: Mapping[str, Any], told: dict[str, Any], progress: Progress) -> None:
+def _handle_event(message: Mapping[str, Any], announced: dict[str, Any], progress: Progress) -> None:
     kind = message["event"]
     if kind == "step":
         progress.update(done=message["done"], total=message["total"], fresh=message["fresh"])
@@ -92,7 +92,7 @@ def _handle_event(message: Mapping[str, Any], told: dict[str, Any], progress: Pr
     if kind == "note":
         progress.message(message["text"])
         return
-    told.setdefault(kind, message)
+    announced.setdefault(kind, message)
     if kind == "proof":
         file, batches = message["file"], message["batches"]
         same = "equal" if message["equal"] else "NOT EQUAL"

@@ -22,7 +22,7 @@ METRICS = "metrics.jsonl"
 CURVE = "curve.png"
 
 
-def event(kind: str, **facts: Any) -> None:
+def event(kind: str, /, **facts: Any) -> None:
     """Tell the parent process something."""
     sys.stdout.write(f"{EVENT}{json.dumps({'event': kind, **facts})}\n")
     sys.stdout.flush()
@@ -40,9 +40,9 @@ class Recorder(TrainerCallback):
         self._began, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             event("step", done=state.global_step, total=state.max_steps, fresh=0)
-            # A training that was stopped has said its sums; those of the whole one are still to come.
-            said = (row for row in read_metrics(self.file) if "train_runtime" not in row)
-            kept = [row for row in said if row.get("step", 0) <= state.global_step]
+            # A training that was stopped has logged its sums; those of the whole one are still to come.
+            rows = (row for row in read_metrics(self.file) if "train_runtime" not in row)
+            kept = [row for row in rows if row.get("step", 0) <= state.global_step]
             self.file.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -52,7 +52,7 @@ def build(config: TrainRewardConfig, data: RewardPairs, _job: dict[str, Any], **
 def last_ids(data: RewardPairs) -> set[int]:
     """The ids that sequences end with, trained or held out."""
     parts = [data.sequences] + ([] if data.heldout is None else [data.heldout.sequences])
-    return {int(i) for part in parts for i in np.unique(part.ids[part.starts[1:] - 1])}
+    return {int(i) for part in parts for i in np.unique(part.token_ids.values[part.token_ids.offsets[1:] - 1])}
 
 
 def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:

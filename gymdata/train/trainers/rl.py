@@ -20,6 +20,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.logprobs import NEAR, ratio_facts, ratio_text, sampled_at
+from gymdata.rollouts.ragged import Ragged
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
@@ -28,7 +29,7 @@ from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 _MAY_BE_FAR = 0.05
-#: Up to so many logits a batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
+#: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
 #: again for the gradient, saves memory for time.
 MAX_LOGITS = 2**28
 
@@ -140,22 +141,21 @@ class ExperienceCollator:
     data: TrainingExperiences
     pad_token_id: int
     pad_to_multiple_of: int | None = None
-    #: Flat beside the ids; set once the reference is known.
-    reference: np.ndarray | None = None
+    #: Beside the ids; set once the reference is known.
+    reference: Ragged | None = None
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         source, sequences = rows % len(self.data), self.data.sequences
         ids, attention, mask = padded(sequences, source, self.pad_token_id, self.pad_to_multiple_of)
         mask[rows >= len(self.data)] = 0
-        flat = {"saved": sequences.logprobs, "advantages": self.data.advantages}
+        lists = {"saved": sequences.logprobs, "advantages": self.data.advantages}
         if self.reference is not None:
-            flat["reference"] = self.reference
-        values = {name: np.zeros(ids.shape, np.float32) for name in flat}
+            lists["reference"] = self.reference
+        values = {name: np.zeros(ids.shape, np.float32) for name in lists}
         for line, index in enumerate(source):
-            span = sequences.span(int(index))
-            for name, array in flat.items():
-                values[name][line, : span.stop - span.start] = array[span]
+            for name, ragged in lists.items():
+                values[name][line, : sequences.lengths[index]] = ragged[index]
         for array in values.values():
             array[mask == 0] = 0
         return {
@@ -281,11 +281,11 @@ class BatchRLTrainer(Exact, Trainer):
         ``refuse``: the model is the one that sampled the file, so log-probs that disagree with it are an error (L305).
         """
         found = self._score_all()
-        mask = self.data.sequences.mask == 1
-        facts = ratio_facts(found[mask], self.data.sequences.logprobs[mask])
+        sequences = self.data.sequences
+        facts = ratio_facts(found[sequences.is_trained], sequences.logprobs.values[sequences.is_trained])
         if self.policy_loss.kl_beta:
             known = self.data.ref_logprobs
-            self.collator.reference = found.astype(np.float32) if known is None else known
+            self.collator.reference = sequences.token_ids.like(found.astype(np.float32)) if known is None else known
         if self.is_world_process_zero():
             event("ratio", **facts)
             event("note", text=ratio_text(facts))
@@ -304,7 +304,7 @@ class BatchRLTrainer(Exact, Trainer):
         order = np.argsort(-sequences.lengths, kind="stable")
         size = self.args.per_device_train_batch_size
         shares = [order[i : i + size] for i in range(0, len(order), size)]
-        found = torch.zeros(len(sequences.ids), dtype=torch.float64)
+        found = torch.zeros(len(sequences.token_ids.values), dtype=torch.float64)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise UsageError("batch RL scores the file before training, which a sharded model cannot do yet")
         model: Any = self.model
@@ -317,7 +317,7 @@ class BatchRLTrainer(Exact, Trainer):
                 batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
                 logps = self.log_probs(model, batch).double().cpu()
                 for line, row in enumerate(rows):
-                    span = sequences.span(int(row))
+                    span = sequences.token_ids.span(row)
                     found[span.start + 1 : span.stop] = logps[line, : span.stop - span.start - 1]
         model.train(training)
         if self.accelerator.num_processes > 1:

@@ -6,7 +6,7 @@ never hold a device together. With several processes the first one becomes ``acc
 A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,
 the class of its arguments, and ``build(config, data, job, **trainer arguments)``.
 
-Invariants: it dies with its parent; every way to fail is told to the parent as an event; the model is saved only
+Invariants: it dies with its parent; every way to fail is reported to the parent as an event; the model is saved only
 after the proof of every epoch held.
 """
 
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001  whatever a library raises is the trainer's failure, told with its text
+    except Exception as error:  # noqa: BLE001  whatever a library raises is the trainer's failure, reported with its text
         traceback.print_exc()
         failure = OutsideError("trainer", f"{type(error).__name__}: {error}")
         event("error", **failure.to_dict())

@@ -32,7 +32,7 @@ PACK_LENGTH = 1024
 
 
 class ExactSFTTrainer(BatchRLTrainer):
-    """Trains ``data`` by likelihood; the sampler's log-probs play no part, so nothing is said of ratios."""
+    """Trains ``data`` by likelihood; the sampler's log-probs play no part, so no ratios are reported."""
 
     def token_losses(self, logps: torch.Tensor, *_: Any) -> torch.Tensor:
         return -logps
@@ -60,7 +60,7 @@ def build(
 
 
 def packing(data: TrainingExperiences, capacity: int, pad: int, flat: bool) -> PackedCollator:
-    """Sequences put together into rows of ``capacity`` tokens, and said how many."""
+    """Sequences put together into rows of ``capacity`` tokens, and how many is reported."""
     lengths = data.sequences.lengths
     bins = pack(lengths, capacity)
     filled = lengths.sum() / (capacity * len(bins))

@@ -17,7 +17,7 @@ import torch
 from transformers import TrainerCallback
 
 from gymdata.errors import OutsideError
-from gymdata.train.pair_data import Sequences
+from gymdata.train.pair_data import NamedSequences
 from gymdata.train.token_checksum import TrainedTokens, trained_tokens
 from gymdata.train.trainers.batches import ROWS, SEGMENTS
 
@@ -31,7 +31,7 @@ class TokenChecksumCallback(TrainerCallback):
     ``sides``: sequences a row of the dataset stands for (2 for pairs, sequence ``sides·row + s``).
     """
 
-    def __init__(self, sequences: Sequences, sides: int, expected: TrainedTokens) -> None:
+    def __init__(self, sequences: NamedSequences, sides: int, expected: TrainedTokens) -> None:
         self.sequences = sequences
         self.sides = sides
         self.expected = expected

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gymdata.engines.vocabulary import Vocabulary
 from gymdata.errors import printable
-from gymdata.rollouts.continuity.breaks import Reading, Relation, relations
+from gymdata.rollouts.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.view.evidence.stages import Stages, facts_of
 
@@ -59,7 +59,8 @@ class Tokens:
 
     def __init__(self, row: Mapping[str, Any], stages: Stages | None = None) -> None:
         self.rollout_id = str(row["rollout_id"])
-        self.turns: list[dict[str, Any]] = row["turns"]
+        #: ``Turn``s whose lists are arrays.
+        self.turns: list[Any] = row["turns"]
         for turn in self.turns:
             for name, kind in (("prompt_delta_ids", np.int32), ("generation_token_ids", np.int32)):
                 turn[name] = np.asarray(turn[name], kind)

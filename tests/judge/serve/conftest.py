@@ -6,17 +6,18 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
+import select
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
+from gymdata.cli.main import main
+from tests.forks import Fork, Forks, forks
 from tests.judge_server import Behaviour, judge_server
 
 
@@ -25,9 +26,10 @@ class Server:
     """A running ``gymdata serve-genrm``."""
 
     url: str
-    process: subprocess.Popen[str]
-    #: What it wrote before it served.
+    process: Fork
+    #: What it wrote before it served, and where it goes on to write.
     said: str
+    log: IO[str]
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         """(status, JSON)."""
@@ -64,21 +66,51 @@ def judge() -> Iterator[tuple[Behaviour, str]]:
         yield behaviour, url
 
 
-def start(judge_url: str, folder: Path | None, *flags: str, cwd: Path | None = None) -> Server:
-    command = [sys.executable, "-m", "gymdata.cli", "serve-genrm", "--endpoint", judge_url, "-m", "judge"]
-    command += ["--port", "0", "--genrm-parse-retry-sleep-s", "0", "--set", "retry_pause=0", *flags]
-    command += ["-o", str(folder)] if folder is not None else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd)
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
+#: What a server imports.
+_LOADED = [
+    "gymdata.cli.main",
+    "gymdata.judge.serve.run",
+    "gymdata.http",
+    "polars",
+    "pyarrow.dataset",
+    "fastapi",
+    "uvicorn",
+]
+_LOADED += ["uvicorn.loops.uvloop", "uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl", "websockets.server"]
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Forks]:
+    with forks(*_LOADED) as made:
+        yield made
+
+
+def _serve(words: list[str], err: str, cwd: Path | None) -> int:
+    os.dup2(os.open(err, os.O_WRONLY), 2)
+    os.chdir(cwd or ".")
+    return main(words)
+
+
+def start(
+    processes: Forks, judge_url: str, folder: Path | None, *flags: str, said: Path, cwd: Path | None = None
+) -> Server:
+    """``said``: a new file for what the server writes."""
+    words = ["serve-genrm", "--endpoint", judge_url, "-m", "judge", "--port", "0"]
+    words += ["--genrm-parse-retry-sleep-s", "0", "--set", "retry_pause=0", *flags]
+    words += ["-o", str(folder)] if folder is not None else []
+    os.mkfifo(said)
+    process = processes.start(_serve, words, str(said), cwd)
+    written = ""
+    log = said.open()
+    said.unlink()
+    # To the line that says where, or to the end: a server that ended has closed the pipe.
+    for line in log:
+        written += line
         if found := re.search(r"serving on (http://\S+?),", line):
-            server = Server(found[1], process, said)
+            server = Server(found[1], process, written, log)
             _await(server)
             return server
-    pytest.fail(f"the server did not start: {said}")
+    pytest.fail(f"the server did not start: {written}")
 
 
 def _await(server: Server) -> None:
@@ -87,24 +119,22 @@ def _await(server: Server) -> None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             server.get("/health")
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.process.wait(0.05)
+        select.select([], [], [], 0.05)
     pytest.fail("the server does not answer")
 
 
 @pytest.fixture
-def serve(judge: tuple[Behaviour, str], tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def serve(judge: tuple[Behaviour, str], processes: Forks, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start a server on the judge: ``serve(*flags, folder=…)``."""
     started: list[Server] = []
 
     def run(*flags: str, folder: Path | None = None, kept: bool = True) -> Server:
         place = (folder or tmp_path / "online") if kept else None
-        started.append(start(judge[1], place, *flags, cwd=tmp_path))
+        said = tmp_path / f"said-{len(started)}"
+        started.append(start(processes, judge[1], place, *flags, said=said, cwd=tmp_path))
         return started[-1]
 
     yield run
     for server in started:
-        server.process.kill()
-        server.process.wait()
-        assert server.process.stderr is not None
-        server.process.stderr.close()
+        server.kill()
+        server.log.close()

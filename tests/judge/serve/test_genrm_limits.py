@@ -257,7 +257,7 @@ def test_a_server_that_stops_answers_those_who_wait(judge: tuple[Behaviour, str]
     behaviour.gate.set()
     assert [(status, body["kind"]) for status, body in answers] == [(503, "stopping")] * 4
     assert answers[0][1]["detail"] == "the server is stopping: 1 of 2 members had arrived"
-    assert server.process.wait(20) == 130
+    assert server.process.wait() == 130
 
 
 def test_what_is_nearly_judged_is_answered_before_the_end(judge: tuple[Behaviour, str], serve):

@@ -1,17 +1,20 @@
-"""The command in a process of its own."""
+"""The command, whose trainer is a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import subprocess
-import sys
-from typing import Any
+from subprocess import CompletedProcess
+from unittest import mock
+
+from gymdata.cli.main import main
 
 
-def gymdata(*words: object) -> Any:
-    """Run the command in its own process, as a user does."""
-    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-    )  # fmt: skip
+def gymdata(*words: object) -> CompletedProcess[str]:
+    """Run the command here, where torch is loaded already; what trains is the process that the command starts."""
+    out, err = io.StringIO(), io.StringIO()
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with mock.patch.dict(os.environ, threads), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*map(str, words)])
+    return CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -176,7 +176,7 @@ def test_a_bad_loss_names_its_rollouts(policy: Path, assemble_rl: Assemble) -> N
     """A NaN stops the run with the rollouts of the batch."""
     rows = experience_rows(policy)
     trainer, _ = assemble_rl(rows, settings={"per_device_train_batch_size": 1})
-    trainer.data.advantages[trainer.data.sequences.span(3)] = math.nan
+    trainer.data.advantages[3][:] = math.nan
     with pytest.raises(OutsideError, match=r"nan at step.*rollout-3"):
         trainer.train()
 
@@ -197,7 +197,7 @@ def test_cutting_is_counted_and_contradictions_are_refused(policy: Path) -> None
     assert len(cut) == N - len(lost)
     for row, rollout in zip(range(len(cut)), cut.rollout_ids, strict=True):
         original = next(r for r in rows if r["rollout_id"] == rollout)
-        assert cut.sequences.ids[cut.sequences.span(row)].tolist() == original["input_ids"][:5]
+        assert cut.sequences.token_ids[row].tolist() == original["input_ids"][:5]
     with pytest.raises(Exception, match="more than once"):
         training_experiences(table([rows[0], rows[0]]))
     with pytest.raises(RefusedError, match="L301"):

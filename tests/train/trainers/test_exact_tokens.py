@@ -57,13 +57,12 @@ def test_the_proof_holds_before_and_after(assemble: Assemble) -> None:
 
 def flip_one_id(trainer: Any) -> None:
     sequences = trainer.pairs.sequences
-    sequences.ids[np.flatnonzero(sequences.mask)[3]] ^= 1
+    sequences.token_ids.values[np.flatnonzero(sequences.is_trained)[3]] ^= 1
 
 
 def shift_one_mask(trainer: Any) -> None:
     sequences = trainer.pairs.sequences
-    span = sequences.span(4)
-    sequences.mask[span] = np.roll(sequences.mask[span], -1)
+    sequences.loss_mask[4][:] = np.roll(sequences.loss_mask[4], -1)
 
 
 def lose_one_pair(trainer: Any) -> None:

@@ -56,9 +56,7 @@ def test_what_is_left_out_is_counted() -> None:
         "left_out_duplicate": 0, "sequences": 3,
     }  # fmt: skip
     assert dict(zip(data.rollout_ids, data.label.tolist(), strict=True)) == {"a-1": True, "a-2": False}
-    assert [int(i) for i in data.first] == [
-        data.sequences.mask[data.sequences.span(i)].tolist().index(1) for i in range(3)
-    ]
+    assert [int(i) for i in data.first] == [data.sequences.loss_mask[i].tolist().index(1) for i in range(3)]
 
 
 def test_labels_of_very_large_rewards() -> None:
@@ -117,11 +115,11 @@ def test_the_loss_is_that_by_hand(policy: Path, tmp_path: Path) -> None:
     data, s = trainer.data, trainer.data.sequences
     for batch in trainer.get_train_dataloader():
         lines = batch["rows"].tolist()
-        own = [log_ratio(s.ids[s.span(i)], s.mask[s.span(i)]) for i in lines]
+        own = [log_ratio(s.token_ids[i], s.loss_mask[i]) for i in lines]
         crossed = []
         for x, y in zip(lines, [lines[-1], *lines[:-1]], strict=True):
-            ids = [*s.ids[s.span(x)][: data.first[x]], *s.ids[s.span(y)][data.first[y] :]]
-            mask = [*[0] * int(data.first[x]), *s.mask[s.span(y)][data.first[y] :]]
+            ids = [*s.token_ids[x][: data.first[x]], *s.token_ids[y][data.first[y] :]]
+            mask = [*[0] * int(data.first[x]), *s.loss_mask[y][data.first[y] :]]
             crossed.append(log_ratio(np.array(ids), np.array(mask)))
         kl = max(0.0, float(np.mean(crossed)))
         losses = [

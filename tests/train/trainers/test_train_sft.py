@@ -55,7 +55,7 @@ def test_what_is_trained_is_what_was_sampled() -> None:
         for r in rows() if r["reward"] is not None for s in sequences(r["turns"])
     ]  # fmt: skip
     found = [
-        (r, data.sequences.ids[data.sequences.span(i)].tolist(), data.sequences.mask[data.sequences.span(i)].tolist())
+        (r, data.sequences.token_ids[i].tolist(), data.sequences.loss_mask[i].tolist())
         for i, r in enumerate(data.rollout_ids)
     ]
     assert sorted(found) == sorted(expected)
@@ -73,7 +73,7 @@ def test_copies_are_trained_once() -> None:
     assert sorted(set(data.rollout_ids)) == ["a-0", "a-2", "a-3"]
     assert data.counts["rollouts_chosen"] == 5
     assert data.counts["left_out_duplicate"] == 1 + len(sequences(rollout("x", 0, 1.0, BREAK)["turns"]))
-    assert len(data.advantages) == len(data.sequences.ids)
+    assert len(data.advantages.values) == len(data.sequences.token_ids.values)
     assert len(data.weight) == len(data)
     every = training_rollouts(table, "all", keep_duplicates=True)
     assert len(every) == len(data) + data.counts["left_out_duplicate"]

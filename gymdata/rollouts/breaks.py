@@ -6,17 +6,17 @@ of the first one; the cost grows as n·log n with the tokens after the break.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.rollouts import chat_text as marks
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.continuity import chat_text as marks
-from gymdata.rollouts.continuity.chat_text import same_turn
-from gymdata.rollouts.turns import Ids, common_prefix
+from gymdata.rollouts.chat_text import same_turn
+from gymdata.rollouts.turns import Ids, Turn, common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Relation:
         }
 
 
-def relations(turns: Sequence[Mapping[str, Any]], reader: Reader | None = None) -> list[Relation]:
+def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relation]:
     """T200 (or its cause), T208, T210 (prefix not the longest) and T211 of one rollout's turns.
 
     ``turns`` are expandable: parents come earlier and prefix lengths fit. ``reader`` is asked for what decodes ids when
@@ -80,7 +80,7 @@ def relations(turns: Sequence[Mapping[str, Any]], reader: Reader | None = None) 
 
 
 def _break(
-    turns: Sequence[Mapping[str, Any]],
+    turns: Sequence[Turn],
     prompts: Sequence[tokens.Ids],
     index: int,
     before: tokens.Ids,
@@ -102,7 +102,7 @@ def _break(
     )
 
 
-def generations(turns: Sequence[Mapping[str, Any]], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
+def generations(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
     """Where sampled tokens lie in the prompt ++ generation of ``turn``: (start, end) in rising order."""
     found = []
     shared = len(prompts[turn]) + len(turns[turn]["generation_token_ids"])
@@ -122,7 +122,7 @@ def window(ids: tokens.Ids, position: int, width: int = 8) -> str:
     return " ".join(map(str, part)) + (" …" if len(ids) > position + width else "") if part else "the end"
 
 
-def _sampled_before(turns: Sequence[Mapping[str, Any]], prompts: Sequence[tokens.Ids], index: int) -> int | None:
+def _sampled_before(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], index: int) -> int | None:
     """An earlier turn whose prompt begins with this turn's prompt ++ generation: it was sampled after this one."""
     generation = np.asarray(turns[index]["generation_token_ids"], np.int32)
     if not len(generation):

@@ -1,4 +1,5 @@
-"""The next prompt of a conversation whose server speaks messages, built from the ids that the model really sampled.
+"""The next prompt of a conversation, built from the ids that the model really sampled: from ids held and a bridge, or by a
+splice where a server speaks messages.
 
 A rendered conversation says the same as the sampled one, but not in the same ids: text is tokenised again, tool calls are
 written out again, earlier reasoning is left out. A splice keeps the sampled ids and takes from the rendered conversation
@@ -19,16 +20,16 @@ WINDOW = 8
 class SpliceRefusedError(RefusedError):
     """No cut can be proved.
 
-    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected`` and ``got``: ids around
-    it in the conversation that should be there and in the one that is, for a caller that can decode them.
+    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected_ids`` and ``got_ids``: those
+    around it in the conversation that should be there and in the one that is, for a caller that can decode them.
     """
 
     def __init__(self, message: str, position: int, expected: Sequence[int], got: Sequence[int]) -> None:
         self.position = position
-        self.expected = _window(expected, position)
-        self.got = _window(got, position)
+        self.expected_ids = _window(expected, position)
+        self.got_ids = _window(got, position)
         super().__init__(
-            f"{message} (token {position}; expected around it {self.expected}, got {self.got})",
+            f"{message} (token {position}; expected around it {self.expected_ids}, got {self.got_ids})",
             hint="speak to the server in ids, or use a prefix-preserving template; `gymdata check MODEL` names one",
         )
 
@@ -156,7 +157,7 @@ def _rewritten(
             template,
         )
     cut = places[n - 1]
-    if not _said_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
+    if not _sampled_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
         raise SpliceRefusedError(
             "the template left out, or moved, what the last assistant turn says at its end",
             at,
@@ -166,13 +167,13 @@ def _rewritten(
     return cut
 
 
-def _said_before(said: Sequence[int], rendered: Sequence[int], rest: Sequence[int]) -> bool:
+def _sampled_before(sampled: Sequence[int], rendered: Sequence[int], rest: Sequence[int]) -> bool:
     """Whether what ``rendered`` leaves out of a turn was in front of its last words, and is not in the ``rest``."""
-    if list(said) == list(rendered):
+    if list(sampled) == list(rendered):
         return True
-    head = _common(said, rendered)
-    end = _common(said[head:][::-1], rendered[head:][::-1])
-    gone = list(said[head : len(said) - end])
+    head = _common(sampled, rendered)
+    end = _common(sampled[head:][::-1], rendered[head:][::-1])
+    gone = list(sampled[head : len(sampled) - end])
     # One token in a row of many may come again by chance, and then the refusal is for nothing; that does no harm.
     again = any(list(rest[i : i + len(gone)]) == gone for i in range(len(rest))) if gone else False
     return end > 0 and not again
@@ -192,3 +193,36 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 def _window(ids: Sequence[int], at: int) -> list[int]:
     return [int(i) for i in ids[max(0, at - WINDOW) : at + WINDOW]]
+
+
+def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collection[int]) -> list[int]:
+    """The environment's tokens between two model calls.
+
+    ``before``: ids of the conversation up to and with an assistant message; ``after``: ids of the same conversation with
+    the new messages and the generation prompt. Returns what follows, in ``after``, the end-of-turn token that closes that
+    assistant message. Raises RefusedError with the position when ``after`` does not begin with ``before`` up to there.
+    """
+    closing = next((i for i in range(len(before) - 1, -1, -1) if before[i] in end_of_turn), None)
+    if closing is None:
+        raise RefusedError(
+            f"the template closes an assistant turn with none of its end-of-turn tokens {sorted(end_of_turn)}",
+            hint="`gymdata check MODEL` shows what the template really writes",
+        )
+    head = closing + 1
+    if list(after[:head]) != list(before[:head]):
+        at = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
+        raise RefusedError(
+            f"the template rewrites earlier messages when new ones follow: token {at} changes from "
+            f"{list(before[max(0, at - 4) : at + 4])} to {list(after[max(0, at - 4) : at + 4])}",
+            hint="use a prefix-preserving template (--chat-template); `gymdata check MODEL` names one where known",
+        )
+    return list(after[head:])
+
+
+def next_prompt(held: Sequence[int], bridge: Sequence[int], end_of_turn: Sequence[int]) -> list[int]:
+    """The next call's prompt: the ids held so far, an end-of-turn token when none was sampled, and the bridge.
+
+    With end-of-turn 2: held ``[7, 2]`` and bridge ``[9, 21]`` give ``[7, 2, 9, 21]``; so does held ``[7]``.
+    """
+    closed = bool(held) and held[-1] in end_of_turn
+    return [*held, *(() if closed else end_of_turn[:1]), *bridge]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError
-from gymdata.rollouts import chains
+from gymdata.pairs.contents import text_keys, token_columns
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import MESSAGE, TURN
 
@@ -36,7 +36,7 @@ BROKEN = [call([1, 2], [10, 11]), call([1, 2, 99, 3], [12])]
 
 def test_masks_are_one_on_generated_tokens_only() -> None:
     """The prompt ends before the first generated token; context between turns has mask 0 and log-prob 0."""
-    row = chains.chain_columns(column(TWO_TURNS), ids(1)).to_pylist()[0]
+    row = token_columns(column(TWO_TURNS), ids(1)).to_pylist()[0]
     assert row["prompt_ids"] == [1, 2]
     assert row["completion_ids"] == [10, 11, 3, 12]
     assert row["completion_mask"] == [1, 1, 0, 1]
@@ -46,7 +46,7 @@ def test_masks_are_one_on_generated_tokens_only() -> None:
 
 def test_rollouts_that_are_no_chain_are_marked() -> None:
     """A retry that was superseded leaves one sequence; a break leaves two; no turns leave none; order is kept."""
-    table = chains.chain_columns(column(BROKEN, TWO_TURNS, [], RETRIED), ids(4))
+    table = token_columns(column(BROKEN, TWO_TURNS, [], RETRIED), ids(4))
     assert table["n_sequences"].to_pylist() == [2, 1, 0, 1]
     assert table["completion_ids"].to_pylist() == [[], [10, 11, 3, 12], [], [11]]
 
@@ -56,7 +56,7 @@ def test_equal_keys_mean_equal_ids() -> None:
     other_tool = [call([1, 2], [10, 11]), call([1, 2, 10, 11, 4], [12])]
     one_turn = [call([1, 2], [10, 11, 12])]
     plain = [call([1, 2], [11])]
-    table = chains.chain_columns(column(TWO_TURNS, other_tool, one_turn, RETRIED, plain), ids(5))
+    table = token_columns(column(TWO_TURNS, other_tool, one_turn, RETRIED, plain), ids(5))
     generation, prompt = table["generation_key"].to_pylist(), table["prompt_key"].to_pylist()
     assert generation[0] == generation[1] != generation[2]
     assert generation[3] == generation[4]
@@ -70,7 +70,7 @@ def test_a_changed_value_is_found_at_its_turn(field: str) -> None:
     turns[1][field] = turns[1][field] + 1
     good = tokens.encode_turns(TWO_TURNS)
     with pytest.raises(DataError, match="T209: rollout r1, turn 1"):
-        chains.chain_columns(pa.array([good, turns], pa.list_(TURN)), ids(2))
+        token_columns(pa.array([good, turns], pa.list_(TURN)), ids(2))
 
 
 continuing = st.lists(
@@ -97,7 +97,7 @@ def test_columns_equal_the_definition(parts: list[Any], data: st.DataObject) -> 
             held = held + generation
         rollouts.append(calls)
     start = data.draw(st.integers(0, len(rollouts) - 1))
-    table = chains.chain_columns(column(*rollouts).slice(start), ids(len(rollouts)).slice(start))
+    table = token_columns(column(*rollouts).slice(start), ids(len(rollouts)).slice(start))
     for row, calls in zip(table.to_pylist(), rollouts[start:], strict=True):
         found = tokens.sequences(tokens.encode_turns(calls), abandoned="drop")
         assert row["n_sequences"] == len(found)
@@ -110,18 +110,6 @@ def test_columns_equal_the_definition(parts: list[Any], data: st.DataObject) -> 
 
 def message(role: str, content: str, turn: int | None = None, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, "turn": turn, **more}
-
-
-def test_messages_split_before_the_first_generated_one() -> None:
-    """Few-shot assistant messages belong to the prompt; without turn numbers the last n_turns ones are the model's."""
-    numbered = [message("user", "q"), message("assistant", "shot"), message("user", "q2"), message("assistant", "a", 0)]
-    unnumbered = [message("user", "q"), message("assistant", "shot"), message("user", "q2"), message("assistant", "a")]
-    silent = [message("user", "q")]
-    array = pa.array([silent, numbered, unnumbered, []], pa.list_(MESSAGE)).slice(0)
-    prompt, rest = chains.split_messages(array, np.array([0, 1, 1, 0]))
-    shots = ["q", "shot", "q2"]
-    assert [[m["content"] for m in row] for row in prompt.to_pylist()] == [["q"], shots, shots, []]
-    assert [[m["content"] for m in row] for row in rest.to_pylist()] == [[], ["a"], ["a"], []]
 
 
 def test_text_keys_ignore_call_ids_and_tool_output() -> None:
@@ -138,6 +126,6 @@ def test_text_keys_ignore_call_ids_and_tool_output() -> None:
         [message("assistant", "x", 0, tool_calls=calls("c1", 2)), message("tool", "7")],
         [],
     ]
-    keys = chains.text_keys(pa.array(rows, pa.list_(MESSAGE)))
+    keys = text_keys(pa.array(rows, pa.list_(MESSAGE)))
     assert keys[0] == keys[1] != keys[2]
     assert keys[3] == 0

@@ -9,15 +9,15 @@ keeps only what comes before it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
-from gymdata.public import short_repr
+from gymdata.public import Report, Row
+from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.continuity import breaks
 from gymdata.rollouts.violations import BREAKS, Violation
 
 Choice = Literal["split", "truncate", "drop"]
@@ -48,8 +48,8 @@ class Cost:
         self.generated_tokens_lost += sum(n for turn, n in enumerate(sizes) if turn not in kept)
 
 
-@dataclass(slots=True)
-class FixReport:
+@dataclass(slots=True, repr=False)
+class FixReport(Report):
     """What was repaired and what each choice would have cost."""
 
     path: str
@@ -63,10 +63,19 @@ class FixReport:
     by_code: dict[str, int] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=lambda: {c: Cost() for c in CHOICES})
 
-    __repr__ = short_repr
+    @property
+    def ok(self) -> bool:
+        return not self.errors_after
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def rows(self) -> list[Row]:
+        left_out: list[Row] = [("rows that could not be read, left out", self.rows_unreadable)]
+        return [
+            ("rollouts with errors", f"{self.rollouts_with_errors:,} of {self.rollouts_in:,}"),
+            *(left_out if self.rows_unreadable else ()),
+            ("rollouts written", self.rollouts_out),
+            ("errors left", self.errors_after),
+            ("written to", self.output),
+        ]
 
 
 def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], choice: Choice) -> list[list[int]]:
@@ -101,7 +110,7 @@ def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], c
     return [list(range(a, b)) for a, b in pairwise(edges) if b > a]
 
 
-def chain_roots(turns: Sequence[Mapping[str, Any]]) -> list[int]:
+def chain_roots(turns: Sequence[tokens.Turn]) -> list[int]:
     """For each turn, the turn at which its unbroken chain began: itself where it breaks."""
     prompts = tokens.expand_prompts(turns, check_digests=False)
     late = {r.turn for r in breaks.relations(turns) if r.code in _SPLITTABLE}

@@ -1,0 +1,40 @@
+"""``gymdata show``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gymdata.show.settings import ShowConfig
+
+from .console import note
+from .flags import Json, with_flags
+
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, pairs folder, file or glob.")]
+_Id = Annotated[
+    str | None, typer.Argument(metavar="[ROLLOUT_ID]", help="A rollout's ID, or its beginning (default: first).")
+]
+_Tokens = Annotated[bool, typer.Option("--tokens", help="Also show sampled tokens, colored by logprob.")]
+
+
+@with_flags(ShowConfig, file=False)
+def show(
+    path: _Run, rollout_id: _Id = None, *, settings: ShowConfig, tokens: _Tokens = False, json: Json = False
+) -> int:
+    """Messages by role, tool calls, rewards, tokens, and what is wrong with a rollout. Works on a run in progress."""
+    from gymdata.show.run import show as choose
+
+    from .console import finish
+
+    shown = choose(path, rollout_id, config=settings)
+
+    def render() -> None:
+        from gymdata.show.report import render
+
+        render(shown, tokens=tokens)
+        if shown.by_default and shown.total > 1:
+            others = "--pair ID" if shown.pair else "ROLLOUT_ID, --task ID, --best, --worst or --random N"
+            note(f"1 of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {others} shows others")
+
+    return finish(shown, render, json=json)

@@ -1,0 +1,1 @@
+"""``gymdata report``: what a run, a stage or a model amounts to, as one page."""

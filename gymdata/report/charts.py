@@ -1,0 +1,197 @@
+"""Charts as SVG, written by hand: bars, lines and rates with intervals.
+
+Invariants: a chart is read without scripts, in light and dark alike (colors are the page's variables); what was not
+measured is not drawn; every text in it is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymdata.errors import printable
+
+WIDTH, HEIGHT = 420, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 34
+_ROW = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """``kind``: ``bars`` (of ``bins``), ``lines`` (of ``series``) or ``rates`` (of ``rates``: name, value, low, high).
+
+    ``bins``: (low, high, count), where a bin of one value has low = high. ``series``: name to (x, y) points.
+    ``bounds``: of the vertical axis, where they are known.
+    """
+
+    name: str
+    title: str
+    kind: str
+    x: str = ""
+    bins: Sequence[tuple[float, float, float]] = ()
+    series: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    rates: Sequence[tuple[str, float, float | None, float | None]] = ()
+    bounds: tuple[float, float] | None = None
+
+
+def escape(value: object) -> str:
+    """A text for HTML: markup is text, and so is what a screen would act on."""
+    return html.escape(printable(str(value)))
+
+
+def number(value: float) -> str:
+    """A number of an axis."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 10_000:
+        return f"{value / 1e6:.3g} M" if abs(value) >= 1e6 else f"{value / 1e3:.3g} k"
+    return f"{value:.3g}" if abs(value) < 1_000 else f"{value:,.0f}"
+
+
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers within the bounds."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span / about))
+    step = next(s for s in (step, 2 * step, 5 * step, 10 * step) if span / s <= about + 1)
+    first = math.ceil(low / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def svg(chart: Chart) -> str:
+    """The chart as an SVG element."""
+    draw = {"bars": _bars, "lines": _lines, "rates": _rates}[chart.kind]
+    body, height = draw(chart)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(chart.title)}">'
+        f"<title>{escape(chart.title)}</title>{body}</svg>"
+    )
+
+
+class _Axes:
+    def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+        self.x, self.y = x, (y[0], y[1] if y[1] > y[0] else y[0] + 1.0)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+        across = (x - self.x[0]) / (self.x[1] - self.x[0]) if self.x[1] > self.x[0] else 0.5
+        return _LEFT + width * across, _TOP + height * (1 - (y - self.y[0]) / (self.y[1] - self.y[0]))
+
+    def frame(self, label: str, x_ticks: Sequence[tuple[float, str]]) -> str:
+        parts = []
+        for value in ticks(*self.y):
+            _, y = self.at(self.x[0], value)
+            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
+        base = HEIGHT - _BOTTOM
+        for value, text in x_ticks:
+            x, _ = self.at(value, self.y[0])
+            parts.append(f'<text x="{x:.1f}" y="{base + 15}" text-anchor="middle">{escape(text)}</text>')
+        middle = (_LEFT + WIDTH - _RIGHT) / 2
+        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+        parts.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(label)}</text>')
+        return "".join(parts)
+
+
+def _bars(chart: Chart) -> tuple[str, int]:
+    single = all(low == high for low, high, _ in chart.bins)
+    half = 0.5 if single else 0.0
+    axes = _Axes((chart.bins[0][0] - half, chart.bins[-1][1] + half), (0.0, max(n for *_, n in chart.bins)))
+    parts = []
+    for low, high, count in chart.bins:
+        (x0, y0), (x1, y1) = axes.at(low - half, count), axes.at(high + half, 0.0)
+        gap = min(2.0, (x1 - x0) * (0.3 if single else 0.1))
+        text = number(low) if low == high else f"{number(low)} to {number(high)}"
+        parts.append(
+            f'<rect class="a" x="{x0 + gap:.1f}" y="{y0:.1f}" width="{max(x1 - x0 - 2 * gap, 0.5):.1f}" '
+            f'height="{y1 - y0:.1f}"><title>{text}: {count:,}</title></rect>'
+        )
+    values = [low for low, *_ in chart.bins] if single and len(chart.bins) <= 12 else ticks(*axes.x)
+    shown = [v for v in values if axes.x[0] <= v <= axes.x[1]]
+    return axes.frame(chart.x, [(v, number(v)) for v in shown]) + "".join(parts), HEIGHT
+
+
+def _lines(chart: Chart) -> tuple[str, int]:
+    points = [p for series in chart.series.values() for p in series]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    low, high = chart.bounds or (min(ys), max(ys))
+    pad = 0.0 if chart.bounds else 0.06 * (high - low)
+    axes = _Axes((min(xs), max(xs)), (low - (pad if low else 0.0), high + pad))
+    parts = []
+    for index, (name, series) in enumerate(chart.series.items()):
+        color = "abcd"[index % 4]
+        places = [axes.at(x, y) for x, y in series]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        parts.append(f'<path class="line {color}" d="{path}"><title>{escape(name)}</title></path>')
+        if len(places) <= 30:
+            parts += [
+                f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"><title>{escape(name)}, {number(p[0])}: '
+                f"{p[1]:.4g}</title></circle>"
+                for (x, y), p in zip(places, series, strict=True)
+            ]
+    if len(chart.series) > 1:
+        at = _LEFT + 4.0
+        for index, name in enumerate(chart.series):
+            parts.append(f'<rect class="{"abcd"[index % 4]}" x="{at:.0f}" y="1" width="9" height="9" rx="2"/>')
+            parts.append(f'<text x="{at + 13:.0f}" y="10">{escape(name)}</text>')
+            at += 26 + 6.2 * len(name)
+    return axes.frame(chart.x, [(v, number(v)) for v in ticks(*axes.x, about=5)]) + "".join(parts), HEIGHT
+
+
+def _rates(chart: Chart) -> tuple[str, int]:
+    """A row per rate, with its interval as a line."""
+    low, high = chart.bounds or (0.0, 1.0)
+    left = min(170, 24 + 7 * max(len(name) for name, *_ in chart.rates))
+    height = _ROW * len(chart.rates) + 26
+
+    def at(value: float) -> float:
+        return left + (WIDTH - left - 64) * (min(max(value, low), high) - low) / ((high - low) or 1.0)
+
+    parts = []
+    for value in ticks(low, high):
+        parts.append(f'<line class="grid" x1="{at(value):.1f}" x2="{at(value):.1f}" y1="4" y2="{height - 20}"/>')
+        parts.append(f'<text x="{at(value):.1f}" y="{height - 5}" text-anchor="middle">{number(value)}</text>')
+    for row, (name, value, least, most) in enumerate(chart.rates):
+        y = _ROW * row + 16
+        shown = name if len(name) <= 20 else name[:19] + "…"
+        parts.append(
+            f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(shown)}<title>{escape(name)}</title></text>'
+        )
+        if least is not None and most is not None:
+            parts.append(f'<line class="span" x1="{at(least):.1f}" x2="{at(most):.1f}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle class="a" cx="{at(value):.1f}" cy="{y}" r="4.5"/>')
+        parts.append(f'<text x="{WIDTH - 4}" y="{y + 4}" text-anchor="end">{value:.3g}</text>')
+    return "".join(parts), height
+
+
+def of_histogram(name: str, title: str, bins: Sequence[dict[str, Any]], x: str) -> Chart | None:
+    """Bars of what ``report.rollouts.histogram`` gives; None without any."""
+    rows = [(one["low"], one["high"], one["count"]) for one in bins]
+    return Chart(name, title, "bars", x, bins=rows) if rows else None
+
+
+def of_series(
+    name: str, title: str, series: Mapping[str, Sequence[Any]], x: str, bounds: tuple[float, float] | None = None
+) -> Chart | None:
+    """Lines; None without a point."""
+    known = {key: [(float(a), float(b)) for a, b in points] for key, points in series.items() if points}
+    return Chart(name, title, "lines", x, series=known, bounds=bounds) if known else None
+
+
+def of_rates(
+    name: str, title: str, rates: dict[str, dict[str, Any]], bounds: tuple[float, float] | None = None
+) -> Chart | None:
+    """Rates or means with their intervals (``rate`` or ``mean``, and ``ci95``); None without any."""
+    rows = []
+    for key, one in rates.items():
+        value, ends = one.get("rate", one.get("mean", one.get("value"))), one.get("ci95") or [None, None]
+        if value is not None:
+            rows.append((key, float(value), *ends))
+    if rows and bounds is None:
+        every = [v for _, *values in rows for v in values if v is not None]
+        bounds = (0.0, 1.0) if min(every) >= 0 and max(every) <= 1 else (min(every), max(every))
+    return Chart(name, title, "rates", rates=rows, bounds=bounds) if rows else None

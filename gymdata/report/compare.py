@@ -1,0 +1,77 @@
+"""Two runs on the same tasks: the paired difference, and which tasks went which way.
+
+Invariants: only tasks that both have scored count, each once, by the mean of its rollouts; the interval is the paired one
+over tasks, so that what is common to both runs does not widen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import DataError
+from gymdata.report.rollouts import Rewards, fields_to_split_by, interval, task_fields
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.stats import paired_difference_ci
+from gymdata.store import read_table
+
+#: Closer means are equal.
+_SAME = 1e-9
+_EXAMPLES = 3
+
+
+def comparison(one: str | Path, other: str | Path) -> dict[str, Any]:
+    """``difference`` (second minus first) and ``flips``. Raises DataError without a task that both have scored."""
+    tables = [read_table(path, ROLLOUTS, ["task_id", "reward", "task"]) for path in (one, other)]
+    sides = [Rewards.of(table) for table in tables]
+    before, after = (side.by_task() for side in sides)
+    tasks = sorted(before.keys() & after.keys())
+    if not tasks:
+        raise DataError(f"{one} and {other}: have no scored task in common", hint="compare runs of the same task file")
+    a, b = [before[t] for t in tasks], [after[t] for t in tasks]
+    mean, low, high = paired_difference_ci(a, b)
+    difference = {
+        "rate": mean,
+        "ci95": interval(low, high),
+        "n": len(tasks),
+        "before": sum(a) / len(a),
+        "after": sum(b) / len(b),
+        "binary": all(side.binary for side in sides),
+        "only_first": len(before) - len(tasks),
+        "only_second": len(after) - len(tasks),
+    }
+    ways = {t: _way(before[t], after[t]) for t in tasks}
+    flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
+    return {"difference": difference, "flips": {**flips, "by_field": _by_field(tables[1], ways),
+                                                "examples": _examples(before, after, ways)}}  # fmt: skip
+
+
+def _way(before: float, after: float) -> str:
+    return "same" if abs(after - before) <= _SAME else "up" if after > before else "down"
+
+
+def _by_field(table: Any, ways: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """Counts by the values of each task field that has few."""
+    tasks = {name: task for name, task in task_fields(table).items() if name in ways}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for field in fields_to_split_by(list(tasks.values())):
+        counts: dict[Any, dict[str, Any]] = {}
+        for name, task in tasks.items():
+            value = task.get(field)
+            one = counts.setdefault(repr(value), {"value": value, "up": 0, "down": 0, "same": 0})
+            one[ways[name]] += 1
+        found[field] = [counts[key] for key in sorted(counts)]
+    return found
+
+
+def _examples(
+    before: Mapping[str, float], after: Mapping[str, float], ways: Mapping[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    """The tasks that moved most, in each direction."""
+    found = {}
+    for way, sign in (("up", -1), ("down", 1)):
+        tasks = [t for t, moved in ways.items() if moved == way]
+        tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
+        found[way] = [{"task_id": t, "before": before[t], "after": after[t]} for t in tasks[:_EXAMPLES]]
+    return found

@@ -1,0 +1,382 @@
+"""The page of a report: one HTML file that opens anywhere, in light and dark.
+
+Invariants: what files hold is data, so all of it is escaped; the page loads nothing and runs nothing, and its content
+security policy says so; a number on it is a number of the figures.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from gymdata.report.charts import Chart, escape, of_histogram, of_rates, of_series, svg
+from gymdata.report.stages import EPOCH_CURVES, curve
+from gymdata.rollouts.violations import CODES
+
+_STYLE = files("gymdata.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    """The whole page."""
+    runs: Sequence[Mapping[str, Any]] = figures.get("runs") or [figures]
+    body = [_head(figures, runs)]
+    if "difference" in figures:
+        body.append(_compared(figures))
+    for run in runs:
+        name = f" of {run['path']}" if len(runs) > 1 else ""
+        body += [_section(title + name, content) for title, content in _sections(run, brief=len(runs) > 1)]
+    policy = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{policy}'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(figures['headline'])}</title><style>{_STYLE}</style></head><body><main>"
+        + "".join(body)
+        + "<footer>Every number is recomputed from the files named here; intervals are 95 %, by task.</footer>"
+        + "</main></body></html>\n"
+    )
+
+
+def charts_of(figures: Mapping[str, Any]) -> list[Chart]:
+    """Every chart of the page, in its order; of two runs with the run's number in their names."""
+    runs: Sequence[Mapping[str, Any]] = figures.get("runs") or [figures]
+    found = []
+    for number, run in enumerate(runs, 1):
+        for chart in _charts(run):
+            prefix = f"{number}-" if len(runs) > 1 else ""
+            found.append(Chart(prefix + chart.name, *(getattr(chart, f) for f in Chart.__slots__[1:])))
+    return found
+
+
+def _charts(run: Mapping[str, Any]) -> list[Chart]:
+    return [
+        chart
+        for charts in (_reward_charts(run), _size_charts(run), _time_charts(run), _stage_charts(run))
+        for chart in charts
+    ]
+
+
+def _reward_charts(run: Mapping[str, Any]) -> list[Chart]:
+    rewards = run["rewards"]
+    if rewards is None or not rewards["n"]:
+        return []
+    k = {f"pass@{one['k']}": one for one in run["pass_at_k"]}
+    several = rewards["groups"]["of_several"]
+    return _known(
+        of_histogram("rewards", "Rewards of rollouts", rewards["histogram"], "reward"),
+        of_histogram("groups", "Mean reward of groups", rewards["groups"]["means"], "mean reward") if several else None,
+        of_rates("pass-at-k", "pass@k", k) if len(k) > 1 else None,
+        of_rates("parts", "Reward parts", rewards["parts"]) if len(rewards["parts"]) > 1 else None,
+    )
+
+
+def _size_charts(run: Mapping[str, Any]) -> list[Chart]:
+    if run["rewards"] is None:
+        return []
+    lengths, logprobs = run["lengths"], run["logprobs"]
+    return _known(
+        of_histogram(
+            "tokens", "Sampled tokens per rollout", lengths.get("generated", {}).get("histogram", []), "tokens"
+        ),
+        of_histogram("turns", "Turns per rollout", lengths.get("turns", {}).get("histogram", []), "turns"),
+        of_histogram("logprobs", "Log-probabilities of sampled tokens", logprobs["histogram"], "log-probability"),
+    )
+
+
+def _time_charts(run: Mapping[str, Any]) -> list[Chart]:
+    over = run.get("over_time") or []
+    if not over:
+        return []
+    speed = of_series(
+        "speed", "Tokens per second", {"tokens/s": [(p["s"], p["tokens_per_s"]) for p in over]}, "seconds"
+    )
+    counts = {"rollouts": [(p["s"], p["rollouts"]) for p in over]}
+    if any(p["failures"] for p in over):
+        counts["failures"] = [(p["s"], p["failures"]) for p in over]
+    return _known(speed, of_series("progress", "Rollouts finished", counts, "seconds"))
+
+
+def _stage_charts(run: Mapping[str, Any]) -> list[Chart]:
+    found: list[Chart | None] = []
+    for n, one in enumerate(run["pairs"], 1):
+        found.append(of_histogram(f"margins-{n}", f"Margins of {one['path']}", one["margin"]["histogram"], "margin"))
+    for n, one in enumerate(run["judge"], 1):
+        found.append(of_rates(f"judge-{n}", f"Bias of {one['judge']}", _words(one["bias"]), (0.0, 1.0)))
+    for n, one in enumerate(run["training"], 1):
+        name = str(one["path"]).rsplit("/", 1)[-1]
+        found += [of_series(f"training-{n}-{c.replace('/', '-')}", f"{name}: {c}", {c: points}, "step")
+                  for c, points in one["curves"].items()]  # fmt: skip
+    if epochs := run["epochs"]:
+        rates = {
+            "training reward": curve(epochs, "epoch", "reward_mean"),
+            "held-out rate": curve(epochs, "epoch", "validation.rate"),
+        }
+        first = ((run["end"] or {}).get("validation") or {}).get("first") or {}
+        if first.get("epoch") == 0 and first.get("rate") is not None:
+            rates["held-out rate"] = [[0.0, first["rate"]], *rates["held-out rate"]]
+        found.append(of_series("epochs-reward", "Reward and held-out rate", rates, "epoch"))
+        found += [
+            of_series(f"epochs-{c}", _spoken(c), {c: curve(epochs, "epoch", c)}, "epoch") for c in EPOCH_CURVES[2:]
+        ]
+    return _known(*found)
+
+
+def _known(*charts: Chart | None) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
+
+
+def _head(figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    cards = "".join(
+        f'<div class="card"><h3>{escape(run["path"])}</h3>{_facts(run["what"].items())}</div>' for run in runs
+    )
+    title = f'<h1>{escape(figures["headline"])}</h1><p class="soft">{escape(_gist(runs))}</p>'
+    return f'{title}<h2>What was run</h2><div class="cards">{cards}</div>'
+
+
+def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What must be known beside the headline."""
+    said = []
+    for run in runs:
+        name = f"{run['path']}: " if len(runs) > 1 else ""
+        if (checked := run["validation"]) is not None:
+            faults = f"{checked['errors']:,} errors" if checked["errors"] else "no errors"
+            said.append(f"{name}{faults}, {checked['trainable']:,} of {checked['rollouts']:,} rollouts trainable.")
+        if run["rewards"] and run["rewards"]["rollouts"] > run["rewards"]["n"]:
+            said.append(f"{name}{run['rewards']['rollouts'] - run['rewards']['n']:,} rollouts have no reward.")
+    return " ".join(said)
+
+
+def _sections(run: Mapping[str, Any], brief: bool) -> Iterable[tuple[str, str]]:
+    if (rewards := run["rewards"]) is not None:
+        yield "Rewards", _cards(_reward_charts(run)) + _reward_table(run)
+        if not brief:
+            yield "Lengths and endings", _cards(_size_charts(run), _endings(run))
+            yield "Over time", _cards(_time_charts(run), _failures(run))
+        yield "Validation", _validation(run["validation"])
+        if not brief and rewards["n"]:
+            yield (
+                "Examples",
+                '<div class="card">' + "".join(_example(k, v) for k, v in run["examples"].items()) + "</div>",
+            )
+    if brief:
+        return
+    if run["epochs"]:
+        yield "Epochs", _epochs(run["epochs"])
+    if charts := _stage_charts(run):
+        yield "Pairs, judges and training", _cards(charts) + _stages(run)
+    if run["lineage"]:
+        yield "Lineage", _lineage(run["lineage"])
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
+
+
+def _cards(charts: Sequence[Chart], *more: str) -> str:
+    cards = [f'<div class="card"><h3>{escape(chart.title)}</h3>{svg(chart)}</div>' for chart in charts]
+    cards += [f'<div class="card">{one}</div>' for one in more if one]
+    return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
+
+
+def _facts(rows: Iterable[tuple[str, Any]]) -> str:
+    return '<dl class="facts">' + "".join(f"<dt>{escape(k)}</dt><dd>{text(v)}</dd>" for k, v in rows) + "</dl>"
+
+
+def text(value: Any) -> str:
+    """A value as people read it, escaped."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping) and "rate" in value:
+        ends = value.get("ci95")
+        rate = "–" if value["rate"] is None else f"{100 * value['rate']:.1f} %"
+        count = f", {value['count']:,} of {value['n']:,}" if value.get("n") else ""
+        return rate + (f" ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})" if ends and None not in ends else "") + count
+    if isinstance(value, (list, tuple)):
+        return escape(", ".join(map(str, value)))
+    return escape(value)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _ends(ends: Sequence[float] | None) -> str:
+    return "–" if not ends else f"{ends[0]:.4g} to {ends[1]:.4g}"
+
+
+def _reward_table(run: Mapping[str, Any]) -> str:
+    rewards = run["rewards"]
+    rows = [("reward", rewards["mean"], _ends(rewards["ci95"]), rewards["n"])]
+    rows += [(name, one["mean"], _ends(one["ci95"]), one["n"]) for name, one in rewards["parts"].items()]
+    rows += [
+        (f"pass@{one['k']}", one["value"], _ends(one["ci95"]), f"{one['tasks']:,} tasks") for one in run["pass_at_k"]
+    ]
+    groups = rewards["groups"]
+    line = f"{groups['of_several']:,} groups of several rollouts: {groups['mixed']:,} with different rewards"
+    told = (
+        f'<p class="soft">{line}, {groups["without_variance"]:,} without variance.</p>' if groups["of_several"] else ""
+    )
+    return f'<div class="card">{_table(("", "mean", "95 %", "of"), rows)}{told}</div>'
+
+
+def _endings(run: Mapping[str, Any]) -> str:
+    rows: list[tuple[str, Any]] = [("truncated", run["truncated"]), ("rollouts with breaks", run["breaks"])]
+    rows += [(f"finish reason {name}", n) for name, n in sorted(run["finish_reasons"].items())]
+    rows += [(f"stop reason {name}", n) for name, n in sorted(run["stop_reasons"].items())]
+    lengths = run["lengths"]
+    rows += [
+        (f"{name}, median", f"{one['median']:,.0f} (10–90 %: {one['p10']:,.0f}–{one['p90']:,.0f})")
+        for name, one in lengths.items()
+    ]
+    rows.append(("mean log-probability", run["logprobs"]["mean"]))
+    rows.append(("entropy per token, estimated", run["logprobs"]["entropy"]))
+    if run["tools"]["n"]:
+        rows.append(("tool results that are errors", run["tools"]))
+        if len(run["tools"]["by_name"]) > 1:
+            rows += [(f"  {name}", one) for name, one in run["tools"]["by_name"].items()]
+    return "<h3>How rollouts ended</h3>" + _facts(rows)
+
+
+def _failures(run: Mapping[str, Any]) -> str:
+    failures = run["failures"]
+    if not failures["n"]:
+        return ""
+    return "<h3>Failed attempts</h3>" + _facts([("all", failures["n"]), *sorted(failures["by_kind"].items())])
+
+
+def _validation(checked: Mapping[str, Any] | None) -> str:
+    if checked is None:
+        return ""
+    rows = [
+        (f"{code} {CODES[code].name}", CODES[code].severity, n, checked["behavior"].get(code) or CODES[code].meaning)
+        for code, n in checked["by_code"].items()
+    ]
+    line = (
+        f"{checked['errors']:,} errors, {checked['warnings']:,} warnings; {checked['trainable']:,} of "
+        f"{checked['rollouts']:,} rollouts can be trained on."
+    )
+    table = _table(("code", "severity", "findings", "meaning"), rows) if rows else ""
+    return f'<div class="card"><p>{line}</p>{table}</div>'
+
+
+def _example(name: str, row: Mapping[str, Any]) -> str:
+    title = f"{name}: reward {text(row['reward'])}, task {escape(row['task_id'])}, {row['n_generated_tokens']:,} tokens"
+    faults = sorted({v["code"] for v in row["violations"] if v["severity"] == "error"})
+    told = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
+    return (
+        f"<details><summary>{title}</summary><p><code>{escape(row['rollout_id'])}</code></p>{told}"
+        + "".join(map(_message, row["messages"]))
+        + "</details>"
+    )
+
+
+def _message(message: Mapping[str, Any]) -> str:
+    name = f" {message['name']}" if message.get("name") else ""
+    parts = [f'<div class="role">{escape(message.get("role"))}{escape(name)}</div>']
+    if message.get("reasoning"):
+        parts.append(f'<pre class="soft">{escape(message["reasoning"])}</pre>')
+    if message.get("content") or not message.get("tool_calls"):
+        parts.append(f"<pre>{escape(message.get('content') or '(empty)')}</pre>")
+    if message.get("tool_calls"):
+        parts.append(f"<pre>{escape(json.dumps(message['tool_calls'], ensure_ascii=False, indent=1))}</pre>")
+    return "".join(parts)
+
+
+def _spoken(name: str) -> str:
+    return {"training_loss": "training loss", "kl_to_start": "KL to the first policy"}.get(name, name.replace("_", " "))
+
+
+def _words(rates: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", " "): one for name, one in rates.items()}
+
+
+_EPOCH = (
+    ("epoch", "epoch"), ("policy", "policy_version"), ("reward", "reward_mean"), ("rollouts", "rollouts"),
+    ("groups", "groups"), ("trained on", "groups_selected"), ("tokens trained", "trained_tokens"),
+    ("loss", "training_loss"), ("KL to start", "kl_to_start"), ("held-out", "validation.rate"),
+)  # fmt: skip
+
+
+def _epochs(rows: Sequence[Mapping[str, Any]]) -> str:
+    def at(row: Mapping[str, Any], key: str) -> Any:
+        value: Any = row
+        for word in key.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        return value
+
+    table = _table([head for head, _ in _EPOCH], [[at(row, key) for _, key in _EPOCH] for row in rows])
+    dropped = "".join(f"<li>Epoch {row['epoch']}: {escape(left_out(row))}</li>" for row in rows)
+    return f'<div class="card">{table}</div><h2>What was dropped</h2><div class="card"><ul>{dropped}</ul></div>'
+
+
+def left_out(row: Mapping[str, Any]) -> str:
+    """What an epoch did not train on, and why."""
+    reasons = [f"{n:,} groups: {why}" for why, n in (row.get("groups_left_out") or {}).items()]
+    reasons += [f"{n:,} rollouts: {why.replace('_', ' ')}" for why, n in (row.get("rollouts_left_out") or {}).items()]
+    reasons += [
+        f"{n:,} pair candidates: {why.replace('_', ' ')}" for why, n in (row.get("pairs_dropped") or {}).items()
+    ]
+    for name, what in (("unscored", "rollouts without a score"), ("missing", "rollouts missing"),
+                       ("too_old_left_out", "rollouts of policies that are too old")):  # fmt: skip
+        if row.get(name):
+            reasons.append(f"{row[name]:,} {what}")
+    if row.get("skipped"):
+        reasons.append(f"not trained: {row['skipped']}")
+    return "; ".join(reasons) or "nothing"
+
+
+def _stages(run: Mapping[str, Any]) -> str:
+    rows = []
+    for one in run["pairs"]:
+        told = f"{one['pairs']:,} pairs of {one['tasks']:,} tasks, mean margin {text(one['margin']['mean'])}"
+        sizes = f"{text(one['chosen_tokens'])} tokens chosen, {text(one['rejected_tokens'])} rejected"
+        rows.append((one["path"], f"{told}; {sizes}; chosen is longer in {text(one['chosen_longer'])}"))
+    for one in run["judge"]:
+        counts = ", ".join(f"{n:,} {name}" for name, n in (one["comparisons"] or {}).items())
+        rows.append((one["path"], f"judge {one['judge']}: {counts}"))
+    for one in run["training"]:
+        equal = "" if one["tokens_equal"] is None else f"; trained tokens equal the file's: {text(one['tokens_equal'])}"
+        rows.append(
+            (
+                one["path"],
+                f"{one['stage']}, {one['status']}: {text(one['steps'])} steps, {text(one['trained_tokens'])} tokens{equal}",
+            )
+        )
+    return f'<div class="card">{_facts(rows)}</div>'
+
+
+def _lineage(rows: Sequence[Mapping[str, Any]]) -> str:
+    cells = [(one["stage"] or "–", one["run_id"] or "–", one["command"], ", ".join(one["parents"])) for one in rows]
+    return f'<div class="card">{_table(("stage", "run", "command", "made from"), cells)}</div>'
+
+
+def _compared(figures: Mapping[str, Any]) -> str:
+    flips, difference = figures["flips"], figures["difference"]
+    up = f'<span class="up">{flips["up"]:,} tasks went up</span>'
+    down = f'<span class="down">{flips["down"]:,} down</span>'
+    apart = difference["only_first"] + difference["only_second"]
+    missing = f" {apart:,} tasks that only one of the runs has scored are left out." if apart else ""
+    parts = [f'<div class="card"><p>{up}, {down}, {flips["same"]:,} stayed.{missing}</p></div>']
+    tables = [
+        f"<h3>By {escape(field)}</h3>"
+        + _table((field, "up", "down", "same"), [(r["value"], r["up"], r["down"], r["same"]) for r in rows])
+        for field, rows in flips["by_field"].items()
+    ]
+    for way in ("up", "down"):
+        if rows := flips["examples"][way]:
+            cells = [(r["task_id"], r["before"], r["after"]) for r in rows]
+            tables.append(f"<h3>Tasks that went {way}</h3>" + _table(("task", "before", "after"), cells))
+    parts.append(_cards([], *tables))
+    return _section("What changed", "".join(parts))

@@ -1,0 +1,326 @@
+"""What the rollouts of a path amount to: rewards, pass@k, lengths, endings, tools, log-probabilities, and how it went.
+
+Invariants: every number can be recomputed with SQL over the same files; a value that is missing is left out and counted,
+never taken for zero; memory is bounded by the scalar columns and a batch of turns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turn_columns import FUNCTION, TOOL, from_arrow
+from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
+from gymdata.store import read_failures, read_table, scan_batches
+
+Numbers = npt.NDArray[np.float64]
+COLUMNS = (
+    "rollout_id", "task_id", "group_id", "policy", "policy_version", "status", "stop_reason", "reward", "rewards", "n_turns",
+    "n_breaks", "n_context_tokens", "n_generated_tokens", "started_at", "duration_s",
+)  # fmt: skip
+#: Bins of a histogram, and points of a curve over time.
+_BINS, _POINTS = 20, 40
+_BATCH = 4_096
+#: Below this, log-probabilities share one bin.
+_LEAST_LOGPROB = -10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The scored rollouts of a path: ``task`` (n,) labels, ``value`` (n,) finite rewards. ``rollouts``: scored or not."""
+
+    task: npt.NDArray[Any]
+    value: Numbers
+    rollouts: int
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Rewards:
+        """From the columns task_id and reward."""
+        values = pc.fill_null(table["reward"], math.nan).to_numpy()
+        finite = np.isfinite(values)
+        tasks = np.array(table["task_id"].to_pylist(), dtype=object)
+        return cls(tasks[finite], values[finite], table.num_rows)
+
+    @property
+    def binary(self) -> bool:
+        """Every reward is 0 or 1."""
+        return len(self.value) > 0 and bool(np.isin(self.value, (0.0, 1.0)).all())
+
+    def by_task(self) -> dict[str, float]:
+        """The mean reward of each task."""
+        names, codes = np.unique(self.task.astype(str), return_inverse=True)
+        sums = np.bincount(codes, weights=self.value, minlength=len(names))
+        return dict(zip(names.tolist(), (sums / np.bincount(codes, minlength=len(names))).tolist(), strict=True))
+
+    def summary(self) -> dict[str, Any]:
+        """Mean with its 95 % interval: Wilson's for zeros and ones with one rollout per task, else a bootstrap over
+        tasks."""
+        n, tasks = len(self.value), len(set(self.task.tolist()))
+        if not n:
+            return {"n": 0, "tasks": 0, "rollouts": self.rollouts, "mean": None, "ci95": None, "min": None, "max": None}
+        mean, low, high = mean_ci(self.value, self.task.astype(str))
+        if self.binary and tasks == n:
+            low, high = wilson(int(self.value.sum()), n)
+        return {
+            "n": n,
+            "tasks": tasks,
+            "rollouts": self.rollouts,
+            "mean": mean,
+            "ci95": interval(low, high),
+            "min": float(self.value.min()),
+            "max": float(self.value.max()),
+        }
+
+
+def interval(low: float, high: float) -> list[float] | None:
+    return None if math.isnan(low) or math.isnan(high) else [float(low), float(high)]
+
+
+def share(count: int, n: int) -> dict[str, Any]:
+    """A proportion with Wilson's 95 % interval."""
+    return {"count": count, "n": n, "rate": count / n if n else None, "ci95": interval(*wilson(count, n))}
+
+
+def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any]]:
+    """Counts by equal steps; one entry per value where whole numbers are few. ``high`` belongs to the last bin only."""
+    values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return []
+    distinct = np.unique(values)
+    if len(distinct) <= bins and (distinct == np.round(distinct)).all() and np.ptp(distinct) < bins:
+        found = Counter(values.astype(int).tolist())
+        return [{"low": x, "high": x, "count": found.get(x, 0)} for x in range(min(found), max(found) + 1)]
+    counts, edges = np.histogram(values, bins)
+    return [
+        {"low": float(a), "high": float(b), "count": int(n)}
+        for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+
+
+def figures(path: str | Path, threshold: float) -> dict[str, Any]:
+    """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``."""
+    table = read_table(path, ROLLOUTS, COLUMNS)
+    rewards = Rewards.of(table)
+    return {
+        "rewards": _rewards(table, rewards),
+        "pass_at_k": pass_at_k(rewards, threshold),
+        "lengths": _lengths(table),
+        "truncated": share(_count(table["status"], "truncated"), table.num_rows),
+        "stop_reasons": _counts(table["stop_reason"]),
+        "breaks": int(pc.sum(pc.greater(table["n_breaks"], 0)).as_py() or 0),
+        **_of_turns(path),
+        **_over_time(table, Path(path)),
+        "examples": _examples(table),
+    }
+
+
+def _rewards(table: pa.Table, rewards: Rewards) -> dict[str, Any]:
+    return {
+        **rewards.summary(),
+        "binary": rewards.binary,
+        "histogram": histogram(rewards.value),
+        "parts": _parts(table),
+        "groups": _groups(table),
+    }
+
+
+def _parts(table: pa.Table) -> dict[str, Any]:
+    lists = table["rewards"].combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], table["rewards"].type)
+    flat, owner = lists.flatten(), pc.list_parent_indices(lists)
+    values = pc.fill_null(flat.field("value"), math.nan).to_numpy(zero_copy_only=False)
+    names = np.array(flat.field("name").to_pylist(), dtype=object)
+    tasks = np.array(table["task_id"].to_pylist(), dtype=object)[owner.to_numpy()]
+    found = {}
+    for name in sorted(set(names.tolist())):
+        mine = (names == name) & np.isfinite(values)
+        mean, low, high = mean_ci(values[mine], tasks[mine].astype(str)) if mine.any() else (math.nan,) * 3
+        found[name] = {"n": int(mine.sum()), "mean": None if math.isnan(mean) else mean, "ci95": interval(low, high)}
+    return found
+
+
+def _groups(table: pa.Table) -> dict[str, Any]:
+    """How many groups differ in reward within themselves, and the means of all."""
+    grouped = (
+        table.select(["group_id", "reward"])
+        .filter(pc.fill_null(pc.is_finite(table["reward"]), False))
+        .group_by("group_id")
+        .aggregate([("reward", "min"), ("reward", "max"), ("reward", "mean"), ("reward", "count")])
+    )
+    several = grouped.filter(pc.greater(grouped["reward_count"], 1))
+    mixed = int(pc.sum(pc.greater(several["reward_max"], several["reward_min"])).as_py() or 0)
+    return {
+        "n": grouped.num_rows,
+        "of_several": several.num_rows,
+        "mixed": mixed,
+        "without_variance": several.num_rows - mixed,
+        "means": histogram(grouped["reward_mean"].to_numpy()),
+    }
+
+
+def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:
+    """pass@k for 1, 2, 4, … up to the most rollouts that a task has, with 95 % intervals by task."""
+    if not len(rewards.value):
+        return []
+    correct = rewards.value > threshold
+    names, codes = np.unique(rewards.task.astype(str), return_inverse=True)
+    n = np.bincount(codes)
+    c = np.bincount(codes, weights=correct).astype(int)
+    found, k = [], 1
+    while k <= int(n.max()):
+        mean = pass_at_k_by_task(codes, correct, k)
+        enough = n >= k
+        each = [
+            1.0 - math.comb(a - b, k) / math.comb(a, k)
+            for a, b in zip(n[enough].tolist(), c[enough].tolist(), strict=True)
+        ]
+        _, low, high = mean_ci(each)
+        if k == 1 and (n == 1).all():
+            low, high = wilson(int(c.sum()), len(names))
+        found.append(
+            {"k": k, "value": mean.value, "ci95": interval(low, high), "tasks": mean.n_tasks, "too_few": mean.too_few}
+        )
+        k *= 2
+    return found
+
+
+def _lengths(table: pa.Table) -> dict[str, Any]:
+    found = {}
+    for name, column in (("generated", "n_generated_tokens"), ("context", "n_context_tokens"), ("turns", "n_turns")):
+        values = table[column].to_numpy()
+        if len(values):
+            low, half, high = (float(x) for x in np.quantile(values, (0.1, 0.5, 0.9)))
+            found[name] = {"sum": int(values.sum()), "mean": float(values.mean()), "p10": low, "median": half, "p90": high,
+                           "max": int(values.max()), "histogram": histogram(values)}  # fmt: skip
+    return found
+
+
+def _of_turns(path: str | Path) -> dict[str, Any]:
+    """What only turns and messages tell, in one pass."""
+    finish, results, errors = Counter[str](), Counter[str](), Counter[str]()
+    edges = np.linspace(_LEAST_LOGPROB, 0.0, _BINS + 1)
+    counts, tokens, total, odd = np.zeros(_BINS, np.int64), 0, 0.0, 0
+    for batch in scan_batches(path, ROLLOUTS, ("turns", "messages"), _BATCH):
+        evidence = from_arrow(batch, 0)
+        reasons = batch.column(batch.schema.get_field_index("turns")).flatten().field("finish_reason")
+        finish.update(_counts(reasons))
+        logprobs = evidence.turns.logprobs.values.astype(np.float64)
+        good = logprobs[np.isfinite(logprobs)]
+        odd += len(logprobs) - len(good)
+        tokens += len(good)
+        total += float(good.sum())
+        counts += np.histogram(np.clip(good, _LEAST_LOGPROB, 0.0), edges)[0]
+        if (messages := evidence.messages) is not None:
+            tools = np.flatnonzero((messages.role == TOOL) | (messages.role == FUNCTION))
+            column = (
+                batch.column(batch.schema.get_field_index("messages")).flatten().field("name").take(pa.array(tools))
+            )
+            names = [name or "" for name in column.to_pylist()]
+            results.update(names)
+            errors.update(name for name, bad in zip(names, messages.fails[tools].tolist(), strict=True) if bad)
+    bins = [
+        {"low": float(a), "high": float(b), "count": int(n)}
+        for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+    mean = total / tokens if tokens else None
+    return {
+        "finish_reasons": dict(finish),
+        "logprobs": {"tokens": tokens, "not_finite": odd, "mean": mean,
+                     "entropy": None if mean is None else -mean, "histogram": bins if tokens else []},
+        "tools": {**share(sum(errors.values()), sum(results.values())),
+                  "by_name": {name: share(errors[name], n) for name, n in sorted(results.items())}},
+    }  # fmt: skip
+
+
+def _over_time(table: pa.Table, path: Path) -> dict[str, Any]:
+    """Rollouts and tokens by when they ended, and what failed."""
+    failures = list(read_failures(path)) if path.is_dir() else []
+    kinds = Counter(str(record.get("kind")) for record in failures)
+    began = table["started_at"].cast(pa.int64()).to_numpy() / 1e6 if table.num_rows else np.empty(0)
+    found: list[dict[str, Any]] = []
+    if len(np.unique(began)) > 1:
+        ended = began + table["duration_s"].to_numpy()
+        start, edges = began.min(), np.linspace(began.min(), ended.max(), _POINTS + 1)
+        done = np.histogram(ended, edges)[0]
+        tokens = np.histogram(ended, edges, weights=table["n_generated_tokens"].to_numpy())[0]
+        times = np.array([_seconds(record.get("at")) for record in failures], np.float64)
+        failed = np.histogram(times[np.isfinite(times)], edges)[0]
+        step = edges[1] - edges[0]
+        found = [
+            {"s": float(edge - start), "rollouts": int(a), "tokens_per_s": float(b / step), "failures": int(c)}
+            for edge, a, b, c in zip(edges[1:], done, tokens, failed, strict=True)
+        ]
+    return {"over_time": found, "failures": {"n": len(failures), "by_kind": dict(kinds)}}
+
+
+def _seconds(at: Any) -> float:
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _examples(table: pa.Table) -> dict[str, str]:
+    """Ids of the best, the worst and a typical rollout: that of the median reward, and of the median length among equal."""
+    ids, sizes = table["rollout_id"].to_pylist(), table["n_generated_tokens"].to_numpy()
+    values = pc.fill_null(table["reward"], math.nan).to_numpy()
+    rows = np.flatnonzero(np.isfinite(values)).tolist()
+    if not rows:
+        return {"typical": ids[int(np.argsort(sizes, kind="stable")[len(ids) // 2])]} if ids else {}
+    by_length = float(np.median(sizes[rows]))
+
+    def near(value: float) -> str:
+        return str(ids[min(rows, key=lambda r: (abs(values[r] - value), abs(sizes[r] - by_length), ids[r]))])
+
+    middle = float(np.quantile(values[rows], 0.5, method="lower"))
+    found = {"best": near(float(values[rows].max())), "worst": near(float(values[rows].min())), "typical": near(middle)}
+    # With two kinds of reward the typical one is the best or the worst.
+    return {name: one for i, (name, one) in enumerate(found.items()) if one not in list(found.values())[:i]}
+
+
+def _counts(column: Any) -> dict[str, int]:
+    return {
+        str(row["values"]): row["counts"] for row in pc.value_counts(column).to_pylist() if row["values"] is not None
+    }
+
+
+def _count(column: Any, value: str) -> int:
+    return int(pc.sum(pc.equal(column, value)).as_py() or 0)
+
+
+def task_fields(table: pa.Table) -> dict[str, Mapping[str, Any]]:
+    """Each task's row as an object, by task_id. ``table``: the columns task_id and task."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, text in zip(table["task_id"].to_pylist(), table["task"].to_pylist(), strict=True):
+        if name not in found:
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = {}
+            found[name] = value if isinstance(value, dict) else {}
+    return found
+
+
+def fields_to_split_by(tasks: Sequence[Mapping[str, Any]], most: int = 12) -> list[str]:
+    """Fields that divide tasks into a few kinds."""
+    values: dict[str, set[Any]] = {}
+    for task in tasks:
+        for name, value in task.items():
+            if isinstance(value, (str, int, bool)):
+                values.setdefault(name, set()).add(value)
+    return [name for name, seen in values.items() if 2 <= len(seen) <= min(most, max(2, len(tasks) // 4))]

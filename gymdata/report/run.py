@@ -1,0 +1,243 @@
+"""``gymdata.report``: the figures of one path, or of two on the same tasks, and the page of them.
+
+Invariants: what is wrong with the files is part of the report, and a sealed file that was changed is refused as by every
+reader; the page is one file that loads nothing; it appears whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import DataError, UsageError
+from gymdata.public import Report, Row, path_of
+from gymdata.report.compare import comparison
+from gymdata.report.rollouts import figures as rollout_figures
+from gymdata.report.settings import ReportConfig
+from gymdata.report.stages import figures as stage_figures
+from gymdata.report.stages import holds_pairs
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import find_run_json, read_run_json, resolve
+from gymdata.store.paths import local_output
+from gymdata.store.run_json import replacing
+
+__all__ = ["ReportPage", "report"]
+
+#: What a path without rollouts has in their place.
+_NO_ROLLOUTS: dict[str, Any] = {"rewards": None, "pass_at_k": [], "validation": None}
+
+
+@dataclass(frozen=True, repr=False)
+class ReportPage(Report):
+    """The figures of a report: ``headline``, ``rewards``, ``pass_at_k``, ``validation``, ``training`` and more; of two
+    paths also ``difference`` and ``flips``, and under ``runs`` the figures of each. ``path``: the page, where one was
+    written; ``charts``: pictures."""
+
+    figures: dict[str, Any]
+    path: Path | None = None
+    charts: list[Path] = field(default_factory=list)
+
+    @property
+    def headline(self) -> str:
+        """The result in a sentence."""
+        return str(self.figures["headline"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures; ``path`` of the page."""
+        return {**self.figures, "path": None if self.path is None else str(self.path)}
+
+    def rows(self) -> list[Row]:
+        """The summary: names and values."""
+        written = [("written to", self.path)] if self.path is not None else []
+        return [("result", self.headline), *written, *(("chart", chart) for chart in self.charts)]
+
+
+def report(
+    path: str | Path,
+    other: str | Path | None = None,
+    *,
+    config: ReportConfig | None = None,
+    write: bool = True,
+    **settings: Any,
+) -> ReportPage:
+    """What the run, stage or model folder at ``path`` amounts to; with ``other``, how that compares on the same tasks.
+
+    Settings are those of ``ReportConfig``. Writes ``output``, by default report.html in the folder that is reported on
+    (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
+    files were changed.
+    """
+    config = ReportConfig.load(None, {**(config.model_dump(exclude_unset=True) if config else {}), **settings})
+    paths = [Path(path_of(one, "report")) for one in (path, other) if one is not None]
+    runs = [_figures(one, config.threshold) for one in paths]
+    found = dict(runs[0])
+    if len(runs) == 2:
+        if not all(run["rewards"] for run in runs):
+            raise DataError.empty(next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"]), "rollouts")
+        compared = comparison(*paths)
+        found = {"headline": compared_headline(compared), **compared, "runs": runs}
+        found |= {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
+    else:
+        found = {"headline": _headline(found), **found}
+    found["paths"] = [str(one) for one in paths]
+    target = _target(paths, config) if write else None
+    charts: list[Path] = []
+    from gymdata.report.page import charts_of, page
+
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary:
+            temporary.write_text(page(found), encoding="utf-8")
+    if config.png is not None:
+        from gymdata.report._charts_png import draw
+
+        charts = [draw(chart, config.png) for chart in charts_of(found)]
+    return ReportPage(found, target, charts)
+
+
+def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
+    if config.output is not None:
+        target = local_output(config.output)
+        if target.suffix not in (".html", ".htm"):
+            raise UsageError.bad_value("-o", str(config.output), "a name ending in .html")
+        return target
+    folder = paths[-1] if paths[-1].is_dir() else Path.cwd()
+    return folder / "report.html"
+
+
+def _figures(path: Path, threshold: float) -> dict[str, Any]:
+    found = find_run_json(path)
+    facts = read_run_json(found) if found is not None else {}
+    stages = stage_figures(path)
+    rollouts = _NO_ROLLOUTS
+    if not holds_pairs(path) and resolve(path, ROLLOUTS):
+        rollouts = {**rollout_figures(path, threshold), "validation": _validation(path)}
+        rollouts["examples"] = _examples(path, rollouts["examples"])
+    elif not any(stages[key] for key in ("pairs", "judge", "training", "epochs")):
+        raise DataError.empty(path, "rollouts, pairs, judgements or a training")
+    return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": _end(path)}
+
+
+def _validation(path: Path) -> dict[str, Any]:
+    from gymdata.validate.run import validate
+
+    checked = validate(path)
+    return {
+        "rollouts": checked.rollouts,
+        "trainable": checked.trainable,
+        "errors": checked.errors,
+        "warnings": checked.warnings,
+        "infos": checked.infos,
+        "by_code": checked.by_code,
+        "behavior": {v.code: v.detail for v in checked.violations if v.code.startswith("B")},
+    }
+
+
+def _examples(path: Path, ids: Mapping[str, str]) -> dict[str, Any]:
+    from gymdata.show.run import show
+
+    return {name: show(path, rollout_id).rollouts[0].to_dict() for name, rollout_id in ids.items()}
+
+
+def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What was run: model, data, command, versions and time."""
+    attempts = facts.get("attempts") or []
+    command = facts.get("command") or ""
+    config, engine = facts.get("config") or {}, facts.get("engine") or {}
+    config = config if isinstance(config, Mapping) else {}
+    times = [(_time(a.get("started_at")), _time(a.get("ended_at"))) for a in attempts]
+    spent = [(end - start).total_seconds() for start, end in times if start and end]
+    model = facts.get("policy") or config.get("model") or (facts.get("model") or {}).get("path")
+    versions = facts.get("versions") if isinstance(facts.get("versions"), Mapping) else {}
+    known = {
+        "stage": facts.get("stage"),
+        "model": model,
+        "data": config.get("tasks") or ", ".join(str(p.get("path")) for p in facts.get("parents") or []),
+        "command": command if isinstance(command, str) else " ".join(map(str, command)),
+        "rewards": config.get("reward"),
+        "environment": config.get("env"),
+        "gymdata": facts.get("gymdata"),
+        "engine": " ".join(str(engine[k]) for k in ("engine", "engine_version") if engine.get(k)) or None,
+        "versions": ", ".join(f"{k} {v}" for k, v in (versions or {}).items()) or None,
+        "started": attempts[0].get("started_at") if attempts else None,
+        "seconds": round(sum(spent), 1) if spent else None,
+        "run_id": facts.get("run_id"),
+    }
+    return {key: value for key, value in known.items() if value not in (None, "", [], {})}
+
+
+def _time(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _end(path: Path) -> dict[str, Any] | None:
+    """What a finetuning measured of its whole, when it is over."""
+    import json
+
+    file = path / "result.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found if isinstance(found, dict) else None
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def span(ends: Sequence[float] | None, scale: float = 1.0, digits: int = 1) -> str:
+    """An interval in brackets; nothing where there is none."""
+    return "" if not ends else " (" + "–".join(f"{scale * end:.{digits}f}" for end in ends) + ")"
+
+
+def compared_headline(compared: Mapping[str, Any]) -> str:
+    """``48.3 % → 71.7 %, +23.3 points (10.0–36.7), 600 tasks``; means of rewards where these are not 0 and 1."""
+    d = compared["difference"]
+    if d["binary"]:
+        sides = f"{percent(d['before'])} → {percent(d['after'])}, {100 * d['rate']:+.1f} points"
+        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {d['n']:,} tasks"
+    return (
+        f"reward {d['before']:.3f} → {d['after']:.3f}, {d['rate']:+.3f}{_signed(d['ci95'], 1.0, 3)}, {d['n']:,} tasks"
+    )
+
+
+def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:
+    """A dash would be read as a minus where an end is negative."""
+    if ends and min(ends) < 0:
+        return " ({} to {})".format(*(f"{scale * end:+.{digits}f}" for end in ends))
+    return span(ends, scale, digits)
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    measured = (found["end"] or {}).get("validation") or {}
+    first, last, d = (measured.get(key) or {} for key in ("first", "last", "difference"))
+    if d.get("rate") is not None:
+        sides = f"{percent(first['rate'])} → {percent(last['rate'])}, {100 * d['rate']:+.1f} points"
+        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {d['n']:,} held-out tasks"
+    rewards = found["rewards"]
+    if rewards is not None:
+        size = f"{rewards['rollouts']:,} rollouts of {rewards['tasks']:,} tasks"
+        if rewards["mean"] is None:
+            return f"{rewards['rollouts']:,} rollouts, none scored"
+        if rewards["binary"]:
+            text = f"{percent(rewards['mean'])} correct{span(rewards['ci95'], 100.0)}"
+        else:
+            text = f"mean reward {rewards['mean']:.3f}{_signed(rewards['ci95'], 1.0, 3)}"
+        best = found["pass_at_k"][-1] if len(found["pass_at_k"]) > 1 else None
+        more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
+        return f"{text}{more}, {size}"
+    if found["epochs"]:
+        return f"{len(found['epochs'])} epochs"
+    if found["training"]:
+        one = found["training"][0]
+        loss = one["curves"].get("loss")
+        moved = f", loss {loss[0][1]:.3f} → {loss[-1][1]:.3f}" if loss else ""
+        return f"{one['stage']}: {one['steps'] or 0:,} steps, {one['trained_tokens'] or 0:,} tokens{moved}"
+    if found["pairs"]:
+        n, tasks = (sum(one[key] for one in found["pairs"]) for key in ("pairs", "tasks"))
+        return f"{n:,} pairs of {tasks:,} tasks"
+    counts = found["judge"][0]["comparisons"] or {}
+    return f"{sum(counts.values()):,} comparisons"

@@ -1,0 +1,17 @@
+"""Settings of ``gymdata report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+
+from gymdata.settings import Config
+
+
+class ReportConfig(Config):
+    """``gymdata report``."""
+
+    output: Path | None = pydantic.Field(None, description="HTML file to write (default: report.html in the folder).")
+    png: Path | None = pydantic.Field(None, description="Also write each chart as a PNG into this folder.")
+    threshold: float = pydantic.Field(0.5, description="A rollout is a success if its reward is above this.")

@@ -1,0 +1,121 @@
+"""What stages made of rollouts: pairs, judgements and trained models; and where all of it came from."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gymdata.report.rollouts import histogram, share
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.schema import PAIRS
+from gymdata.store import read_run_json, read_table, resolve
+from gymdata.store.lineage import lineage
+
+METRICS = "metrics.jsonl"
+#: Curves worth a look, in their order; the rest of a trainer's log stays in metrics.jsonl.
+CURVES = (
+    "loss", "rewards/accuracies", "rewards/margins", "accuracy", "heldout/accuracy", "ratio/mean", "kl", "entropy",
+    "mean_token_accuracy", "grad_norm", "learning_rate",
+)  # fmt: skip
+#: Numbers of an epoch of ``finetune`` that are drawn.
+EPOCH_CURVES = ("reward_mean", "validation.rate", "training_loss", "kl_to_start")
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """``pairs``, ``judge``, ``training``, ``epochs`` and ``lineage`` of a folder and the stage folders in it."""
+    folders = [path, *sorted(p.parent for p in path.glob("*/run.json"))] if path.is_dir() else []
+    described = [(folder, read_run_json(folder)) for folder in folders if (folder / "run.json").is_file()]
+    return {
+        "pairs": list(_pairs(path)),
+        "judge": [_judge(folder, facts) for folder, facts in described if facts.get("stage") == "judge"],
+        "training": [_training(folder, facts) for folder, facts in described
+                     if (folder / METRICS).is_file() and facts.get("stage") != "finetune"],
+        "epochs": _rows(path / METRICS) if described and described[0][1].get("stage") == "finetune" else [],
+        "lineage": list(_lineage(path)),
+    }  # fmt: skip
+
+
+def _pairs(path: Path) -> Iterator[dict[str, Any]]:
+    for source in resolve(path, PAIRS) if path.is_dir() or holds_pairs(path) else ():
+        table = read_table(source.path, PAIRS, ["task_id", "margin", "chosen_mask", "rejected_mask"])
+        margin = table["margin"].to_numpy()
+        masks = [Ragged.of(table[name]) for name in ("chosen_mask", "rejected_mask")]
+        chosen, rejected = (np.diff(np.append(0, np.cumsum(mask.values))[mask.offsets]) for mask in masks)
+        yield {
+            "path": str(source.path),
+            "pairs": table.num_rows,
+            "tasks": len(set(table["task_id"].to_pylist())),
+            "margin": {"mean": float(margin.mean()) if len(margin) else None, "histogram": histogram(margin)},
+            "chosen_tokens": float(chosen.mean()) if len(chosen) else None,
+            "rejected_tokens": float(rejected.mean()) if len(rejected) else None,
+            "chosen_longer": share(int((chosen > rejected).sum()), int((chosen != rejected).sum())),
+        }
+
+
+def holds_pairs(path: Path) -> bool:
+    """Whether a file has the columns of pairs."""
+    import pyarrow.parquet as pq
+
+    return path.suffix == ".parquet" and path.is_file() and "chosen" in pq.read_schema(path).names
+
+
+def _judge(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    counts = facts.get("counts") or {}
+    bias = {k: v for k, v in (facts.get("bias") or {}).items() if isinstance(v, dict) and "rate" in v}
+    return {"path": str(folder), "judge": facts.get("judge"), "comparisons": counts.get("comparisons"), "bias": bias}
+
+
+def _training(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    rows = _rows(folder / METRICS)
+    proof = facts.get("trained_tokens") or {}
+    return {
+        "path": str(folder),
+        "stage": facts.get("stage"),
+        "status": facts.get("status"),
+        "steps": facts.get("steps"),
+        "trained_tokens": (proof.get("batches") or {}).get("count"),
+        "tokens_equal": proof.get("equal"),
+        "curves": {name: points for name in CURVES if (points := curve(rows, "step", name))},
+    }
+
+
+def curve(rows: list[dict[str, Any]], x: str, name: str) -> list[list[float]]:
+    """The points of a number (dotted where it is inside another) over ``x``; what was not measured is left out."""
+    points = []
+    for row in rows:
+        value: Any = row
+        for word in [name] if name in row else name.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            points.append([float(row[x]), float(value)])
+    return points
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a torn last line is left out."""
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _lineage(path: Path) -> Iterator[dict[str, Any]]:
+    for facts in lineage(path):
+        command = facts.get("command") or ""
+        yield {
+            "stage": facts.get("stage"),
+            "run_id": facts.get("run_id"),
+            "command": command if isinstance(command, str) else shlex.join(map(str, command)),
+            "parents": [str(parent.get("path")) for parent in facts.get("parents") or []],
+        }

@@ -1,0 +1,197 @@
+"""Lists of different lengths as one array of values and the places where the lists begin; and keys of what they hold.
+
+Invariants: offsets are int64, begin at 0 and end at the number of values; a null list of a file is an empty one; lists with
+equal content have equal keys. Lists with equal 128-bit keys are taken for equal: among 10⁹ different ones, the chance that
+any two share a key is below 10⁻²⁰. Importing this needs no pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gymdata.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """n lists: list i is ``values[offsets[i]:offsets[i + 1]]``; ``offsets`` has shape (n + 1,)."""
+
+    values: Array
+    offsets: Ints
+
+    @classmethod
+    def of(cls, lists: pa.ListArray | pa.ChunkedArray, dtype: Any = None) -> Ragged:
+        """The lists of an Arrow column; the values share its memory where it is one chunk without nulls."""
+        chunks = [list_parts(chunk) for chunk in getattr(lists, "chunks", [lists])]
+        parts = [cls(values.to_numpy(zero_copy_only=values.null_count == 0), offsets) for offsets, values in chunks]
+        whole = cls.joined(parts) if parts else cls(np.empty(0), np.zeros(1, np.int64))
+        return whole if dtype is None else cls(whole.values.astype(dtype, copy=False), whole.offsets)
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[npt.ArrayLike], dtype: Any) -> Ragged:
+        """One list an array."""
+        values = np.concatenate(arrays).astype(dtype, copy=False) if len(arrays) else np.empty(0, dtype)
+        return cls(values, offsets_of(np.fromiter(map(len, arrays), np.int64, len(arrays))))  # type: ignore[arg-type]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The lists of all ``parts`` (at least one), one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, offsets_of(np.concatenate([part.lengths for part in parts])))
+
+    @classmethod
+    def interleaved(cls, parts: Sequence[Ragged]) -> tuple[Ragged, npt.NDArray[np.int8]]:
+        """One list per row: that of each part (all of n lists), one after the other; and the part that each value is of."""
+        each = offsets_of(np.stack([part.lengths for part in parts], axis=1).ravel())
+        part_of = np.repeat(np.tile(np.arange(len(parts), dtype=np.int8), len(parts[0])), np.diff(each))
+        values = np.empty(len(part_of), parts[0].values.dtype)
+        for number, part in enumerate(parts):
+            values[part_of == number] = part.values
+        return cls(values, each[:: len(parts)]), part_of
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> Array:
+        return self.values[self.span(i)]
+
+    def span(self, i: int) -> slice:
+        """Where list i is in ``values``."""
+        return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets)
+
+    @property
+    def owner(self) -> Ints:
+        """The list of each value."""
+        return self.spread(np.arange(len(self)))
+
+    def spread(self, each: Array) -> Array:
+        """One number a list → one a value."""
+        return np.repeat(each, self.lengths)
+
+    def sums(self, numbers: Array, dtype: Any = np.int64) -> Array:
+        """The sum over each list of ``numbers``, one a value."""
+        running = np.concatenate((np.zeros(1, dtype), np.cumsum(numbers, dtype=dtype)))
+        return np.asarray(running[self.offsets[1:]] - running[self.offsets[:-1]])
+
+    def locate(self, place: int) -> tuple[int, int]:
+        """(list, position in it) of a value; lists may be empty."""
+        i = int(np.searchsorted(self.offsets, place, side="right")) - 1
+        return i, int(place - self.offsets[i])
+
+    def like(self, values: Array) -> Ragged:
+        """Other values in lists of the same lengths."""
+        return Ragged(values, self.offsets)
+
+    def take(self, rows: Array) -> Ragged:
+        """The lists at ``rows`` (int array), in that order."""
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
+            return self
+        at, offsets = places(self.offsets[:-1][rows], self.lengths[rows])
+        return Ragged(self.values[at], offsets)
+
+    def is_head(self, at: Array) -> npt.NDArray[np.bool_]:
+        """Which values are among the first ``at[i]`` of their list."""
+        return np.repeat(np.tile(np.array([True, False]), len(self)), np.stack((at, self.lengths - at), axis=1).ravel())
+
+    def only(self, kept: npt.NDArray[np.bool_], lengths: Array) -> Ragged:
+        """The values that are true in ``kept``; ``lengths``: how many that are in each list."""
+        return Ragged(self.values[kept], offsets_of(lengths))
+
+    def first(self, at: Array) -> Ragged:
+        """The first ``at[i]`` values of each list."""
+        return self.only(self.is_head(at), at)
+
+    def grouped(self, bounds: Ints) -> Ragged:
+        """Lists ``bounds[i]`` to ``bounds[i + 1]`` joined to one; ``bounds`` has all lists in it."""
+        return Ragged(self.values, self.offsets[bounds])
+
+    def to_arrow(self) -> pa.ListArray:
+        """As an Arrow list array. Raises DataError above 2³¹ values, which its offsets cannot count."""
+        import pyarrow as pa
+
+        if len(self.values) > np.iinfo(np.int32).max:
+            raise DataError("a batch holds more than 2³¹ tokens", hint="read it in smaller batches")
+        return pa.ListArray.from_arrays(self.offsets.astype(np.int32), self.values)
+
+    def hashes(self, seeds: Sequence[int] | None = None) -> npt.NDArray[np.uint64]:
+        """A 64-bit hash of each list's bytes."""
+        data, bounds, digest = self._bytes()
+        if seeds is None:
+            return np.array([digest(data[a:b]) for a, b in pairwise(bounds)], np.uint64)
+        return np.array([digest(data[a:b], s) for (a, b), s in zip(pairwise(bounds), seeds, strict=True)], np.uint64)
+
+    def keys(self) -> list[bytes]:
+        """A 128-bit key of each list's bytes."""
+        data, bounds, _ = self._bytes()
+        return [xxhash.xxh3_128_digest(data[a:b]) for a, b in pairwise(bounds)]
+
+    def _bytes(self) -> tuple[memoryview, list[int], Any]:
+        return byte_view(self.values), (self.offsets * self.values.itemsize).tolist(), xxhash.xxh3_64_intdigest
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Ints:
+    """Where lists of these lengths begin and end, one after the other: shape (n + 1,), from 0."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+
+
+def places(begin: Array, lengths: Array) -> tuple[Ints, Ints]:
+    """Every place from ``begin[i]`` on, ``lengths[i]`` of them, list by list; and the offsets of these lists."""
+    offsets = offsets_of(lengths)
+    return np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths), offsets
+
+
+def list_parts(array: Any) -> tuple[Ints, Any]:
+    """Offsets from 0, and the flat Arrow values that they cut. A null list is an empty one."""
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    if array.null_count:
+        # Arrow allows bytes under a null list; they are nobody's.
+        keep = array.is_valid().to_numpy(zero_copy_only=False)
+        if (np.diff(offsets)[~keep] != 0).any():
+            return list_parts(array.fill_null([]))
+    return offsets - offsets[0], values
+
+
+def byte_view(array: Array) -> memoryview:
+    """The array's memory as bytes, to be sliced without copying."""
+    # An empty memoryview cannot be cast.
+    return np.ascontiguousarray(array).view(np.uint8).data if len(array) else memoryview(b"")
+
+
+def joined_keys(columns: Sequence[list[bytes]]) -> list[bytes]:
+    """One key a row of several columns' keys."""
+    return [b"".join(parts) for parts in zip(*columns, strict=True)]
+
+
+def content_codes(keys: list[bytes]) -> Ints:
+    """Keys as numbers from 0: rows have one number exactly when they have one key."""
+    import pyarrow as pa
+
+    encoded = pa.array(keys, pa.binary()).dictionary_encode()
+    return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+
+
+def repeats(codes: Ints) -> npt.NDArray[np.bool_]:
+    """Which rows have a number that an earlier row has."""
+    result = np.ones(len(codes), np.bool_)
+    result[np.unique(codes, return_index=True)[1]] = False
+    return result

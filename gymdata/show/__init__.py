@@ -1,0 +1,1 @@
+"""``gymdata show``: rollouts and pairs as people read them."""

@@ -1,0 +1,312 @@
+"""Rollouts and pairs on a terminal.
+
+Invariants: what a rollout holds is data, so nothing of it reaches the terminal that the terminal would act on, and none
+of it is markup; no line is wider than the terminal; without colors the same is told in words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from gymdata.errors import printable
+from gymdata.rollouts.violations import CODES, Violation, both_sides
+
+if TYPE_CHECKING:
+    from gymdata.rollouts.breaks import Reading
+    from gymdata.show.run import Shown, ShownPair, ShownRollout
+
+#: Longer lines are hard to read, however wide the terminal is.
+_WIDEST = 110
+_NO_TERMINAL = 80
+#: From this width on the sides of a pair stand beside each other.
+_BESIDE = 100
+_ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "function": "yellow",
+          "environment": "yellow"}  # fmt: skip
+_SEVERITIES = {"error": "bold red", "warning": "bold yellow", "info": "bold blue"}
+#: Lowest probability, and how a token of at least that is shown. Black on these reads on dark and light terminals.
+_COLORS = ((0.95, "black on #b7e4c7"), (0.5, "black on #d8f3a6"), (0.1, "black on #ffe08a"), (0.01, "black on #ffb37a"),
+           (0.0, "black on #ff8f8f"))  # fmt: skip
+_UNKNOWN = "reverse"
+#: Longer values of a task are left to ``--json``.
+_SHORT = 60
+_FIELDS = 6
+
+
+def console_for(width: int | None = None) -> Console:
+    """A console on stdout: as wide as the terminal up to what reads well, 80 columns elsewhere."""
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    if width is None:
+        console.width = min(console.width, _WIDEST) if console.is_terminal else _NO_TERMINAL
+    return console
+
+
+def render(shown: Shown, *, tokens: bool = False, console: Console | None = None) -> None:
+    """Print what was asked for. ``tokens``: the ids that were sampled, colored by their logprob, too."""
+    out = _Page(console or console_for(), shown.reading)
+    if tokens:
+        out.legend()
+    if shown.pair is not None:
+        _pair(out, shown.pair, tokens)
+    for number, rollout in enumerate(shown.rollouts):
+        if number:
+            out.line()
+        _rollout(out, rollout, tokens)
+
+
+class _Page:
+    """Prints blocks of text with a border in the color of their role."""
+
+    def __init__(self, console: Console, reading: Reading | None) -> None:
+        self.console, self.reading = console, reading
+        self._pieces: dict[int, str] = {}
+
+    def line(self, *parts: Any) -> None:
+        self.console.print(Text.assemble(*parts) if parts else "", soft_wrap=True)
+
+    def title(self, text: str, style: str = "bold", line: str = "dim") -> None:
+        self.console.print(Rule(Text(printable(text, lines=False), style), align="left", style=line))
+
+    def facts(self, rows: Iterable[tuple[str, str]]) -> None:
+        known = list(rows)
+        wide = max(len(name) for name, _ in known) + 2
+        for name, value in known:
+            lines = Text(printable(value)).wrap(self.console, self.console.width - wide)
+            for number, line in enumerate(lines):
+                line.rstrip()
+                self.line((("" if number else name).ljust(wide), "dim"), line)
+
+    def block(self, text: Text, style: str) -> None:
+        """``text``, wrapped where it is wider than the console, behind a border."""
+        room = self.console.width - 2
+        short = text.cell_len <= room and "\n" not in text.plain and "\t" not in text.plain
+        for line in [text] if short else text.wrap(self.console, room, tab_size=4):
+            if not short:
+                line.rstrip()
+            self.line(("│ " if line else "│", style), line)
+
+    def piece(self, token: int) -> str:
+        """What stands for a token: its text where that is known, on one line."""
+        if token not in self._pieces:
+            text = self.reading.decode([token]) if self.reading is not None else f" {token}"
+            self._pieces[token] = printable(text, lines=False) or f"⟨{token}⟩"
+        return self._pieces[token]
+
+    def legend(self) -> None:
+        parts: list[Any] = [("probability ", "dim")]
+        for at_least, style in _COLORS:
+            parts += [(f" ≥ {at_least:.0%} " if at_least else " less ", style), " "]
+        if self.console.color_system is not None:
+            self.line(*parts, ("context is gray", "dim"))
+
+    def tokens(self, ids: Sequence[int], logprobs: Sequence[float | None], style: str, first: int = 0) -> None:
+        """Ids with their logprobs (None: given, not sampled): colored, or without colors one per line."""
+        if self.console.color_system is None:
+            for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), first):
+                if logprob is not None:
+                    text = self.piece(token) if self.reading is not None else ""
+                    self.line((f"│ {at:>6} {token:>7} {logprob:>9.4f}  ", style), text)
+            return
+        # Lines end between tokens, and after a token that holds a line's end.
+        line, room = Text(), self.console.width - 2
+        for token, logprob in zip(ids, logprobs, strict=True):
+            piece = self.piece(token)
+            part = Text(piece, "dim" if logprob is None else _color(logprob))
+            part.append("" if logprob is None else "▏", "dim not reverse")
+            if line.cell_len and line.cell_len + part.cell_len > room:
+                self.block(line, style)
+                line = Text()
+            line.append_text(part)
+            if "\\n" in piece:
+                self.block(line, style)
+                line = Text()
+        if line.cell_len:
+            self.block(line, style)
+
+
+def _color(logprob: float) -> str:
+    if not math.isfinite(logprob) or logprob > 1e-6:
+        return _UNKNOWN
+    return next(style for at_least, style in _COLORS if math.exp(logprob) >= at_least)
+
+
+def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
+    row = shown.row
+    out.title(f"rollout {row['rollout_id']}")
+    out.facts([*_facts(row), *_faults(shown.violations)])
+    turns, spoken = row["turns"] or [], set()
+    for message in row["messages"]:
+        turn = message.get("turn")
+        known = isinstance(turn, int) and 0 <= turn < len(turns) and turn not in spoken
+        out.line()
+        _message(out, message, _turn_facts(turns[turn]) if known else "")
+        if known:
+            spoken.add(turn)
+            if tokens:
+                _turn_tokens(out, turns[turn])
+    for number, turn in enumerate(turns) if tokens else ():
+        if number not in spoken:
+            out.line()
+            out.line((f"turn {number}, {_turn_facts(turn)}: no message", "dim"))
+            _turn_tokens(out, turn)
+    _violations(out, shown.violations)
+
+
+def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    task = row["task"] if isinstance(row["task"], dict) else {}
+    fields = {k: v for k, v in task.items() if isinstance(v, (str, int, float)) and k not in ("task_id", "prompt")}
+    known = [f"{k} {v}" for k, v in fields.items() if len(str(v)) <= _SHORT and "\n" not in str(v) and k[:1] != "_"]
+    yield "task", "  ".join([row["task_id"], *known[:_FIELDS]])
+    parts = "  ".join(f"{part['name']} {_number(part['value'])}" for part in row["rewards"] or [])
+    yield "reward", f"{_number(row['reward'])}   {parts}".rstrip()
+    reasons = dict.fromkeys(r for r in (row["stop_reason"], row["finish_reason"]) if r)
+    yield "status", " · ".join([row["status"], *reasons])
+    yield "policy", f"{row['policy']} (version {row['policy_version']}, temperature {row['temperature']:g})"
+    breaks = f", {_many(row['n_breaks'], 'break')}" if row["n_breaks"] else ""
+    size = f"{_many(row['n_turns'], 'turn')}, {_many(row['n_generated_tokens'], 'token')} sampled"
+    size += f", {row['n_context_tokens']:,} of context"
+    yield "size", size + breaks
+    # Rollouts of other projects may not tell.
+    if row["started_at"].timestamp():
+        yield "time", f"{row['started_at']:%Y-%m-%d %H:%M:%S} UTC, {row['duration_s']:.1f} s"
+
+
+def _faults(found: Sequence[Violation]) -> Iterator[tuple[str, str]]:
+    """What must be known before anything else is believed."""
+    codes = dict.fromkeys(v.code for v in found if (v.severity or CODES[v.code].severity) == "error")
+    if codes:
+        yield "faults", ", ".join(f"{code} {CODES[code].name}" for code in codes) + " (explained below)"
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}" + ("" if n == 1 else "s")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _turn_facts(turn: Mapping[str, Any]) -> str:
+    logprobs = [p for p in turn["generation_log_probs"] if p is not None]
+    n = len(turn["generation_token_ids"])
+    mean = f", mean logprob {math.fsum(logprobs) / len(logprobs):.3f}" if logprobs else ""
+    agent = f"{turn['agent']}, " if turn.get("agent") else ""
+    return f"{agent}{_many(n, 'token')}, {turn['finish_reason']}{mean}"
+
+
+def _message(out: _Page, message: Mapping[str, Any], of_turn: str) -> None:
+    role = str(message.get("role"))
+    style = _ROLES.get(role, "white")
+    name = f" {message['name']}" if message.get("name") else ""
+    turn = f"  turn {message['turn']}" if message.get("turn") is not None else ""
+    facts = f"{turn}{': ' if of_turn else ''}{of_turn}"
+    out.line((printable(f"{role}{name}", lines=False), f"bold {style}"), (printable(facts, lines=False), "dim"))
+    if reasoning := message.get("reasoning"):
+        out.block(Text(printable(str(reasoning)), "italic dim"), style)
+    if (content := message.get("content")) or not (message.get("tool_calls") or reasoning):
+        out.block(Text(printable(str(content))) if content else Text("(empty)", "dim"), style)
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        out.block(Text.assemble(("→ ", style), _call(call)), style)
+
+
+def _call(call: Any) -> Text:
+    """``name(argument=value)`` of a tool call; whatever else it is, as it is."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "name" not in function:
+        return Text(printable(call if isinstance(call, str) else json.dumps(call, ensure_ascii=False)))
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in arguments.items())
+    return Text.assemble((printable(str(function["name"])), "bold"), printable(f"({arguments or ''})"))
+
+
+def _turn_tokens(out: _Page, turn: Mapping[str, Any]) -> None:
+    given, ids = turn["prompt_delta_ids"], turn["generation_token_ids"]
+    logprobs = [*turn["generation_log_probs"], *([math.nan] * len(ids))][: len(ids)]
+    out.tokens([*given, *ids], [None] * len(given) + logprobs, "dim", int(turn["prefix_length"]))
+
+
+def _violations(out: _Page, found: Sequence[Violation]) -> None:
+    explained = set()
+    for v in found:
+        code = CODES[v.code]
+        severity = v.severity or code.severity
+        place = [f"turn {v.turn}"] * (v.turn is not None) + [f"position {v.position}"] * (v.position is not None)
+        out.line()
+        out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(place)}  ", (severity, "dim"))
+        parts = [v.detail] + [f"{what} {value}" for what, value in (("expected", v.expected), ("got", v.got)) if value]
+        told = "\n".join(str(part) for part in parts if part)
+        if told:
+            out.block(Text(printable(told)), "red")
+        if v.evidence is not None:
+            out.block(Text(printable(v.evidence["explanation"])), "red")
+            for side, left, middle, right in both_sides(v.evidence):
+                out.block(Text.assemble((f"{side}  ", "dim"), left, ("⟦" + middle + "⟧", "reverse"), right), "red")
+        if v.code not in explained:
+            explained.add(v.code)
+            meaning = code.meaning[0].upper() + code.meaning[1:]
+            out.block(Text(f"{meaning}. {code.explanation}", "dim"), "red")
+
+
+def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
+    row = shown.row
+    out.title(f"pair {row['pair_id']}")
+    sides = {name: f"{row[f'{name}_rollout_id']}, {_sampled(row, name)} tokens sampled" for name in _SIDES}
+    out.facts([("task", row["task_id"]), ("margin", f"{_number(row['margin'])} ({row['source']})"), *sides.items()])
+    for message in [*row["prompt"], *row["chosen"][: shown.fork_message]]:
+        out.line()
+        _message(out, message, "")
+    out.line()
+    out.title(f"from here they differ: token {shown.fork_token:,} after the prompt", "bold", "dim")
+    if out.console.width >= _BESIDE:
+        _beside(out, shown, tokens)
+        return
+    for name in _SIDES:
+        _side(out, shown, name, tokens)
+
+
+_SIDES = {"chosen": "bold green", "rejected": "bold red"}
+
+
+def _sampled(row: Mapping[str, Any], side: str) -> str:
+    return f"{sum(row[f'{side}_mask']):,}"
+
+
+def _side(out: _Page, shown: ShownPair, name: str, tokens: bool) -> None:
+    row = shown.row
+    out.title(name, _SIDES[name], _SIDES[name].split()[-1])
+    for message in row[name][shown.fork_message :] or [{"role": "assistant", "content": None}]:
+        _message(out, message, "")
+        out.line()
+    if tokens:
+        start = shown.fork_token
+        ids, mask, logprobs = (row[f"{name}_{what}"][start:] for what in ("ids", "mask", "logprobs"))
+        sampled = [p if m else None for p, m in zip(logprobs, mask, strict=True)]
+        out.tokens(ids, sampled, "dim", start)
+        out.line()
+
+
+def _beside(out: _Page, shown: ShownPair, tokens: bool) -> None:
+    """Both sides as columns: each is printed for half of the width, and its lines are put beside the other's."""
+    whole = out.console
+    half = (whole.width - 3) // 2
+    columns = []
+    for name in _SIDES:
+        part = Console(width=half, markup=False, highlight=False, emoji=False, color_system=whole.color_system,  # type: ignore[arg-type]  # one of its own names
+                       force_terminal=whole.is_terminal, legacy_windows=False)  # fmt: skip
+        with part.capture() as captured:
+            _side(_Page(part, out.reading), shown, name, tokens)
+        columns.append(Text.from_ansi(captured.get()))
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    for _ in columns:
+        grid.add_column(width=half, no_wrap=True)
+    grid.add_row(*columns)
+    whole.print(grid)

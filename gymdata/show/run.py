@@ -1,0 +1,268 @@
+"""Which rollouts or pair to show, and all that there is to see of each: its row and its violations.
+
+Invariants: a rollout is shown with the faults that ``validate`` finds in it, so that no number of a damaged one is taken
+for true; a run that is being collected shows its journaled rows, too; nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError, UsageError
+from gymdata.public import Report, Row, path_of
+from gymdata.rollouts.violations import Violation
+from gymdata.show.settings import ShowConfig
+from gymdata.store.paths import find_run_json, read_facts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.rollouts.breaks import Reading
+    from gymdata.rollouts.schema import Table
+
+_KEYS = ("rollout_id", "task_id", "rollout_index", "reward")
+#: The shortest beginning of an id that stands for it.
+_SHORTEST = 4
+#: A folder that was listed may change before it is read: a live run seals its journal.
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRollout:
+    """One rollouts row (JSON texts parsed) and its violations, in order."""
+
+    row: dict[str, Any]
+    violations: list[Violation] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of ``--json``: the row, and ``violations``."""
+        return {**self.row, "violations": [v.as_dict() for v in self.violations]}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPair:
+    """One pairs row (JSON texts parsed), and where its sides part: ``fork_message`` counts the messages after the prompt
+    that both have, ``fork_token`` the ids after the prompt's that both have."""
+
+    row: dict[str, Any]
+    fork_message: int
+    fork_token: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of ``--json``."""
+        return {**self.row, "fork_message": self.fork_message, "fork_token": self.fork_token}
+
+
+@dataclass(frozen=True, repr=False)
+class Shown(Report):
+    """What was asked for: rollouts or one pair. ``total``: how many there are to choose from; ``by_default``: nothing was
+    chosen; ``reading``: what gives the text of ids, where a tokenizer is known."""
+
+    rollouts: list[ShownRollout]
+    pair: ShownPair | None
+    total: int
+    by_default: bool
+    reading: Reading | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of ``--json``."""
+        if self.pair is not None:
+            return {"pair": self.pair.to_dict(), "total": self.total}
+        return {"rollouts": [one.to_dict() for one in self.rollouts], "total": self.total}
+
+    def rows(self) -> list[Row]:
+        """How many are shown, and of how many."""
+        return [("shown", len(self.rollouts) if self.pair is None else 1), ("of", self.total)]
+
+
+def show(
+    path: str | Path, rollout_id: str | None = None, *, config: ShowConfig | None = None, **settings: Any
+) -> Shown:
+    """The rollouts at ``path`` that are asked for, or the pair. Without a choice: the first rollout, or the first pair of
+    a path that has no rollouts.
+
+    ``rollout_id`` may be the beginning of an id. Settings are those of ``ShowConfig``. Raises UsageError for two choices,
+    DataError where there is nothing to show.
+    """
+    path_of(path, "show")
+    config = ShowConfig.load(None, {**(config.model_dump(exclude_unset=True) if config else {}), **settings})
+    given = {"ROLLOUT_ID": rollout_id} | {
+        f"--{name}": getattr(config, name) or None for name in ("task", "best", "worst", "random", "pair")
+    }
+    chosen = [name for name, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
+    from gymdata.engines._transformers import reader_of
+
+    found = find_run_json(path)
+    reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))
+    if config.pair is not None or (not chosen and _holds_only_pairs(path)):
+        pair, total = _pair(path, config.pair)
+        return Shown([], pair, total, not chosen, _read(reader))
+    keys = _keys(path)
+    rows = _choose(path, keys, rollout_id, config)
+    rollouts = _load(path, keys, rows, _careful(reader))
+    return Shown(rollouts, None, len(keys["rollout_id"]), not chosen, _read(reader))
+
+
+def _read(reader: Any) -> Reading | None:
+    """The tokenizer's texts; None where the tokenizer's library is not installed: ids are shown then."""
+    from gymdata.errors import MissingExtraError
+
+    with contextlib.suppress(MissingExtraError):
+        return None if reader is None else reader()
+    return None
+
+
+def _keys(path: str | Path) -> dict[str, list[Any]]:
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.store import scan_batches
+
+    columns: dict[str, list[Any]] = {name: [] for name in _KEYS}
+    for batch in scan_batches(path, ROLLOUTS, _KEYS, 65_536):
+        for name in _KEYS:
+            columns[name] += batch.column(name).to_pylist()
+    if not columns["rollout_id"]:
+        raise DataError.empty(path, "rollouts")
+    return columns
+
+
+def _choose(path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | None, config: ShowConfig) -> list[int]:
+    ids = keys["rollout_id"]
+    if rollout_id is not None:
+        return [_one(path, "rollout_id", rollout_id, ids)]
+    if config.task is not None:
+        rows = [row for row, name in enumerate(keys["task_id"]) if name == config.task]
+        if not rows:
+            raise DataError.unknown_id(path, "task_id", config.task, sorted(set(keys["task_id"])))
+        return sorted(rows, key=lambda row: (keys["rollout_index"][row], ids[row]))
+    if config.best or config.worst:
+        scored = [row for row, reward in enumerate(keys["reward"]) if reward is not None and math.isfinite(reward)]
+        if not scored:
+            raise DataError(f"{path}: no rollout has a reward", hint=f"`gymdata score {path} --reward …` gives some")
+        sign = -1 if config.best else 1
+        return [min(scored, key=lambda row: (sign * keys["reward"][row], keys["task_id"][row], ids[row]))]
+    if config.random is not None:
+        import numpy as np
+
+        drawn: list[int] = np.random.default_rng(config.seed).permutation(len(ids))[: config.random].tolist()
+        return sorted(drawn)
+    return [0]
+
+
+def _one(path: str | Path, what: str, given: str, ids: Sequence[str]) -> int:
+    """The row of an id, or of the only one that begins with ``given``."""
+    if given in ids:
+        return ids.index(given)
+    rows = [row for row, one in enumerate(ids) if one.startswith(given)] if len(given) >= _SHORTEST else []
+    if len({ids[row] for row in rows}) > 1:
+        raise UsageError(
+            f"{what} {given!r}: {len(rows):,} begin with it, such as {ids[rows[0]]} and {ids[rows[1]]}",
+            hint="give more of it",
+        )
+    if not rows:
+        raise DataError.unknown_id(path, what, given, ids)
+    return rows[0]
+
+
+def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], reader: Any) -> list[ShownRollout]:
+    """The rollouts in the order of ``rows``, which count over all files."""
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.store.lineage import vocabulary
+
+    wanted, vocab = [keys["rollout_id"][row] for row in rows], vocabulary(path)
+    for _ in range(_TRIES):
+        tables = _take(path, ROLLOUTS, rows)
+        if [table["rollout_id"][0].as_py() for table in tables] == wanted:
+            return [_shown(table, row, reader, vocab) for table, row in zip(tables, rows, strict=True)]
+    raise DataError(f"{path}: changed while it was read", hint="run it again")
+
+
+def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]:
+    """One row each; only the row groups that hold them are read."""
+    from gymdata.store.partial_reads import row_groups
+
+    found: dict[int, pa.Table] = {}
+    start = 0
+    for group in row_groups(path, table):
+        here = [row for row in rows if start <= row < start + group.rows]
+        if here:
+            data = group.load()
+            found |= {row: data.slice(row - start, 1) for row in here}
+        start += group.rows
+    return [found[row] for row in rows if row in found]
+
+
+def _shown(table: pa.Table, row: int, reader: Any, vocab: int | None) -> ShownRollout:
+    from gymdata.rollouts.checks import check_batch
+    from gymdata.rollouts.turn_columns import from_arrow
+
+    (batch,) = table.combine_chunks().to_batches()
+    (value,) = table.to_pylist()
+    evidence = from_arrow(batch, row)
+    found = check_batch(evidence, vocab_size=vocab, reader=reader)
+    if not evidence.turns.has_ids().any():
+        # A rollout of texts, and not a damaged one.
+        found = [v._replace(severity="warning") if v.code == "T205" else v for v in found]
+    for name in ("task", "tools", "extra"):
+        value[name] = _parsed(value[name])
+    value["messages"] = [_message(m) for m in value["messages"]]
+    return ShownRollout(value, found)
+
+
+def _careful(reader: Any) -> Any:
+    return None if reader is None else lambda: _read(reader)
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    known = {key: value for key, value in message.items() if value is not None}
+    return known | {key: _parsed(known[key]) for key in ("tool_calls", "extra") if key in known}
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; the text itself when it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _holds_only_pairs(path: str | Path) -> bool:
+    from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+    from gymdata.store import resolve
+
+    if Path(path).is_dir():
+        return not resolve(path, ROLLOUTS) and bool(resolve(path, PAIRS))
+    import pyarrow.parquet as pq
+
+    return Path(path).suffix == ".parquet" and "chosen" in pq.read_schema(path).names
+
+
+def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
+    from gymdata.rollouts.schema import PAIRS
+    from gymdata.store import scan_batches
+
+    ids: list[str] = []
+    for batch in scan_batches(path, PAIRS, ["pair_id"]):
+        ids += batch.column("pair_id").to_pylist()
+    if not ids:
+        raise DataError(f"{path}: has no pairs", hint=f"`gymdata pairs {path}` builds some")
+    at = 0 if pair is None else _one(path, "pair_id", pair, ids)
+    (table,) = _take(path, PAIRS, [at])
+    (row,) = table.to_pylist()
+    for name in ("prompt", "chosen", "rejected"):
+        row[name] = [_message(m) for m in row[name]]
+    row["tools"] = _parsed(row.get("tools") or "[]")
+    sides = [[{**m, "turn": None} for m in row[name]] for name in ("chosen", "rejected")]
+    return ShownPair(row, _common(*sides), _common(row["chosen_ids"], row["rejected_ids"])), len(ids)
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,223 @@
+"""What policies do that no single token shows: loops, turns that say nothing, storms of errors, rewards that teach nothing.
+
+Invariants: these are never errors, for a policy may behave so; a file that is too small to tell gives no finding; no Python
+loop over tokens or over turns that are fine; of a whole path a few numbers per rollout are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.rollouts.ragged import Ints, Ragged
+from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, Evidence, Messages
+from gymdata.rollouts.violations import Violation
+
+#: B801: a piece of at most this many tokens, repeated at least so often and over at least so many tokens.
+LOOP_PERIOD, LOOP_TIMES, LOOP_TOKENS = 64, 4, 80
+#: B802: share of the model calls that were cut by a limit, of at least so many.
+CUT_SHARE, CUT_OF = 0.1, 20
+#: B804: tool results of one rollout that are errors: so many, and this share of all.
+STORM, STORM_SHARE = 4, 0.5
+#: B805: messages that spell a call which nobody parsed.
+UNPARSED = 2
+#: B806, B807: scored rollouts that are needed to say something of all.
+ENOUGH = 8
+#: B807: correlation with the reward of the part that dominates, and of another that varies and does not.
+DOMINATES, DOMINATED = 0.99, 0.9
+#: B808: the last quarter's median length against the first's, of at least so many rollouts, and by how many standard
+#: errors of the mean logarithm.
+DRIFT, DRIFT_OF, DRIFT_ERRORS = 1.5, 200, 4.0
+
+
+class Behavior:
+    """The findings of family B over all rows of a path: those of single rollouts from ``add``, the others from
+    ``finish``."""
+
+    def __init__(self) -> None:
+        self._calls = self._cut = self._spelled = 0
+        self._parsed = self._offered = False
+        self._first_cut: Violation | None = None
+        self._first_spelled: Violation | None = None
+        self._first: Violation | None = None
+        self._reward: list[npt.NDArray[np.float64]] = []
+        self._parts: dict[str, list[npt.NDArray[np.float64]]] = {}
+        self._sizes: list[Ints] = []
+        self._started: list[Ints] = []
+        self._rows = 0
+
+    def add(self, e: Evidence, file: str | None = None) -> list[Violation]:
+        """B801, B803 and B804 of a batch; the rest of it is remembered for ``finish``."""
+        turns = e.turns
+
+        def at(code: str, r: int, **more: Any) -> Violation:
+            return Violation(code, int(e.rows[r]), e.rollout_id[r], file=file, **more)
+
+        def of_turn(code: str, k: int, **more: Any) -> Violation:
+            return at(code, int(turns.rollout[k]), turn=int(turns.number[k]), **more)
+
+        if self._first is None and e.n:
+            self._first = at("B806", 0)
+        found = [
+            of_turn("B801", k, position=start, detail=f"{_tokens(period)} repeated {(end - start) // period} times")
+            for k, period, start, end in loops(turns.generation)
+        ]
+        if e.cut is not None:
+            self._calls += len(turns)
+            self._cut += int(e.cut.sum())
+            if self._first_cut is None and e.cut.any():
+                self._first_cut = of_turn("B802", int(np.flatnonzero(e.cut)[0]))
+        if e.messages is not None:
+            found += self._of_messages(e, e.messages, at)
+        self._remember(e)
+        return found
+
+    def _of_messages(self, e: Evidence, m: Messages, at: Any) -> Iterator[Violation]:
+        owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
+        assistant = m.role == ASSISTANT
+        # A call without a token is T212.
+        generated, offsets = e.turns.generation.lengths, e.turns.offsets
+        silent = np.flatnonzero(assistant & ~m.calls & ~m.says)
+        for i in silent.tolist():
+            r, turn = int(owner[i]), int(m.turn[i])
+            k = int(offsets[r]) + turn
+            if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
+                yield at(
+                    "B803", r, turn=turn, detail=f"message {i - m.offsets[r]}; {_tokens(int(generated[k]))} sampled"
+                )
+        results = (m.role == TOOL) | (m.role == FUNCTION)
+        bad = np.bincount(owner[results & m.fails], minlength=e.n)
+        every = np.bincount(owner[results], minlength=e.n)
+        for r in np.flatnonzero((bad >= STORM) & (bad >= STORM_SHARE * every)).tolist():
+            yield at("B804", r, detail=f"{bad[r]:,} of {every[r]:,} tool results are errors")
+        self._parsed = self._parsed or bool((assistant & m.calls).any())
+        self._offered = self._offered or e.offers_tools
+        # Only a path without a single parsed call is looked at for those in its texts.
+        if not self._parsed:
+            spelled = np.flatnonzero(m.spelled_calls())
+            self._spelled += len(spelled)
+            if self._first_spelled is None and len(spelled):
+                i = int(spelled[0])
+                r, turn = int(owner[i]), int(m.turn[i])
+                self._first_spelled = at("B805", r, turn=turn if turn >= 0 else None)
+
+    def _remember(self, e: Evidence) -> None:
+        if e.reward is None or e.reward_null is None:
+            return
+        missing = np.full(e.n, np.nan)
+        self._reward.append(np.where(e.reward_null, np.nan, e.reward))
+        for name in {*self._parts, *e.parts}:
+            known = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
+            known.append(e.parts.get(name, missing))
+        self._rows += e.n
+        if e.started is not None:
+            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths)
+            self._started.append(e.started)
+
+    def finish(self) -> list[Violation]:
+        """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""
+        found = []
+        if self._first_cut is not None and self._calls >= CUT_OF and self._cut >= CUT_SHARE * self._calls:
+            share = f"{self._cut:,} of {self._calls:,} model calls were cut at a token limit"
+            found.append(self._first_cut._replace(detail=f"{share} ({self._cut / self._calls:.0%})"))
+        if self._first_spelled is not None and not self._parsed and self._offered and self._spelled >= UNPARSED:
+            text = f"{self._spelled:,} messages spell a tool call, and none was parsed"
+            found.append(self._first_spelled._replace(detail=text))
+        if self._first is not None:
+            reward = np.concatenate([np.empty(0), *self._reward])
+            parts = {name: np.concatenate(values) for name, values in self._parts.items()}
+            texts = (("B806", equal_rewards(reward)), ("B807", dominating_part(reward, parts)), ("B808", self._drift()))
+            found += [self._first._replace(code=code, detail=text) for code, text in texts if text is not None]
+        return found
+
+    def _drift(self) -> str | None:
+        if not self._started:
+            return None
+        return length_drift(np.concatenate(self._started), np.concatenate(self._sizes))
+
+
+def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
+    """(generation, period, start, end) of generations that end in a piece repeated over and over; the last token, which may
+    end the turn, aside. ``start`` and ``end`` count in the generation."""
+    ids, offsets = generations.values, generations.offsets
+    ends = offsets[1:] - 1
+    size = ends - offsets[:-1]
+    long = np.flatnonzero(size >= LOOP_TOKENS)
+    if not len(long):
+        return []
+    # The last two tokens must have stood together before, at one distance; that leaves few to look at.
+    width = LOOP_PERIOD + 2
+    tail = np.lib.stride_tricks.sliding_window_view(ids, width)[ends[long] - width]
+    same = tail[:, :-2] == tail[:, -2:-1]
+    same &= tail[:, 1:-1] == tail[:, -1:]
+    found: dict[int, tuple[int, int, int, int]] = {}
+    rows, columns = np.nonzero(same)
+    # The shortest period first.
+    for row, column in zip(rows[::-1].tolist(), columns[::-1].tolist(), strict=True):
+        k, period = int(long[row]), LOOP_PERIOD - column
+        if k in found:
+            continue
+        first, end = int(offsets[k]), int(ends[k])
+        need = max(LOOP_TOKENS, LOOP_TIMES * period)
+        if end - first < need or not np.array_equal(ids[end - need : end - period], ids[end - need + period : end]):
+            continue
+        part = ids[first:end]
+        differs = np.flatnonzero(part[:-period] != part[period:])
+        start = int(differs[-1]) + 1 if len(differs) else 0
+        found[k] = (k, period, start, end - first)
+    return sorted(found.values())
+
+
+def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
+    """What is odd when every scored rollout got one and the same reward."""
+    known = reward[np.isfinite(reward)]
+    if len(known) < ENOUGH or (known != known[0]).any():
+        return None
+    return f"reward {known[0]:g} for all {len(known):,} scored rollouts"
+
+
+def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArray[np.float64]]) -> str | None:
+    """What is odd when the reward moves with one part and another part that varies makes no difference."""
+    moves = {}
+    for name, values in parts.items():
+        both = np.isfinite(values) & np.isfinite(reward)
+        x, y = values[both], reward[both]
+        if both.sum() >= ENOUGH and np.ptp(x) > 0 and np.ptp(y) > 0:
+            with np.errstate(all="ignore"):
+                moves[name] = float(np.corrcoef(x, y)[0, 1])
+    first = max(moves, key=lambda name: moves[name], default=None)
+    if first is None or not moves[first] >= DOMINATES:
+        return None
+    others = sorted(name for name, r in moves.items() if name != first and abs(r) < DOMINATED)
+    if not others:
+        return None
+    beside = ", ".join(f"{name!r} ({moves[name]:.2f})" for name in others)
+    return f"the reward follows part {first!r} (correlation {moves[first]:.3f}), whatever {beside} says"
+
+
+def length_drift(started: Ints, sizes: Ints) -> str | None:
+    """What is odd when rollouts that began late are longer, or shorter, than those that began early.
+
+    ``started``: microseconds; ``sizes``: sampled tokens. The order of rows would not do: short rollouts end first.
+    """
+    n = len(started)
+    if n < DRIFT_OF or len(np.unique(started)) < n // 4:
+        return None
+    ordered = sizes[np.argsort(started, kind="stable")]
+    quarters = [ordered[: n // 4], ordered[n - n // 4 :]]
+    early, late = (float(np.median(quarter)) for quarter in quarters)
+    if not max(early, late) >= DRIFT * max(min(early, late), 1.0):
+        return None
+    logs = [np.log1p(quarter.astype(np.float64)) for quarter in quarters]
+    error = math.sqrt(sum(float(part.var()) / len(part) for part in logs))
+    if abs(float(logs[1].mean() - logs[0].mean())) < DRIFT_ERRORS * error:
+        return None
+    return f"median of {early:,.0f} sampled tokens in the first quarter of the run, {late:,.0f} in the last"
+
+
+def _tokens(n: int) -> str:
+    return f"{n:,} token" + ("" if n == 1 else "s")

@@ -1,0 +1,210 @@
+"""Rollouts and pairs on a terminal: which are chosen, what is there to read, and that data stays data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.rollouts.violations import CODES
+from gymdata.show.report import render
+from gymdata.show.run import show
+from gymdata.store import Run
+from tests.rollout_files import rollout, two_turns, write_run
+
+BROKEN = [([1, 5], [10, 11, 2]), ([1, 5, 10, 99, 30], [40, 2])]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    rows = [rollout(task, i, float(i == 1), two_turns(4, 50 + i)) for task in ("a", "b") for i in range(3)]
+    rows += [rollout("c", 0, None, two_turns(4, 60)), rollout("d", 0, -2.0, BROKEN)]
+    return write_run(tmp_path / "run", rows)
+
+
+def shown_ids(path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+    assert main(["show", str(path), "--json", *flags]) == 0
+    return [row["rollout_id"] for row in json.loads(capsys.readouterr().out)["rollouts"]]
+
+
+def test_rollouts_are_chosen_by_id_task_reward_and_chance(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An id or its beginning, a task, the best, the worst and N at random; the first where nothing was asked."""
+    assert shown_ids(run, capsys) == ["a-0"]
+    assert shown_ids(run, capsys, "b-2") == ["b-2"]
+    assert shown_ids(run, capsys, "--task", "b") == ["b-0", "b-1", "b-2"]
+    assert shown_ids(run, capsys, "--best") == ["a-1"]
+    assert shown_ids(run, capsys, "--worst") == ["d-0"]
+    drawn = shown_ids(run, capsys, "--random", "3")
+    assert len(set(drawn)) == 3
+    assert shown_ids(run, capsys, "--random", "3") == drawn
+    assert len(shown_ids(run, capsys, "--random", "99")) == 8
+
+
+def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four characters and more stand for an id; several that fit, and none, are errors that name ids."""
+    rows = [rollout(t, 0, 1.0, two_turns(4, 5), rollout_id=t) for t in ("abcd1x", "abcd2y", "ffff3z")]
+    run = write_run(tmp_path / "run", rows)
+    assert shown_ids(run, capsys, "ffff") == ["ffff3z"]
+    assert main(["show", str(run), "abcd"]) == 2
+    assert "abcd1x and abcd2y" in capsys.readouterr().err
+    assert main(["show", str(run), "abcd3y"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--best", "--worst"], "--best and --worst exclude each other"),
+        (["a-0", "--task", "a"], "ROLLOUT_ID and --task exclude each other"),
+        (["--random", "0"], "--random"),
+        (["--task", "zz"], "got task_id 'zz'"),
+        (["--pair", "x"], "has no pairs"),
+    ],
+)
+def test_what_cannot_be_shown_is_an_error(
+    run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    """Two choices, a count of none, and an id that is not there end with exit code 2 and one sentence."""
+    assert main(["show", str(run), *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_rollout_is_read_from_top_to_bottom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards by part, messages by role in their order, reasoning, tool calls and their results; no line over 80."""
+    call = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "x"}}}]
+    messages = [
+        {"role": "system", "content": "Be brief. " * 30},
+        {"role": "user", "content": "1+x?"},
+        {"role": "assistant", "reasoning": "Let me add.", "tool_calls": json.dumps(call), "turn": 0},
+        {"role": "tool", "name": "add", "content": "42", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is\n\n42", "turn": 1},
+    ]
+    parts = [{"name": "exact", "value": 0.25}, {"name": "style", "value": None}]
+    row = rollout("a", 0, 0.5, two_turns(4, 50), messages=messages, rewards=parts)
+    row["task"] = '{"task_id": "a", "answer": "42"}'
+    assert main(["show", str(write_run(tmp_path / "run", [row]))]) == 0
+    text = capsys.readouterr().out
+    wanted = ["rollout a-0", "answer 42", "0.5   exact 0.25  style –", "system", "│ Be brief.", "user", "1+x?",
+              "assistant", "turn 0: 3 tokens, stop, mean logprob -2.000", "Let me add.", '→ add(a=1, b="x")',
+              "tool add", "│ 42", "turn 1: 2 tokens", "│ It is\n│\n│ 42"]  # fmt: skip
+    at = -1
+    for part in wanted:
+        at = text.index(part, at + 1)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_break_is_explained(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rollout with a break says so at the top, and at its end where, with the text of --explain."""
+    assert main(["show", str(run), "d-0"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "faults M403 tool result without a call, T200 break" in text
+    assert "T200 break turn 1, position 3 error" in text
+    assert "expected 11 2" in text
+    assert CODES["T200"].explanation in text
+    (row,) = show(run, "d-0").to_dict()["rollouts"]
+    assert [(v["code"], v["turn"], v["position"]) for v in row["violations"]] == [("M403", None, None), ("T200", 1, 3)]
+
+
+def test_a_changed_rollout_is_shown_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every planted fault of the sample data that concerns one rollout is named when that rollout is shown."""
+    path = Path(gymdata.__file__).parent / "sample_data/rollouts/broken.jsonl"
+    assert main(["show", str(path), "--random", "14", "--tokens"]) == 0
+    text = capsys.readouterr().out
+    for code in ("T209", "T210", "T200", "T206", "L301", "L302", "L303", "M401", "M403", "M404", "R502", "S102"):
+        assert f"\n{code} {CODES[code].name}" in text
+
+
+HOSTILE = "\x1b[5mred\x1b[0m \x1b]8;;http://x\x07link \r\x08\x9b2J\u202e [bold]not markup[/bold] :smile:"
+
+
+def test_what_a_rollout_holds_does_nothing_to_the_terminal(tmp_path: Path) -> None:
+    """Escapes, control characters and markup in every text of a rollout and a pair are printed as text."""
+    call = json.dumps([{"id": HOSTILE, "function": {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}}])
+
+    def messages(index: int) -> list[dict[str, Any]]:
+        said = f"{index} {HOSTILE}"
+        return [
+            {"role": "user", "content": HOSTILE},
+            {"role": "assistant", "content": said, "reasoning": HOSTILE, "tool_calls": call, "turn": 0},
+            {"role": "tool", "name": HOSTILE, "content": HOSTILE},
+        ]
+
+    odd: dict[str, Any] = {"stop_reason": HOSTILE, "finish_reason": HOSTILE, "policy": HOSTILE}
+    rows = [rollout(HOSTILE, i, float(i), BROKEN if i == 2 else two_turns(4, 50 + i), messages=messages(i),
+                    rewards=[{"name": HOSTILE, "value": 1.0}], **odd) for i in range(3)]  # fmt: skip
+    for row in rows:
+        row["task"] = json.dumps({"field": HOSTILE, HOSTILE: 1})
+    run = write_run(tmp_path / "run", rows)
+    gymdata.pairs(run, breaks="drop")
+    for shown in (show(run, task=HOSTILE), show(run / "pairs-reward")):
+        for width, colors in ((80, None), (120, "truecolor")):
+            console = Console(
+                width=width, markup=False, emoji=False, highlight=False, color_system=colors, force_terminal=True  # type: ignore[arg-type]  # one of its names
+            )  # fmt: skip
+            with console.capture() as captured:
+                render(shown, tokens=True, console=console)
+            text = captured.get()
+            assert "\\x1b[5mred" in text
+            assert "[bold]not markup[/bold] :smile:" in text
+            for act in ("\x1b[5m", "\x1b]8", "\r", "\x08", "\x9b", "\u202e", "\x07"):
+                assert act not in text
+
+
+def test_tokens_stand_with_their_logprobs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--tokens lists position, id and logprob of each sampled token where there are no colors."""
+    assert main(["show", str(run), "a-0", "--tokens"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("│  ")]
+    assert lines == [
+        ["│", "2", "10", "-1.0000"],
+        ["│", "3", "11", "-2.0000"],
+        ["│", "4", "2", "-3.0000"],
+        ["│", "7", "50", "-1.0000"],
+        ["│", "8", "2", "-2.0000"],
+    ]
+
+
+def test_tokens_are_pieces_in_the_color_of_their_probability() -> None:
+    """With a tokenizer, pieces are shown, special tokens written out, and likely ones look other than unlikely ones."""
+    sample = Path(gymdata.__file__).parent / "sample_data"
+    shown = show(sample / "rollouts/clean.jsonl", worst=True, tokenizer=sample / "policy")
+    console = Console(width=80, force_terminal=True, color_system="truecolor", markup=False, highlight=False)
+    with console.capture() as captured:
+        render(shown, tokens=True, console=console)
+    text = captured.get()
+    assert "<|im_end|>" in text
+    assert "<tool_call>" in text
+    assert text.count("48;2;183;228;199") > 10
+    assert "48;2;255;" in text
+
+
+def test_a_pair_is_shown_from_its_fork(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What both sides have is shown once; each side follows from the first message that differs."""
+    gymdata.pairs(run, breaks="drop")
+    pair = gymdata.query("SELECT pair_id FROM pairs ORDER BY pair_id LIMIT 1", run)["pair_id"][0].as_py()
+    for path in (run, run / "pairs-reward"):
+        assert main(["show", str(path), "--pair", pair[:12]]) == 0
+        text = capsys.readouterr().out
+        assert text.count("calling") == 1
+        assert text.index("calling") < text.index("they differ: token 5 after") < text.index("chosen ──")
+        assert text.index("51 2") < text.index("rejected ──") < text.rindex(" 2")
+    assert main(["show", str(run / "pairs-reward"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["pair"]["fork_message"], found["pair"]["fork_token"], found["total"]) == (2, 5, 1)
+
+
+def test_rows_of_a_live_run_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While a run is being collected, its sealed and its journaled rollouts can be shown."""
+    with Run.open(
+        tmp_path / "run", identity={}, extent={}, operation={}, run_id="run-1", rows_per_file=2, fsync_interval_s=0
+    ) as run:
+        for i in range(3):
+            run.append(rollout("a", i, float(i), two_turns(1, 50 + i), run_id="run-1"))
+        assert shown_ids(tmp_path / "run", capsys, "--task", "a") == ["a-0", "a-1", "a-2"]
+        assert shown_ids(tmp_path / "run", capsys, "--best") == ["a-2"]
