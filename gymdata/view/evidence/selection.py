@@ -43,7 +43,7 @@ SORTS = (
 _BARS = 12
 _BINS = 20
 _BOXES = ("task", "status", "min", "max", "breaks", "run")
-Rows = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,14 @@ class Selector:
     """Selections, computed once for each state of the rollouts."""
 
     def __init__(self) -> None:
-        self._select = lru_cache(64)(self._computed)
-        self._sorted = lru_cache(16)(self._in_order)
+        self._version = -1
+        self._select = lru_cache(16)(self._computed)
+        self._sorted = lru_cache(4)(self._in_order)
         self._runs = lru_cache(16)(self._compared)
 
     def select(self, snapshot: Snapshot, query: Query) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
+        self._forget_others(snapshot.version)
         found = self._select(snapshot.version, tuple(query.conditions()), _Held(snapshot))
         if not query.sort or found.error is not None:
             return found
@@ -189,6 +191,13 @@ class Selector:
         kept = np.zeros(len(snapshot), np.bool_)
         kept[found.rows] = True
         return replace(found, rows=order[kept[order]])
+
+    def _forget_others(self, version: int) -> None:
+        """A run that grows would fill the caches with what it was."""
+        if version != self._version:
+            self._version = version
+            for cached in (self._select, self._sorted, self._runs):
+                cached.cache_clear()
 
     def runs(self, snapshot: Snapshot, query: Query) -> list[RunFigures]:
         """The runs of a selection against each other; none where it is of one run."""
@@ -203,11 +212,11 @@ class Selector:
         try:
             rows = self._passing(snapshot, texts)
         except GymdataError as error:
-            return Selection(np.zeros(0, np.int64), str(error))
+            return Selection(np.zeros(0, np.int32), str(error))
         return _figures(snapshot.table, rows)
 
     def _passing(self, snapshot: Snapshot, texts: Sequence[str]) -> Rows:
-        every = np.arange(len(snapshot))
+        every = np.arange(len(snapshot), dtype=np.int32)
         if not texts or not len(every):
             return every
         expressions = [conditions.parse(text, "filter") for text in texts]
@@ -218,12 +227,12 @@ class Selector:
             conditions.check(expression, columns.kinds, "filter")
         for expression in expressions:
             kept &= is_true(evaluate(expression, columns.values, len(every)))
-        return np.flatnonzero(kept)
+        return np.flatnonzero(kept).astype(np.int32)
 
     def _in_order(self, _version: int, column: str, down: bool, held: _Held) -> Rows:
         direction = "descending" if down else "ascending"
         found = pc.sort_indices(held.snapshot.table.select([column]), sort_keys=[(column, direction, "at_end")])
-        order: Rows = found.to_numpy().astype(np.int64)
+        order: Rows = found.to_numpy().astype(np.int32)
         return order
 
 
