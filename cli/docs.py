@@ -26,6 +26,7 @@ TOPICS = (
     "train",
     "batch-rl",
     "finetune",
+    "looking",
     "querying",
     "viewing",
     "python-api",

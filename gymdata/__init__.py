@@ -3,7 +3,7 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, validate, fix, audit, query, view, reading.
+Check them: check, check_endpoint, validate, fix, audit, query, view, report, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_rl, finetune, demo.
@@ -39,6 +39,7 @@ _HOME = {
     "JudgeConfig": "judge.settings",
     "PairsConfig": "pairs.settings",
     "Samples": "experience.loading",
+    "ReportConfig": "report.settings",
     "ScoreConfig": "score.settings",
     "ServeConfig": "judge.settings",
     "TrainDpoConfig": "train.settings",
@@ -66,6 +67,7 @@ _HOME = {
     "pairs": "pairs.run",
     "query": "query.run",
     "reading": "store.reading",
+    "report": "report.run",
     "score": "score.run",
     "serve_genrm": "judge.serve.run",
     "train_dpo": "train.run",
@@ -89,6 +91,7 @@ __all__ = [
     "FinetuneConfig",
     "JudgeConfig",
     "PairsConfig",
+    "ReportConfig",
     "Samples",
     "ScoreConfig",
     "ServeConfig",
@@ -120,6 +123,7 @@ __all__ = [
     "pairs",
     "query",
     "reading",
+    "report",
     "score",
     "serve_genrm",
     "tokens",

@@ -39,6 +39,8 @@ from gymdata.query.opened import expand_turns as expand_turns
 from gymdata.query.opened import load_rollouts as load_rollouts
 from gymdata.query.opened import open_run as open
 from gymdata.query.run import query as query
+from gymdata.report.run import ReportPage
+from gymdata.report.settings import ReportConfig as ReportConfig
 from gymdata.rewards import Rewards
 from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
@@ -65,6 +67,7 @@ __all__ = [
     "FinetuneConfig",
     "JudgeConfig",
     "PairsConfig",
+    "ReportConfig",
     "Samples",
     "ScoreConfig",
     "ServeConfig",
@@ -96,6 +99,7 @@ __all__ = [
     "pairs",
     "query",
     "reading",
+    "report",
     "score",
     "serve_genrm",
     "tokens",
@@ -510,6 +514,29 @@ def pairs(
     truncated: Pairs with a truncated rollout.
     keep_duplicates: Keep pairs with identical token IDs (default: drop them).
     target_agents: Train only the turns of these agents: a,b.
+    """
+
+def report(
+    path: str | Path,
+    other: str | Path | None = None,
+    *,
+    config: ReportConfig | None = None,
+    write: bool = True,
+    output: str | Path | None = None,
+    png: str | Path | None = None,
+    threshold: float = 0.5,
+) -> ReportPage:
+    """What the run, stage or model folder at ``path`` amounts to; with ``other``, how that compares on the same tasks.
+
+    Settings are those of ``ReportConfig``. Writes ``output``, by default report.html in the folder that is reported on
+    (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
+    files were changed.
+
+    Settings
+    --------
+    output: HTML file to write (default: report.html in the folder).
+    png: Also write each chart as a PNG into this folder.
+    threshold: A rollout is a success if its reward is above this.
     """
 
 def score(

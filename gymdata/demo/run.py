@@ -35,6 +35,7 @@ from gymdata.errors import (
 from gymdata.genrm.bias import against_rewards
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in
 from gymdata.public import Report, Row, rate_text
+from gymdata.report.run import report as write_page
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.settings import Config
 from gymdata.stats import paired_difference_ci, wilson
@@ -100,6 +101,7 @@ class DemoReport(Report):
             *(_shown_judged(self.judged) if self.judged else []),
             ("seconds", self.seconds),
             ("written to", self.output / "summary.json"),
+            ("report", self.output / "report.html"),
         ]
 
 
@@ -179,6 +181,7 @@ def demo(
         judged = summarise_judged(folder / "heldout-before", folder / "heldout-judged", runs[0])
     report = DemoReport(folder, **summary, judged=judged, seconds=round(time.monotonic() - began, 1))
     (folder / "summary.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_page(folder / "heldout-before", folder / "heldout-after", output=folder / "report.html")
     if threshold:
         _require_rise(summary, "with pairs from rewards", folder)
     if threshold and judged is not None:

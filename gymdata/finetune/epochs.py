@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gymdata.errors import GymdataError, OutsideError, RefusedError
-from gymdata.finetune import report as figures
+from gymdata.finetune import figures
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
 from gymdata.finetune.port import CollectOrder, TrainerAdapter, TrainingJob, TrajectoryBuilder
 from gymdata.finetune.selection import Source, select
@@ -72,6 +72,8 @@ class _Run:
         _write(plan.output / "result.json", result)
         self.state.end("completed")
         self._describe("completed", policy)
+        # The page of a run that is over has its result.
+        self._publish()
         return result
 
     def _stage(self, epoch: int, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

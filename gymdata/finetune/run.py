@@ -501,10 +501,10 @@ def _deploy(words: Sequence[str]) -> Any:
 def _draw(tensorboard: bool) -> Any:
     def draw(folder: Path, rows: list[dict[str, Any]], facts: Mapping[str, Any]) -> None:
         from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
-        from gymdata.finetune.report import write_page
+        from gymdata.report.run import report
 
         draw_curve(folder / "curve.png", rows, facts)
-        write_page(folder / "report.html", rows, facts, folder / "curve.png")
+        report(folder)
         if tensorboard:
             write_tensorboard(folder / "tensorboard", rows)
 

@@ -17,6 +17,7 @@ from gymdata.errors import printable
 WIDTH, HEIGHT = 420, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 34
 _ROW = 26
+_WIDEST_BAR = 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +100,19 @@ class _Axes:
 
 def _bars(chart: Chart) -> tuple[str, int]:
     single = all(low == high for low, high, _ in chart.bins)
-    half = 0.5 if single else 0.0
+    apart = chart.bins[1][0] - chart.bins[0][0] if len(chart.bins) > 1 else 1.0
+    half = 0.5 * apart if single else 0.0
     axes = _Axes((chart.bins[0][0] - half, chart.bins[-1][1] + half), (0.0, max(n for *_, n in chart.bins)))
     parts = []
     for low, high, count in chart.bins:
         (x0, y0), (x1, y1) = axes.at(low - half, count), axes.at(high + half, 0.0)
-        gap = min(2.0, (x1 - x0) * (0.3 if single else 0.1))
+        gap = max(0.15 * (x1 - x0), (x1 - x0 - _WIDEST_BAR) / 2) if single else min(1.0, 0.1 * (x1 - x0))
         text = number(low) if low == high else f"{number(low)} to {number(high)}"
         parts.append(
             f'<rect class="a" x="{x0 + gap:.1f}" y="{y0:.1f}" width="{max(x1 - x0 - 2 * gap, 0.5):.1f}" '
             f'height="{y1 - y0:.1f}"><title>{text}: {count:,}</title></rect>'
         )
-    values = [low for low, *_ in chart.bins] if single and len(chart.bins) <= 12 else ticks(*axes.x)
+    values = [low for low, *_ in chart.bins] if single and len(chart.bins) <= 9 else ticks(*axes.x)
     shown = [v for v in values if axes.x[0] <= v <= axes.x[1]]
     return axes.frame(chart.x, [(v, number(v)) for v in shown]) + "".join(parts), HEIGHT
 

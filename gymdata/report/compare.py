@@ -6,7 +6,7 @@ over tasks, so that what is common to both runs does not widen it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def comparison(one: str | Path, other: str | Path) -> dict[str, Any]:
     ways = {t: _way(before[t], after[t]) for t in tasks}
     flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
     return {"difference": difference, "flips": {**flips, "by_field": _by_field(tables[1], ways),
-                                                "examples": _examples(before, after, ways)}}  # fmt: skip
+                                                "examples": _examples((one, other), before, after, ways)}}  # fmt: skip
 
 
 def _way(before: float, after: float) -> str:
@@ -66,12 +66,18 @@ def _by_field(table: Any, ways: Mapping[str, str]) -> dict[str, list[dict[str, A
 
 
 def _examples(
-    before: Mapping[str, float], after: Mapping[str, float], ways: Mapping[str, str]
+    paths: Sequence[str | Path], before: Mapping[str, float], after: Mapping[str, float], ways: Mapping[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The tasks that moved most, in each direction."""
+    """The tasks that moved most, in each direction, with the first rollout of each run."""
+    from gymdata.show.run import show
+
     found = {}
     for way, sign in (("up", -1), ("down", 1)):
         tasks = [t for t, moved in ways.items() if moved == way]
         tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
-        found[way] = [{"task_id": t, "before": before[t], "after": after[t]} for t in tasks[:_EXAMPLES]]
+        found[way] = [
+            {"task_id": t, "before": before[t], "after": after[t]}
+            | {side: show(p, task=t).rollouts[0].to_dict() for side, p in zip(("first", "second"), paths, strict=True)}
+            for t in tasks[:_EXAMPLES]
+        ]
     return found

@@ -134,7 +134,8 @@ def _head(figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
         f'<div class="card"><h3>{escape(run["path"])}</h3>{_facts(run["what"].items())}</div>' for run in runs
     )
     title = f'<h1>{escape(figures["headline"])}</h1><p class="soft">{escape(_gist(runs))}</p>'
-    return f'{title}<h2>What was run</h2><div class="cards">{cards}</div>'
+    kind = "cards" if len(runs) > 1 else "one"
+    return f'{title}<h2>What was run</h2><div class="{kind}">{cards}</div>'
 
 
 def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -183,7 +184,11 @@ def _cards(charts: Sequence[Chart], *more: str) -> str:
 
 
 def _facts(rows: Iterable[tuple[str, Any]]) -> str:
-    return '<dl class="facts">' + "".join(f"<dt>{escape(k)}</dt><dd>{text(v)}</dd>" for k, v in rows) + "</dl>"
+    return (
+        '<dl class="facts">'
+        + "".join(f"<dt>{escape(k.replace('_', ' '))}</dt><dd>{text(v)}</dd>" for k, v in rows)
+        + "</dl>"
+    )
 
 
 def text(value: Any) -> str:
@@ -207,8 +212,14 @@ def text(value: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """Numbers stand on the right, texts on the left."""
+    cells = [list(row) for row in rows]
+    kinds = [' class="t"' if any(isinstance(row[i], str) for row in cells) else "" for i in range(len(head))]
+    top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{text(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in cells
+    )
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -219,10 +230,9 @@ def _ends(ends: Sequence[float] | None) -> str:
 def _reward_table(run: Mapping[str, Any]) -> str:
     rewards = run["rewards"]
     rows = [("reward", rewards["mean"], _ends(rewards["ci95"]), rewards["n"])]
-    rows += [(name, one["mean"], _ends(one["ci95"]), one["n"]) for name, one in rewards["parts"].items()]
-    rows += [
-        (f"pass@{one['k']}", one["value"], _ends(one["ci95"]), f"{one['tasks']:,} tasks") for one in run["pass_at_k"]
-    ]
+    parts = rewards["parts"] if len(rewards["parts"]) > 1 else {}
+    rows += [(name, one["mean"], _ends(one["ci95"]), one["n"]) for name, one in parts.items()]
+    rows += [(f"pass@{one['k']}", one["value"], _ends(one["ci95"]), one["tasks"]) for one in run["pass_at_k"]]
     groups = rewards["groups"]
     line = f"{groups['of_several']:,} groups of several rollouts: {groups['mixed']:,} with different rewards"
     told = (
@@ -263,16 +273,15 @@ def _validation(checked: Mapping[str, Any] | None) -> str:
         (f"{code} {CODES[code].name}", CODES[code].severity, n, checked["behavior"].get(code) or CODES[code].meaning)
         for code, n in checked["by_code"].items()
     ]
-    line = (
-        f"{checked['errors']:,} errors, {checked['warnings']:,} warnings; {checked['trainable']:,} of "
-        f"{checked['rollouts']:,} rollouts can be trained on."
-    )
+    found = [f"{checked[kind]:,} {kind if checked[kind] != 1 else kind[:-1]}" for kind in ("errors", "warnings")]
+    line = f"{', '.join(found)}; {checked['trainable']:,} of {checked['rollouts']:,} rollouts can be trained on."
     table = _table(("code", "severity", "findings", "meaning"), rows) if rows else ""
     return f'<div class="card"><p>{line}</p>{table}</div>'
 
 
 def _example(name: str, row: Mapping[str, Any]) -> str:
-    title = f"{name}: reward {text(row['reward'])}, task {escape(row['task_id'])}, {row['n_generated_tokens']:,} tokens"
+    size = f"{row['n_generated_tokens']:,} tokens"
+    title = f"{escape(name)}: task {escape(row['task_id'])}, reward {text(row['reward'])}, {size}"
     faults = sorted({v["code"] for v in row["violations"] if v["severity"] == "error"})
     told = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
     return (
@@ -377,6 +386,9 @@ def _compared(figures: Mapping[str, Any]) -> str:
     for way in ("up", "down"):
         if rows := flips["examples"][way]:
             cells = [(r["task_id"], r["before"], r["after"]) for r in rows]
-            tables.append(f"<h3>Tasks that went {way}</h3>" + _table(("task", "before", "after"), cells))
+            shown = "".join(
+                _example(f"{one['task_id']}, {side}", one[side]) for one in rows for side in ("first", "second")
+            )
+            tables.append(f"<h3>Tasks that went {way}</h3>{_table(('task', 'before', 'after'), cells)}{shown}")
     parts.append(_cards([], *tables))
     return _section("What changed", "".join(parts))

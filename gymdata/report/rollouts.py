@@ -30,7 +30,7 @@ COLUMNS = (
     "n_breaks", "n_context_tokens", "n_generated_tokens", "started_at", "duration_s",
 )  # fmt: skip
 #: Bins of a histogram, and points of a curve over time.
-_BINS, _POINTS = 20, 40
+_BINS, _POINTS = 20, 24
 _BATCH = 4_096
 #: Below this, log-probabilities share one bin.
 _LEAST_LOGPROB = -10.0
@@ -93,15 +93,19 @@ def share(count: int, n: int) -> dict[str, Any]:
 
 
 def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any]]:
-    """Counts by equal steps; one entry per value where whole numbers are few. ``high`` belongs to the last bin only."""
+    """Counts by equal steps. Few values at equal distances have an entry each, with ``low`` = ``high``; else ``high``
+    belongs to the last bin only."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if not len(values):
         return []
-    distinct = np.unique(values)
-    if len(distinct) <= bins and (distinct == np.round(distinct)).all() and np.ptp(distinct) < bins:
-        found = Counter(values.astype(int).tolist())
-        return [{"low": x, "high": x, "count": found.get(x, 0)} for x in range(min(found), max(found) + 1)]
+    distinct, counts = np.unique(values, return_counts=True)
+    step = float(np.diff(distinct).min()) if len(distinct) > 1 else 1.0
+    places = (distinct - distinct[0]) / step
+    if places[-1] < bins and np.allclose(places, np.round(places), atol=1e-6):
+        found = dict(zip(np.round(places).astype(int).tolist(), zip(distinct, counts, strict=True), strict=True))
+        one = [(at, found.get(at, (distinct[0] + at * step, 0))) for at in range(round(places[-1]) + 1)]
+        return [{"low": float(value), "high": float(value), "count": int(n)} for _, (value, n) in one]
     counts, edges = np.histogram(values, bins)
     return [
         {"low": float(a), "high": float(b), "count": int(n)}

@@ -188,6 +188,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}" + ("" if n == 1 else "s")
+
+
 def span(ends: Sequence[float] | None, scale: float = 1.0, digits: int = 1) -> str:
     """An interval in brackets; nothing where there is none."""
     return "" if not ends else " (" + "–".join(f"{scale * end:.{digits}f}" for end in ends) + ")"
@@ -230,7 +234,9 @@ def _headline(found: Mapping[str, Any]) -> str:
         more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
         return f"{text}{more}, {size}"
     if found["epochs"]:
-        return f"{len(found['epochs'])} epochs"
+        rewards = [row["reward_mean"] for row in found["epochs"] if row.get("reward_mean") is not None]
+        moved = f", training reward {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else ""
+        return f"{_many(len(found['epochs']), 'epoch')}{moved}"
     if found["training"]:
         one = found["training"][0]
         loss = one["curves"].get("loss")

@@ -14,6 +14,7 @@ from typing import Any
 
 from gymdata.demo.run import run as demo
 from gymdata.errors import RefusedError
+from gymdata.report.run import report
 from gymdata.store import read_run_json
 
 #: Trainer → what it is called in the table, in the order of the table.
@@ -53,6 +54,8 @@ def compare_trainers(
     summary = summarise(folder, trainers)
     summary["seconds"] = round(time.monotonic() - began, 1)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    for name in filter(POLICIES.__contains__, trainers):
+        report(folder / "heldout-before", folder / f"heldout-{name}", output=folder / f"report-{name}.html")
     if threshold:
         _require(summary, folder)
     return summary

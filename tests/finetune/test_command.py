@@ -65,7 +65,9 @@ def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.C
     assert (facts["status"], facts["config"]["finetuning"]["seed"]) == ("completed", 3)
     assert Path(facts["parents"][0]["path"]) == tmp_path / "out" / "epoch-002" / "policy"
     assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "<table>" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "2 epochs, training reward" in page
+    assert page.count("<li>Epoch ") == 2
 
 
 def test_results_are_named_from_the_current_folder(

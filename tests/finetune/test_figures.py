@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.finetune import report as figures
+import gymdata
+from gymdata.finetune import figures
 from gymdata.finetune._learning_curve import draw_curve
-from gymdata.finetune.report import write_page
+from gymdata.store import write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -80,7 +81,9 @@ def test_the_picture_and_the_page_bear_gaps(tmp_path: Path) -> None:
             skipped="no <pair> came", groups_left_out={}),
     ]  # fmt: skip
     draw_curve(tmp_path / "curve.png", rows, {"run_id": "x"})
-    write_page(tmp_path / "report.html", rows, {"run_id": "<x>"}, tmp_path / "curve.png")
+    write_run_json(tmp_path, {"stage": "finetune", "run_id": "<x>"})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    gymdata.report(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "&lt;x&gt;" in page

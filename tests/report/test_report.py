@@ -1,0 +1,405 @@
+"""Reports: every claim is computed a second time, with SQL over the same files; the page is safe, whole and readable."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.errors import DataError, UsageError
+from gymdata.report.charts import Chart, svg, ticks
+from gymdata.store import write_run_json
+from tests.rollout_files import rollout, two_turns, write_run
+
+TOOL = json.dumps([{"id": "c", "function": {"name": "add", "arguments": {}}}])
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make(folder: Path, rewards: dict[str, list[float | None]], **facts: Any) -> Path:
+    """A run: task "a1" has the field kind "a"; sizes, endings, tool results and times differ by row."""
+    rows = []
+    for t, (task, values) in enumerate(rewards.items()):
+        for i, reward in enumerate(values):
+            calls = two_turns(t, 50 + i) if (t + i) % 3 else [([1, t], list(range(40, 45 + i)))]
+            result = '{"error": "no"}' if i == 1 else "42"
+            messages = [
+                {"role": "user", "content": f"{task}?"},
+                {"role": "assistant", "content": "", "tool_calls": TOOL, "turn": 0},
+                {"role": "tool", "name": "add", "content": result, "tool_call_id": "c"},
+                {"role": "assistant", "content": f"{i}", "turn": len(calls) - 1},
+            ]
+            parts = [{"name": "exact", "value": reward}, {"name": "style", "value": i / 4}]
+            row = rollout(task, i, reward, calls, messages=messages, rewards=parts,
+                          status="truncated" if i == 2 else "completed", stop_reason="length" if i == 2 else None,
+                          started_at=START + timedelta(seconds=len(rows)), duration_s=1.0 + i)  # fmt: skip
+            row["task"] = json.dumps({"task_id": task, "kind": task[0]})
+            rows.append(row)
+    write_run(folder, rows)
+    facts = {"run_id": "run-1", "stage": "collect", "policy": "tiny", "command": ["gymdata", "collect", "x"], **facts}
+    write_run_json(folder, {**json.loads((folder / "run.json").read_text()), **facts})
+    return folder
+
+
+BEFORE: dict[str, list[float | None]] = {
+    "a1": [0.0, 1.0, 0.0, 0.0], "a2": [1.0, 1.0], "a3": [0.0, 0.0, 0.0], "b1": [1.0, None], "b2": [0.0], "b3": [1.0],
+    "b4": [0.0], "b5": [1.0],
+}  # fmt: skip
+AFTER: dict[str, list[float | None]] = {
+    "a1": [1.0, 1.0, 1.0, 0.0], "a2": [1.0, 1.0], "a3": [1.0, 0.0, 0.0], "b1": [0.0, None], "b2": [1.0], "b3": [1.0],
+    "b4": [0.0], "z9": [1.0],
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make(tmp_path / "run", BEFORE)
+
+
+def sql(query: str, *paths: Path) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in gymdata.query(query, *paths).to_pylist()]
+
+
+def test_rewards_equal_sql(run: Path) -> None:
+    """Count, mean, bounds, parts, groups and the histogram are those of SQL."""
+    rewards = gymdata.report(run, write=False).to_dict()["rewards"]
+    ((n, tasks, mean, low, high, every),) = sql(
+        "SELECT count(reward), count(DISTINCT task_id) FILTER (reward IS NOT NULL), avg(reward), min(reward), max(reward), "
+        "count(*) FROM rollouts", run)  # fmt: skip
+    assert [rewards[k] for k in ("n", "tasks", "min", "max", "rollouts")] == [n, tasks, low, high, every]
+    assert rewards["mean"] == pytest.approx(mean, abs=1e-12)
+    assert rewards["ci95"][0] < mean < rewards["ci95"][1]
+    parts = sql(
+        "SELECT p.name, count(p.value), avg(p.value) FROM (SELECT unnest(rewards) AS p FROM rollouts) GROUP BY 1", run
+    )
+    assert {name: (one["n"], pytest.approx(one["mean"])) for name, one in rewards["parts"].items()} == {
+        name: (count, value) for name, count, value in parts
+    }
+    groups = sql(
+        "SELECT count(*), min(reward) < max(reward) FROM rollouts WHERE reward IS NOT NULL GROUP BY group_id", run
+    )
+    several = [mixed for count, mixed in groups if count > 1]
+    found = rewards["groups"]
+    assert (found["n"], found["of_several"], found["mixed"]) == (len(groups), len(several), sum(several))
+    counts = dict(sql("SELECT reward, count(*) FROM rollouts WHERE reward IS NOT NULL GROUP BY 1", run))
+    assert {one["low"]: one["count"] for one in rewards["histogram"]} == counts
+    means = sql("SELECT avg(reward) AS m FROM rollouts WHERE reward IS NOT NULL GROUP BY group_id", run)
+    assert sum(one["count"] for one in found["means"]) == len(means)
+
+
+def test_pass_at_k_equals_sql(run: Path) -> None:
+    """1 − C(n − c, k) / C(n, k) over tasks with k rollouts, for k of 1, 2 and 4; the others are counted apart."""
+    sides = sql(
+        "SELECT count(*), count(*) FILTER (reward > 0.5) FROM rollouts WHERE reward IS NOT NULL GROUP BY task_id", run
+    )
+    found = gymdata.report(run, write=False).to_dict()["pass_at_k"]
+    assert [one["k"] for one in found] == [1, 2, 4]
+    for one in found:
+        k = one["k"]
+        each = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in sides if n >= k]
+        assert one["value"] == pytest.approx(sum(each) / len(each))
+        assert (one["tasks"], one["too_few"]) == (len(each), len(sides) - len(each))
+
+
+def test_lengths_endings_tools_and_logprobs_equal_sql(run: Path) -> None:
+    """What is said of sizes, turns, finish reasons, truncation, tool errors and log-probabilities is in the files."""
+    found = gymdata.report(run, write=False).to_dict()
+    for name, column in (("generated", "n_generated_tokens"), ("context", "n_context_tokens"), ("turns", "n_turns")):
+        ((total, mean, half, most),) = sql(
+            f"SELECT sum({column}), avg({column}), median({column}), max({column}) FROM rollouts", run
+        )
+        one = found["lengths"][name]
+        assert (one["sum"], one["median"], one["max"]) == (total, half, most)
+        assert one["mean"] == pytest.approx(mean)
+        assert sum(bar["count"] for bar in one["histogram"]) == sum(map(len, BEFORE.values()))
+    assert found["finish_reasons"] == dict(sql("SELECT finish_reason, count(*) FROM turns GROUP BY 1", run))
+    ((cut, n),) = sql("SELECT count(*) FILTER (status = 'truncated'), count(*) FROM rollouts", run)
+    assert (found["truncated"]["count"], found["truncated"]["n"]) == (cut, n)
+    tools = sql(
+        """SELECT count(*), count(*) FILTER (content LIKE '{"error"%') FROM messages WHERE role = 'tool'""", run
+    )
+    assert [(found["tools"]["n"], found["tools"]["count"])] == tools
+    assert found["tools"]["by_name"]["add"]["count"] == tools[0][1] == 4
+    ((tokens, mean),) = sql("SELECT count(*), avg(p) FROM (SELECT unnest(generation_log_probs) AS p FROM turns)", run)
+    logprobs = found["logprobs"]
+    assert (logprobs["tokens"], sum(bar["count"] for bar in logprobs["histogram"])) == (tokens, tokens)
+    assert logprobs["mean"] == pytest.approx(mean)
+    assert logprobs["entropy"] == -logprobs["mean"]
+
+
+def test_time_and_failures_equal_the_files(run: Path) -> None:
+    """Every rollout ends in one interval, every token is in one, and failures are those of failures.jsonl."""
+    failures = [{"kind": "engine", "at": (START + timedelta(seconds=3)).isoformat()}, {"kind": "reward", "at": "?"}]
+    (run / "failures.jsonl").write_text("".join(json.dumps(one) + "\n" for one in failures))
+    found = gymdata.report(run, write=False).to_dict()
+    over = found["over_time"]
+    ((rollouts, tokens, start, end),) = sql(
+        "SELECT count(*), sum(n_generated_tokens), min(epoch(started_at)), "
+        "max(epoch(started_at) + duration_s) FROM rollouts",
+        run,
+    )
+    assert sum(one["rollouts"] for one in over) == rollouts
+    step = (end - start) / len(over)
+    assert over[-1]["s"] == pytest.approx(end - start)
+    assert sum(one["tokens_per_s"] for one in over) * step == pytest.approx(tokens)
+    assert sum(one["failures"] for one in over) == 1
+    assert found["failures"] == {"n": 2, "by_kind": {"engine": 1, "reward": 1}}
+
+
+def test_validation_equals_validate(run: Path) -> None:
+    """The report's findings are those of `gymdata validate`."""
+    checked = gymdata.validate(run)
+    found = gymdata.report(run, write=False).to_dict()["validation"]
+    assert found["by_code"] == checked.by_code
+    assert (found["errors"], found["warnings"], found["trainable"]) == (
+        checked.errors,
+        checked.warnings,
+        checked.trainable,
+    )
+
+
+def test_examples_are_the_best_the_worst_and_a_typical_rollout(tmp_path: Path) -> None:
+    """By reward; the typical one has the median reward."""
+    run = make(tmp_path / "run", {"a1": [0.25, 0.5, 0.75]})
+    examples = gymdata.report(run, write=False).to_dict()["examples"]
+    assert {name: row["rollout_id"] for name, row in examples.items()} == {
+        "best": "a1-2",
+        "worst": "a1-0",
+        "typical": "a1-1",
+    }
+    assert [message["role"] for message in examples["best"]["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_pairs_and_training_equal_sql(run: Path) -> None:
+    """Counts, margins and lengths of pairs, and the curve of a trained model, are those of their files."""
+    gymdata.pairs(run)
+    (pairs,) = gymdata.report(run, write=False).to_dict()["pairs"]
+    ((n, tasks, margin, chosen, rejected),) = sql(
+        "SELECT count(*), count(DISTINCT task_id), avg(margin), avg(list_sum(chosen_mask)), avg(list_sum(rejected_mask)) "
+        "FROM pairs", run)  # fmt: skip
+    assert (pairs["pairs"], pairs["tasks"], pairs["margin"]["mean"]) == (n, tasks, margin)
+    assert (pairs["chosen_tokens"], pairs["rejected_tokens"]) == (chosen, rejected)
+    model = run.parent / "model"
+    write_run_json(model, {"stage": "train-dpo", "status": "completed", "steps": 2,
+                           "trained_tokens": {"equal": True, "batches": {"count": 9}}})  # fmt: skip
+    (model / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5, "x": NaN}\n{"st')
+    report = gymdata.report(model, write=False)
+    (training,) = report.to_dict()["training"]
+    assert (training["curves"], training["trained_tokens"]) == ({"loss": [[1.0, 2.0], [2.0, 1.5]]}, 9)
+    assert report.headline == "train-dpo: 2 steps, 9 tokens, loss 2.000 → 1.500"
+
+
+def test_headlines(run: Path, tmp_path: Path) -> None:
+    """One sentence with the number, its interval and what it is of."""
+    rewards = gymdata.report(run, write=False)
+    assert re.fullmatch(
+        r"42\.9 % correct \(\d+\.\d–\d+\.\d\), pass@4 \d+\.\d %, 15 rollouts of 8 tasks", rewards.headline
+    ), rewards.headline
+    graded = make(tmp_path / "graded", {"a": [0.25, 0.5], "b": [-1.0, 0.75]})
+    assert gymdata.report(graded, write=False).headline.startswith("mean reward 0.125 (")
+    none = make(tmp_path / "none", {"a": [None]})
+    assert gymdata.report(none, write=False).headline == "1 rollouts, none scored"
+
+
+def test_a_comparison_equals_sql(run: Path, tmp_path: Path) -> None:
+    """Means by task, their paired difference, and flips in each direction and by task field; by the tasks of both."""
+    after = make(tmp_path / "after", AFTER, run_id="run-2")
+    found = gymdata.report(run, after, write=False).to_dict()
+    sides = [
+        dict(sql("SELECT task_id, avg(reward) FROM rollouts WHERE reward IS NOT NULL GROUP BY 1", path))
+        for path in (run, after)
+    ]
+    tasks = sorted(sides[0].keys() & sides[1].keys())
+    moves = {t: sides[1][t] - sides[0][t] for t in tasks}
+    difference = found["difference"]
+    assert difference["n"] == len(tasks) == 7
+    assert difference["rate"] == pytest.approx(sum(moves.values()) / len(moves))
+    assert difference["rate"] == pytest.approx(difference["after"] - difference["before"])
+    assert difference["ci95"] == pytest.approx(
+        list(gymdata_stats().paired_difference_ci([sides[0][t] for t in tasks], [sides[1][t] for t in tasks])[1:])
+    )
+    assert (difference["only_first"], difference["only_second"]) == (1, 1)
+    flips = found["flips"]
+    up = [t for t, moved in moves.items() if moved > 0]
+    down = [t for t, moved in moves.items() if moved < 0]
+    assert (
+        (flips["up"], flips["down"], flips["same"])
+        == (len(up), len(down), len(moves) - len(up) - len(down))
+        == (3, 1, 3)
+    )
+    assert flips["by_field"] == {
+        "kind": [{"value": "a", "up": 2, "down": 0, "same": 1}, {"value": "b", "up": 1, "down": 1, "same": 2}]
+    }
+    assert [one["task_id"] for one in flips["examples"]["up"]] == ["b2", "a1", "a3"]
+    (fell,) = flips["examples"]["down"]
+    assert (fell["task_id"], fell["before"], fell["after"]) == ("b1", 1.0, 0.0)
+    assert (fell["first"]["rollout_id"], fell["second"]["reward"]) == ("b1-0", 0.0)
+    assert re.fullmatch(r"46\.4 % → 58\.3 %, \+11\.9 points \(-\d+\.\d to \+\d+\.\d\), 7 tasks", found["headline"]), (
+        found["headline"]
+    )
+
+
+def gymdata_stats() -> Any:
+    import gymdata.stats
+
+    return gymdata.stats
+
+
+def test_what_cannot_be_reported_is_an_error(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs without a common task, a path with nothing in it, three paths, and a page that is no HTML file."""
+    other = make(tmp_path / "other", {"q": [1.0]})
+    with pytest.raises(DataError, match="no scored task in common"):
+        gymdata.report(run, other)
+    write_run_json(tmp_path / "empty", {"stage": "collect"})
+    with pytest.raises(DataError, match="expected rollouts, pairs"):
+        gymdata.report(tmp_path / "empty")
+    with pytest.raises(UsageError, match=r"ending in \.html"):
+        gymdata.report(run, output=tmp_path / "page.pdf")
+    assert main(["report", str(run), str(run), str(run)]) == 2
+    assert "expected one, or two to compare" in capsys.readouterr().err
+
+
+def test_a_changed_file_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sealed file that is not as it was recorded gives no report, unless that was allowed."""
+    facts = json.loads((run / "run.json").read_text())
+    facts["files"][0]["bytes"] = 3
+    (run / "run.json").write_text(json.dumps(facts))
+    assert main(["report", str(run)]) == 1
+    assert "differs from what" in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+    assert main(["report", str(run), "--allow-changed"]) == 0
+
+
+class Page(HTMLParser):
+    """Checks the nesting, and gathers tags, attributes and text."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_whole_and_loads_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Well-formed, with charts and every section, no script, no address, no inline style; the headline is printed, too."""
+    after = make(tmp_path / "after", AFTER)
+    for arguments, sections in (
+        ([run], ("What was run", "Rewards", "Lengths and endings", "Over time", "Validation", "Examples", "Lineage")),
+        (
+            [run, after],
+            ("What was run", "What changed", "By kind", "Tasks that went up", "Rewards of", "Validation of"),
+        ),
+    ):
+        assert main(["report", *map(str, arguments)]) == 0
+        said = capsys.readouterr().out
+        text = (arguments[-1] / "report.html").read_text()
+        page = Page(text)
+        assert {"svg", "table", "details", "main"} <= page.tags
+        assert not {"script", "img", "link", "iframe", "object"} & page.tags
+        assert "style" not in page.attributes
+        assert not [name for name in page.attributes if name.startswith("on") or name in ("href", "src")]
+        assert "http://" not in text.replace("http://www.w3.org", "")
+        assert "unsafe" not in text
+        for section in sections:
+            assert section in page.text
+        assert said.splitlines()[0] in page.text
+
+
+def test_what_files_hold_is_text_on_the_page(tmp_path: Path) -> None:
+    """Markup, handlers and terminal escapes in messages, ids, names, fields and commands stay text."""
+    evil = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e'\""
+    rewards: dict[str, list[float | None]] = {f"{evil}{i}": [float(i % 2)] for i in range(8)}
+    run = make(tmp_path / "run", rewards, command=[evil], policy=evil)
+    other = make(tmp_path / "other", {task: [1.0] for task in rewards}, command=[evil], policy=evil)
+    for paths in ([run], [run, other]):
+        text = Path(gymdata.report(*paths).path or "").read_text()
+        page = Page(text)
+        assert not {"script", "img"} & page.tags
+        assert "<script>alert(1)</script>" in page.text
+        for act in ("\x1b", "\u202e"):
+            assert act not in text
+
+
+def test_json_writes_no_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints the figures and writes only where -o says; with -o, both."""
+    assert main(["report", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"headline", "rewards", "pass_at_k", "validation", "training"} <= found.keys()
+    assert not (run / "report.html").exists()
+    assert main(["report", str(run), "--json", "-o", str(run.parent / "x" / "page.html")]) == 0
+    assert (run.parent / "x" / "page.html").is_file()
+
+
+@pytest.mark.parametrize("table", ["pairs", "file"])
+def test_stages_and_files_have_reports(run: Path, table: str) -> None:
+    """A pairs folder, its file, and a file of rollouts without a run.json."""
+    gymdata.pairs(run)
+    paths = {"pairs": [run / "pairs-reward", run / "pairs-reward" / "pairs.parquet"],
+             "file": [next((run / "rollouts").glob("part-*"))]}[table]  # fmt: skip
+    for path in paths:
+        report = gymdata.report(path, output=run.parent / "page.html")
+        assert ("pairs of" in report.headline) == (table == "pairs")
+
+
+def test_charts_are_also_pictures(run: Path) -> None:
+    """--png writes each chart of the page."""
+    pytest.importorskip("matplotlib")
+    report = gymdata.report(run, png=run.parent / "png")
+    names = {path.stem for path in report.charts}
+    assert {"rewards", "pass-at-k", "tokens", "turns", "logprobs", "speed"} <= names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.charts)
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        Chart("a", "one bar", "bars", "x", bins=[(1.0, 1.0, 3.0)]),
+        Chart("a", "ranges", "bars", "x", bins=[(0.0, 0.5, 3.0), (0.5, 1.0, 0.0)]),
+        Chart("a", "a point", "lines", "x", series={"y": [(1.0, 2.0)]}),
+        Chart("a", "flat", "lines", "x", series={"y": [(1.0, 2.0), (2.0, 2.0)], "z": [(1.0, 1e9)]}),
+        Chart("a", "no interval", "rates", rates=[("p", 0.5, None, None)], bounds=(0.5, 0.5)),
+    ],
+    ids=lambda chart: chart.title,
+)
+def test_charts_of_little_data_are_drawn(chart: Chart) -> None:
+    """One bar, one point, a flat line and a rate without an interval give numbers and not NaN."""
+    text = svg(chart)
+    Page(text)
+    assert "nan" not in text.lower()
+    assert "inf" not in text.lower()
+
+
+def test_ticks_are_round_numbers_within_the_bounds() -> None:
+    """Steps of 1, 2 or 5 times a power of ten."""
+    assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert ticks(-3.0, 9.0) == [0.0, 5.0]
+    assert ticks(0.0, 4_500.0) == [0.0, 1_000.0, 2_000.0, 3_000.0, 4_000.0]
+    assert ticks(2.0, 2.0) == [2.0]
