@@ -66,7 +66,7 @@ def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.C
     assert Path(facts["parents"][0]["path"]) == tmp_path / "out" / "epoch-002" / "policy"
     assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "2 epochs, training reward" in page
+    assert "4 held-out tasks</h1>" in page
     assert page.count("<li>Epoch ") == 2
 
 
