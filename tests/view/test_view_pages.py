@@ -194,3 +194,16 @@ with create_app([Path({str(hostile)!r})], ViewConfig()) as app:
     assert done.returncode == 0, done.stderr
     answers = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
     assert {page: status for page, status in answers.items() if status != "200"} == {"/break?id=none": "404"}
+
+
+def test_a_rank_is_among_the_recorded_alternatives(serve: Serve, tmp_path: Path):
+    """The likeliest token has rank 1; one that is not among the recorded ones comes after all of them."""
+    row = rollout("t", 0, 1.0, [([1, 20], [10, 11, 2])])
+    likely = [{"id": 5, "log_prob": -0.1}, {"id": 10, "log_prob": -1.0}]
+    row["turns"][0]["top_log_probs"] = [likely, likely, [{"id": 2, "log_prob": -3.0}]]
+    base = serve(write_run(tmp_path / "run", [row]))
+    turn = json.loads(get(base + "/data/tokens?id=t-0")[1])["turns"][0]
+    assert turn["rank"] == [2, 3, 1]
+    assert turn["top"] == 2
+    listed = json.loads(get(base + "/data/token?id=t-0&turn=0&k=0")[1])["alternatives"]
+    assert [one["id"] for one in listed] == [5, 10]
