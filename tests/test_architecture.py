@@ -26,6 +26,7 @@ PLUG_EDGES = {("environments", "engines"), ("rewards", "engines")}
 EDGES = {
     ("validate", "interop"): {"formats", "nemo_gym"},
     ("collect", "check"): {"run"},
+    ("collect", "validate"): {"rollouts"},
     ("pairs", "judge"): {"groups"},
     ("finetune", "collect"): {"*"},
     ("finetune", "experience"): {"settings"},
@@ -35,7 +36,7 @@ EDGES = {
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions", "expressions"},
     ("view", "judge"): {"groups"},
-    ("view", "query"): {"guard", "run", "types", "views"},
+    ("view", "query"): {"guard", "run", "types", "views", "saved"},
     ("report", "show"): {"run"},
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},

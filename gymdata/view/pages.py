@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from gymdata import __version__
 from gymdata.engines.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.errors import GymdataError
+from gymdata.query.saved import SAVED
 from gymdata.rollouts.violations import CODES
 from gymdata.view import comparing, lineage, sql, training
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
@@ -393,7 +394,7 @@ class Pages:
 
     def sql(self, request: Request) -> Page:
         text = request.query_params.get("q", "").strip()
-        values: dict[str, Any] = {"sql": text, "saved": sql.SAVED, "error": None, "result": None, "command": None}
+        values: dict[str, Any] = {"sql": text, "saved": SAVED, "error": None, "result": None, "command": None}
         values["rows_shown"] = self.config.sql_rows
         try:
             values["views"] = self._views()
