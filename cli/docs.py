@@ -28,6 +28,7 @@ TOPICS = (
     "finetune",
     "looking",
     "querying",
+    "viewing",
     "python-api",
     "settings",
     "file-format",

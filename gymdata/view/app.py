@@ -133,6 +133,15 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: Any = (text.number, text.count, text.short, text.share, text.seconds, text.moment)
+    filters: Any = (
+        text.number,
+        text.count,
+        text.short,
+        text.share,
+        text.signed,
+        text.ending,
+        text.seconds,
+        text.moment,
+    )
     made.filters |= {one.__name__: one for one in filters}
     return made

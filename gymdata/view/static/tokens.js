@@ -34,7 +34,7 @@ const COLORS = {
   },
   mask: {
     of: (turn, k) => (turn.mask ? `m${turn.mask[k]}` : "m1"),
-    legend: ["", ["m1"], 0, "trained", "grey tokens are context: loss mask 0"],
+    legend: ["", ["m1"], 0, "trained", "struck through: sampled, but masked out; grey: context"],
   },
   ratio: {
     of: (turn, k) => (turn.ratio?.[k] == null ? "" : signed(Math.log(turn.ratio[k]), [0.01, 0.1, 0.3])),
