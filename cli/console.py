@@ -68,6 +68,16 @@ def say(text: str = "") -> None:
     print(printable(text))
 
 
+def paragraphs(text: str) -> None:
+    """Prose on stdout: wrapped at words on a terminal, elsewhere as it is."""
+    if not sys.stdout.isatty():
+        say(text)
+        return
+    from rich.text import Text
+
+    _console().print(Text(printable(text)))
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
