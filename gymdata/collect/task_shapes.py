@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymdata.collect.task_files import Row, short
 from gymdata.errors import DataError, UsageError
@@ -39,8 +39,7 @@ class FieldError(ValueError):
         self.name, self.got, self.expected, self.hint = name, got, expected, hint
 
 
-@dataclass(frozen=True)
-class Shaped:
+class Shaped(NamedTuple):
     """A row as it is kept, and where its prompt is: ``value`` of ``column``. ``system``: for a conversation without one."""
 
     row: Row
@@ -68,17 +67,20 @@ class TaskShape:
             system = _text_of(file).strip()
         return cls(dict(_pair(text) for text in columns), system, _text_of(template) if template is not None else None)
 
-    @property
+    @cached_property
+    def _sources(self) -> Sequence[str]:
+        return [name for name in SOURCES if name in self.columns] or SOURCES
+
+    @cached_property
     def is_given(self) -> bool:
         """Whether any setting changes what a row says."""
         return bool(self.columns) or self.system is not None or self.template is not None
 
     def shape(self, source: Row) -> Shaped:
         """``source`` with its prompt and answer found. Raises FieldError."""
-        row = source | dict(self._mapped(source))
+        row = source | dict(self._mapped(source)) if self.columns else source
         said: list[str] = [f"{name} = {column}" for name, column in self.columns.items()]
-        mapped = [name for name in SOURCES if name in self.columns]
-        column = next((name for name in mapped or SOURCES if row.get(name) is not None), None)
+        column = next((name for name in self._sources if row.get(name) is not None), None)
         system = row["system"] if "system" in self.columns and isinstance(row.get("system"), str) else self.system
         if column is None:
             system = row["system"] if isinstance(row.get("system"), str) and row["system"].strip() else system
@@ -94,7 +96,7 @@ class TaskShape:
         if self.template is not None and (column is None or isinstance(value, str)):
             value, column = self.render({**row, "prompt": value} if column is not None else row), "prompt"
         # Rewards see the prompt as text where it is text.
-        if isinstance(value, str) and column not in SOURCES[1:]:
+        if isinstance(value, str) and column not in SOURCES[1:] and row.get("prompt") is not value:
             row = {**row, "prompt": value}
         # A resource server gets the row as its author wrote it.
         if row.get("answer") is None and column != SOURCES[2]:

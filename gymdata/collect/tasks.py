@@ -95,19 +95,15 @@ class TaskFile:
                 self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected, bad.hint))
                 continue
             count += 1
-            if said := (
-                *shaped.said,
-                *(("answer = the last message",) if "answer" in task.row.keys() - shaped.row.keys() else ()),
-            ):
+            said = shaped.said
+            if "answer" in task.row and "answer" not in shaped.row:
+                said = (*said, "answer = the last message")
+            if said:
                 self.recognised[said] += 1
             yield task
         if not count:
-            raise DataError.empty(
-                self.path,
-                f"at least one task (skipped {self.skipped:,} rows: {self.first_bad})"
-                if self.skipped
-                else "at least one task",
-            )
+            why = f" (skipped {self.skipped:,} rows; the first: {self.first_bad})" if self.skipped else ""
+            raise DataError.empty(self.path, f"at least one task{why}")
 
     def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
         for file in self.files:
@@ -122,8 +118,9 @@ class TaskFile:
         """What the last pass recognised, in one line."""
         if not self.recognised:
             return []
-        found = [f"{', '.join(said)} ({count:,} tasks)" for said, count in self.recognised.most_common(3)]
-        return [f"{self.path}: {'; '.join(found)}{'; …' if len(self.recognised) > 3 else ''}"]
+        most = self.recognised.most_common(3)
+        found = [f"{', '.join(said)} ({n:,} task{'s' if n != 1 else ''})" for said, n in most]
+        return [f"{self.path}: {'; '.join(found)}{'; …' if len(self.recognised) > len(most) else ''}"]
 
     def _bad(self, error: DataError) -> None:
         if not self.skip_bad_rows:

@@ -152,7 +152,7 @@ def test_published_columns_are_recognised_and_reported(
     (task,) = tasks
     assert task.messages[-1] == {"role": "user", "content": asked}
     assert task.row["answer"] == answer
-    assert tasks.notes() == [f"{tmp_path / 't.jsonl'}: {said} (1 tasks)"]
+    assert tasks.notes() == [f"{tmp_path / 't.jsonl'}: {said} (1 task)"]
     assert {key: task.row[key] for key in row} == row
 
 
