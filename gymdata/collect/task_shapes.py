@@ -7,7 +7,7 @@ without settings a task's content hash is that of its row as the file has it, so
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ FIELDS = ("prompt", "messages", "answer", "system", "tools", "task_id")
 PROMPTS = ("question", "problem", "instruction", "query", "input")
 CONVERSATIONS = ("conversations", "conversation")
 ANSWERS = ("solution", "target", "output", "expected_answer", "ground_truth", "response", "completion")
+#: What the name of a file ends with, and a system message hardly.
+_TEXTS = (".txt", ".md", ".jinja", ".j2")
 #: In the names of columns that are not known, for a hint.
 _LIKE_PROMPT = ("question", "prompt", "problem", "instruct", "query", "input", "task", "text")
 _LIKE_ANSWER = ("answer", "solution", "target", "output", "truth", "gold", "label", "response", "completion", "result")
@@ -65,6 +67,8 @@ class TaskShape:
         file = Path(system) if system is not None and len(system) < 256 and "\n" not in system else None
         if file is not None and file.is_file():
             system = _text_of(file).strip()
+        elif file is not None and file.suffix in _TEXTS and not any(map(str.isspace, file.name)):
+            raise DataError.missing_path(file, "the file of a system message")
         return cls(dict(_pair(text) for text in columns), system, _text_of(template) if template is not None else None)
 
     @cached_property
@@ -79,11 +83,13 @@ class TaskShape:
     def shape(self, source: Row) -> Shaped:
         """``source`` with its prompt and answer found. Raises FieldError."""
         row = source | dict(self._mapped(source)) if self.columns else source
-        said: list[str] = [f"{name} = {column}" for name, column in self.columns.items()]
+        said = [f"{name} = {column}" for name, column in self.columns.items() if _at(source, column) is not None]
         column = next((name for name in self._sources if row.get(name) is not None), None)
-        system = row["system"] if "system" in self.columns and isinstance(row.get("system"), str) else self.system
+        system = row.get("system", self.system) if "system" in self.columns else self.system
+        if system is not None and not isinstance(system, str):
+            raise FieldError(self.columns["system"], short(system), "text")
         if column is None:
-            system = row["system"] if isinstance(row.get("system"), str) and row["system"].strip() else system
+            system = row["system"] if _is_text(row.get("system")) else system
             column = next((name for name in (*CONVERSATIONS, *PROMPTS) if row.get(name) not in (None, "")), None)
             if column is not None:
                 said.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
@@ -105,6 +111,14 @@ class TaskShape:
                 row = {**row, "answer": row[answer]}
                 said.append(f"answer = {answer}")
         return Shaped(row, str(column), value, system, tuple(said))
+
+    def check_found(self, found: Iterable[str], row: Row) -> None:
+        """Raise UsageError for a column of ``columns`` that no task has. ``found``: all that was ``said``; ``row``: one."""
+        for name, column in self.columns.items():
+            if f"{name} = {column}" not in found:
+                raise UsageError(
+                    f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
+                )
 
     def render(self, row: Row) -> str:
         """The template with the columns of ``row``. Raises FieldError."""

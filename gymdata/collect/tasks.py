@@ -86,7 +86,7 @@ class TaskFile:
         count = 0
         for file, line, row in self._rows():
             if self.limit is not None and count >= self.limit:
-                return
+                break
             try:
                 shaped = self.shape.shape(row)
                 task = _task(row, shaped, self.shape, self.prompt_elsewhere)
@@ -101,7 +101,9 @@ class TaskFile:
             if said:
                 self.recognised[said] += 1
             yield task
-        if not count:
+        if count:
+            self.shape.check_found({text for said in self.recognised for text in said}, row)
+        else:
             why = f" (skipped {self.skipped:,} rows; the first: {self.first_bad})" if self.skipped else ""
             raise DataError.empty(self.path, f"at least one task{why}")
 

@@ -198,6 +198,23 @@ def test_map_names_columns_and_what_is_in_them() -> None:
     assert one({"prompt": "no", "chat": SFT["messages"]}, "messages=chat").messages == SFT["messages"][:1]
 
 
+def test_a_mapped_column_that_no_task_has_is_refused() -> None:
+    """A misspelt column would score nothing: it is an error, but not where only some rows lack it."""
+    rows: list[dict[str, Any]] = [{"prompt": "p", "label": "a"}, {"prompt": "q"}]
+    assert [t.row.get("answer") for t in TaskRows(rows=rows, shape=TaskShape({"answer": "label"}))] == ["a", None]
+    for limit in (1, None):
+        with pytest.raises(UsageError, match=r"--map answer=labl: no task has this column(.|\n)*prompt, label"):
+            list(TaskRows(rows=rows[:1], shape=TaskShape({"answer": "labl"}), limit=limit))
+
+
+def test_a_system_file_that_is_not_there_is_no_text(tmp_path: Path) -> None:
+    """A misspelt name of a text file is an error, not the system message; nor is a column that holds no text."""
+    with pytest.raises(DataError, match=r"rules\.txt: no such file"):
+        TaskShape.of([], str(tmp_path / "rules.txt"), None)
+    with pytest.raises(ValueError, match="level: got 3, expected text"):
+        one({"prompt": "p", "level": 3}, "system=level")
+
+
 def test_the_system_message_is_for_tasks_without_one(tmp_path: Path) -> None:
     """--system is a text or a file of it; a conversation that has its own keeps it; a ShareGPT row may have it beside."""
     (tmp_path / "s.txt").write_text("From a file.\n")
