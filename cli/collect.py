@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gymdata.collect.settings import CollectConfig
+from gymdata.collect.task_files import KINDS
 
 from .console import Watch, command_words, finish, note, prints_apart
 from .flags import DryRun, Json, with_flags
@@ -15,9 +16,7 @@ from .flags import DryRun, Json, with_flags
 @with_flags(CollectConfig)
 def collect(
     settings: CollectConfig,
-    tasks: Annotated[
-        str | None, typer.Argument(help="Task file or glob: .jsonl or .parquet, also .gz and .zst.")
-    ] = None,
+    tasks: Annotated[str | None, typer.Argument(help=f"Task file or glob: {KINDS}.")] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:

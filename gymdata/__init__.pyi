@@ -156,6 +156,9 @@ def collect(
     parts: Parts | None = None,
     progress: Progress | None = None,
     command: Sequence[str] = (),
+    map: Sequence[str] = ...,
+    system: str | None = None,
+    prompt_template: str | Path | None = None,
     model: str | None = None,
     endpoint: str | None = None,
     chat_endpoint: str | None = None,
@@ -199,7 +202,8 @@ def collect(
 ) -> CollectSummary:
     """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
-    ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
+    ``tasks``: a file or glob, a folder of ``save_to_disk``, ``hf:NAME[:SPLIT]``, a list of dicts, or a Hugging Face
+    ``Dataset``; columns are recognised in all of them, or named by ``map``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
     gets a copy of it) or functions. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
     Resumes a run that is there.
@@ -209,6 +213,10 @@ def collect(
 
     Settings
     --------
+    map: Column that a field is read from, such as prompt=question; repeatable. Fields: prompt, messages, answer,
+        system, tools, task_id.
+    system: System message for tasks that have none: a text, or a file of it.
+    prompt_template: Jinja file that makes the prompt of a task's columns, such as {{ question }}.
     model: Model folder, LoRA adapter folder, or served model name.
     endpoint: Base URL of a vLLM server, with or without /v1.
     chat_endpoint: Base URL of a server that takes chat messages only; it must return token IDs.

@@ -26,6 +26,7 @@ from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, check_start, identity_of, load_parts
+from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.errors import redacted, redacted_all
 from gymdata.progress import Progress
@@ -57,7 +58,8 @@ def collect(
 ) -> CollectSummary:
     """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
-    ``tasks``: a file or glob, a list of dicts, or a Hugging Face ``Dataset``. ``reward``: names and functions, one or
+    ``tasks``: a file or glob, a folder of ``save_to_disk``, ``hf:NAME[:SPLIT]``, a list of dicts, or a Hugging Face
+    ``Dataset``; columns are recognised in all of them, or named by ``map``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
     gets a copy of it) or functions. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
     Resumes a run that is there.
@@ -88,7 +90,7 @@ def collect(
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
         stack.callback(run.close)
-        return _collect(run, config, parts, read, seed, progress, began, count)
+        return _collect(run, config, parts, read, seed, progress, began, count, read.notes())
 
 
 def plan(
@@ -107,7 +109,7 @@ def plan(
     config, given = _config(config, tasks, reward, env, settings)
     read = _tasks(config, tasks)
     count, _ = _scan(read)
-    skipped = read.skipped
+    skipped, notes = read.skipped, read.notes()
     folder = config.output or default_output(config)
     refuse_unwritable(folder)
     parts = load_parts(config, given)
@@ -125,7 +127,7 @@ def plan(
         rollouts_removed=there if config.overwrite else 0,
         folders_removed=[stage.name for stage in derived(folder)] if config.overwrite else [],
         identity=identity_of(config, parts, config.seed),
-        notes=parts.notes,
+        notes=[*notes, *parts.notes],
         config=redacted_all(config.model_dump(mode="json")),
     )
 
@@ -133,7 +135,7 @@ def plan(
 def default_output(config: CollectConfig) -> Path:
     """runs/<task file>-<time>."""
     named = "" if config.tasks == IN_MEMORY else config.tasks
-    stem = Path(named).name.split(".")[0].replace("*", "all") or "tasks"
+    stem = Path(named).name.split(".")[0].replace("*", "all").replace(":", "-") or "tasks"
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -146,9 +148,10 @@ def _collect(
     progress: Progress | None,
     began: float,
     count: int,
+    notes: Sequence[str],
 ) -> CollectSummary:
     if progress is not None:
-        for text in [*parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
+        for text in [*notes, *parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
             progress.message(text)
     key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
     fresh = not (run.sealed_rows or run.journal_rows)
@@ -312,6 +315,7 @@ def _tasks(config: CollectConfig, given: Tasks | None) -> TaskFile:
         "limit": config.limit,
         "skip_bad_rows": config.skip_bad_rows,
         "prompt_elsewhere": config.workflow_url is not None,
+        "shape": TaskShape.of(config.map, config.system, config.prompt_template),
     }
     if given is None or isinstance(given, (str, Path)):
         return TaskFile(config.tasks, **how)

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
+from gymdata.collect.task_files import KINDS
+from gymdata.collect.task_shapes import FIELDS, checked
 from gymdata.settings import Config, Rewards
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
@@ -33,7 +35,17 @@ class CollectConfig(Config):
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {"allow_raw_logprobs", "engine"}
 
-    tasks: str = pydantic.Field(description="Task file or glob: .jsonl or .parquet, also .gz and .zst.")
+    tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
+    map: list[str] = pydantic.Field(
+        default_factory=list,
+        description=f"Column that a field is read from, such as prompt=question; repeatable. Fields: {', '.join(FIELDS)}.",
+    )
+    system: str | None = pydantic.Field(
+        None, description="System message for tasks that have none: a text, or a file of it."
+    )
+    prompt_template: Path | None = pydantic.Field(
+        None, description="Jinja file that makes the prompt of a task's columns, such as {{ question }}."
+    )
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
     endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server, with or without /v1.")
     chat_endpoint: str | None = pydantic.Field(
@@ -104,6 +116,11 @@ class CollectConfig(Config):
         False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
     )
     engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+
+    @pydantic.field_validator("map", mode="before")
+    @classmethod
+    def _fields_of_tasks(cls, value: Any) -> Any:
+        return checked(value)
 
     @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward")
     @classmethod

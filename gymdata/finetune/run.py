@@ -320,13 +320,13 @@ def _start(llm: LlmSection, beside: Path, where: str) -> Path:
 
 
 def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> str:
-    from gymdata.collect.tasks import TaskFile
+    from gymdata.collect.task_files import HUB, task_files
 
     if dataset is None:
         raise UsageError(f"{where} is missing", hint="a task file, or give --dataset")
     path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
-    tasks = str(Path(path).absolute())
-    _ = TaskFile(tasks).files  # a missing file is reported at once
+    tasks = path if path.startswith(HUB) else str(Path(path).absolute())
+    task_files(tasks)  # a missing file is reported at once
     return tasks
 
 
@@ -435,9 +435,9 @@ def _identity(config: FinetuneConfig) -> dict[str, Any]:
 
 
 def _hashes(tasks: str) -> list[str]:
-    from gymdata.collect.tasks import TaskFile
+    from gymdata.collect.task_files import task_files
 
-    return [hash_file(file) for file in TaskFile(tasks).files]
+    return [hash_file(file) for file in task_files(tasks)]
 
 
 def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[str, Any] | None:

@@ -77,7 +77,7 @@ class DatasetSection(Config):
     """A task file as ``gymdata collect`` reads it; the kind is seen from its name, ``_type`` only repeats it."""
 
     model_config = pydantic.ConfigDict(**Config.model_config, populate_by_name=True)
-    type_: Literal["jsonl", "parquet"] = _type("jsonl", "jsonl or parquet, also .gz and .zst")
+    type_: Literal["jsonl", "json", "csv", "parquet"] = _type("jsonl", "jsonl, json, csv or parquet, also .gz and .zst")
     file_path: str
 
 

@@ -67,7 +67,7 @@ def test_nemo_gym_rows(tmp_path: Path) -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": {}, "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "messages[1]"),
+        ({"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "prompt[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
         ({"prompt": "x", "tools": "nonsense"}, "tools"),
         ({"prompt": "x", "tools": [{"function": {}}]}, "tools[0]"),

@@ -1,0 +1,239 @@
+"""The rows of task files: JSON lines, JSON arrays, CSV, TSV, Parquet, Arrow, folders of ``save_to_disk`` and hub names.
+
+Invariants: rows stream, so a file of any length costs about one batch of memory; what a file lacks is absent from a row
+(a null of a column, an empty cell); cells of CSV and TSV are text, so that "007" stays what it is; a file that ends too
+early is unreadable, not shorter.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from gymdata.errors import DataError, UsageError
+from gymdata.store.paths import BOM
+
+HUB = "hf:"
+#: What may be given, for messages and ``--help``.
+KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .arrow (also .gz, .zst), a folder of save_to_disk, or hf:NAME[:SPLIT]"
+_ROWS = 512
+#: The longest row of a CSV file and of a JSON array, in bytes.
+_LONGEST = 1 << 26
+_ARROW = (".arrow", ".feather", ".ipc")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+Row = dict[str, Any]
+#: Called with the file, the line, what was there and what was expected.
+BadLine = Callable[[Path, int, str, str], None]
+
+
+def task_files(path: Path | str) -> list[Path]:
+    """The files that ``path`` names: one, those of a glob, a saved dataset's or a hub dataset's. Raises DataError."""
+    text = str(path)
+    if text.startswith(HUB):
+        from gymdata.collect._hub import hub_files
+
+        return hub_files(text)
+    # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
+    is_pattern = glob.has_magic(text) and not Path(text).exists()
+    found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
+    if not found or not found[0].exists():
+        raise DataError.missing_path(path, f"a task file or glob: {KINDS}")
+    return [file for given in found for file in (_saved(given) if given.is_dir() else [given])]
+
+
+def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+    """(line or 1-based row, row) of one file."""
+    kind = Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
+    if kind == ".parquet":
+        yield from _parquet_rows(file)
+    elif kind in _ARROW:
+        yield from _arrow_rows(file)
+    elif kind in _SEPARATORS:
+        yield from _csv_rows(file, _SEPARATORS[kind], bad_line)
+    elif kind == ".json" and _is_array(file):
+        yield from _array_rows(file, bad_line)
+    else:
+        yield from _json_lines(file, bad_line)
+
+
+def drop_nulls(value: Any) -> Any:
+    """Arrow gives every struct all keys of the column; a null key means that it was not there."""
+    if isinstance(value, dict):
+        return {k: drop_nulls(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [drop_nulls(v) for v in value]
+    return value
+
+
+def short(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The Arrow files of a folder that ``datasets.save_to_disk`` wrote."""
+    state, splits = folder / "state.json", folder / "dataset_dict.json"
+    try:
+        if splits.is_file():
+            names = orjson.loads(splits.read_bytes())["splits"]
+            if len(names) != 1:
+                raise UsageError(
+                    f"{folder}: holds the splits {', '.join(names)}, expected one dataset",
+                    hint=f"give the folder of one: {folder / names[0] if names else folder}",
+                )
+            return _saved(folder / names[0])
+        if state.is_file():
+            return [folder / part["filename"] for part in orjson.loads(state.read_bytes())["_data_files"]]
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError.unreadable(folder, f"what describes the saved dataset is not understood ({error!r})") from error
+    raise UsageError(
+        f"{folder}: is a folder, expected a task file or a folder of datasets.save_to_disk",
+        hint=f"give a file or a glob: {folder}/*.jsonl",
+    )
+
+
+def _json_lines(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+    expected = "one JSON object a line"
+    with _open(file) as stream:
+        for number, line in enumerate(stream, 1):
+            if number == 1:
+                line = line.removeprefix(BOM)
+            if not line.strip():
+                continue
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                bad_line(file, number, f"text that is not JSON ({error})", expected)
+                continue
+            if not isinstance(row, dict):
+                bad_line(file, number, short(row), expected)
+                continue
+            yield number, row
+
+
+def _is_array(file: Path) -> bool:
+    with _open(file) as stream:
+        return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
+
+
+def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+    import duckdb
+
+    query = "SELECT json FROM read_json_objects(?, format = 'array', maximum_object_size = ?)"
+    with duckdb.connect(":memory:", config={"threads": 1}) as database:
+        number = 0
+        try:
+            found = database.execute(query, [glob.escape(str(file)), _LONGEST])
+            while texts := found.fetchmany(_ROWS):
+                for (text,) in texts:
+                    number += 1
+                    # The texts are the file's own: values are not changed by the types of a column.
+                    row = orjson.loads(text)
+                    if isinstance(row, dict):
+                        yield number, row
+                    else:
+                        bad_line(file, number, short(row), "a list of JSON objects")
+        except (duckdb.Error, orjson.JSONDecodeError) as error:
+            raise DataError.unreadable(
+                file, f"{error} (after {number:,} rows)", "is it one whole JSON array?"
+            ) from error
+
+
+def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    odd: list[csv.InvalidRow] = []
+
+    def skip(row: csv.InvalidRow) -> str:
+        odd.append(row)
+        return "skip"
+
+    read = csv.ReadOptions(block_size=_LONGEST, use_threads=False)
+    parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip)
+    try:
+        with _open(file) as stream, csv.open_csv(stream, csv.ReadOptions(use_threads=False), parse) as head:
+            names = head.schema.names
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError.bad_row(file, 1, None, f"two columns {twice!r}", "every column once")
+        odd.clear()
+        types = dict.fromkeys(names, pa.string())
+        convert = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
+        number = 1
+        with _open(file) as stream, csv.open_csv(stream, read, parse, convert) as source:
+            for batch in chain(source, [None]):
+                for row in odd:
+                    bad_line(file, row.number or number, f"{row.actual_columns} cells", f"{row.expected_columns} cells")
+                odd.clear()
+                for plain in _plain([batch] if batch is not None else []):
+                    number += 1
+                    yield number, plain
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError.unreadable(file, str(error), "is it a whole text table in UTF-8, with a header?") from error
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as source:
+            yield from enumerate(_plain(source.iter_batches(batch_size=_ROWS)), 1)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError.unreadable(file, str(error), "is it a whole Parquet file?") from error
+
+
+def _arrow_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    try:
+        with pa.memory_map(str(file)) as source:
+            # The format with an index begins with a name; the stream, which `datasets` writes, has none.
+            if source.read(6) == b"ARROW1":
+                reader = ipc.open_file(source)
+                batches: Iterator[Any] = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            else:
+                source.seek(0)
+                batches = iter(ipc.open_stream(source))
+            yield from enumerate(_plain(batches), 1)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError.unreadable(file, str(error), "is it a whole Arrow file?") from error
+
+
+def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[Row]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _ROWS):
+            for row in batch.slice(start, _ROWS).to_pylist():
+                yield {k: drop_nulls(v) for k, v in row.items() if v is not None}
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[IO[bytes]]:
+    try:
+        with file.open("rb") as raw:
+            if file.name.endswith(".gz"):
+                with gzip.open(raw) as stream:
+                    yield stream  # type: ignore[misc]  # GzipFile reads like IO[bytes] but is not typed as one
+            elif file.name.endswith(".zst"):
+                import zstandard
+
+                try:
+                    yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
+                except zstandard.ZstdError as error:
+                    raise DataError.unreadable(file, str(error)) from error
+            else:
+                yield raw
+    except (EOFError, OSError) as error:
+        raise DataError.unreadable(file, str(error)) from error

@@ -1,0 +1,232 @@
+"""Which columns of a task row are the prompt and the reference answer: as named by ``--map``, or known by their names.
+
+Invariants: a row that has a prompt column of gymdata's own is read by it; what is recognised is reported, never silent;
+without settings a task's content hash is that of its row as the file has it, so that recognising changes no identity.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gymdata.collect.task_files import Row, short
+from gymdata.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import jinja2
+
+SOURCES = ("prompt", "messages", "responses_create_params")
+#: What ``--map`` may name.
+FIELDS = ("prompt", "messages", "answer", "system", "tools", "task_id")
+#: Columns of published datasets, most telling first.
+PROMPTS = ("question", "problem", "instruction", "query", "input")
+CONVERSATIONS = ("conversations", "conversation")
+ANSWERS = ("solution", "target", "output", "expected_answer", "ground_truth", "response", "completion")
+#: What the name of a file ends with, and a system message hardly.
+_TEXTS = (".txt", ".md", ".jinja", ".j2")
+#: In the names of columns that are not known, for a hint.
+_LIKE_PROMPT = ("question", "prompt", "problem", "instruct", "query", "input", "task", "text")
+_LIKE_ANSWER = ("answer", "solution", "target", "output", "truth", "gold", "label", "response", "completion", "result")
+
+
+class FieldError(ValueError):
+    """A field of one row is wrong; the reader adds file and line."""
+
+    def __init__(self, name: str | None, got: str, expected: str, hint: str | None = None) -> None:
+        super().__init__(f"{name}: got {got}, expected {expected}")
+        self.name, self.got, self.expected, self.hint = name, got, expected, hint
+
+
+class Shaped(NamedTuple):
+    """A row as it is kept, and where its prompt is: ``value`` of ``column``. ``system``: for a conversation without one."""
+
+    row: Row
+    column: str
+    value: Any
+    system: str | None
+    #: What was recognised, as people read it.
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskShape:
+    """``columns``: field → column, where a dotted name reaches into a column. ``template``: Jinja text that makes the prompt
+    of the row's columns."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    template: str | None = None
+
+    @classmethod
+    def of(cls, columns: Sequence[str], system: str | None, template: Path | None) -> TaskShape:
+        """As the settings ``map``, ``system`` (text, or a file of it) and ``prompt_template`` say. Raises DataError."""
+        file = Path(system) if system is not None and len(system) < 256 and "\n" not in system else None
+        if file is not None and file.is_file():
+            system = _text_of(file).strip()
+        elif file is not None and file.suffix in _TEXTS and not any(map(str.isspace, file.name)):
+            raise DataError.missing_path(file, "the file of a system message")
+        return cls(dict(_pair(text) for text in columns), system, _text_of(template) if template is not None else None)
+
+    @cached_property
+    def _sources(self) -> Sequence[str]:
+        return [name for name in SOURCES if name in self.columns] or SOURCES
+
+    @cached_property
+    def is_given(self) -> bool:
+        """Whether any setting changes what a row says."""
+        return bool(self.columns) or self.system is not None or self.template is not None
+
+    def shape(self, source: Row) -> Shaped:
+        """``source`` with its prompt and answer found. Raises FieldError."""
+        row = source | dict(self._mapped(source)) if self.columns else source
+        said = [f"{name} = {column}" for name, column in self.columns.items() if _at(source, column) is not None]
+        column = next((name for name in self._sources if row.get(name) is not None), None)
+        system = row.get("system", self.system) if "system" in self.columns else self.system
+        if system is not None and not isinstance(system, str):
+            raise FieldError(self.columns["system"], short(system), "text")
+        if column is None:
+            system = row["system"] if _is_text(row.get("system")) else system
+            column = next((name for name in (*CONVERSATIONS, *PROMPTS) if row.get(name) not in (None, "")), None)
+            if column is not None:
+                said.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
+        value = row[column] if column is not None else None
+        if column == "instruction" and isinstance(value, str) and _is_text(row.get("input")):
+            value = f"{value}\n\n{row['input']}"
+            said[-1] += " + input"
+        if column is None and self.template is None:
+            raise _unknown(source)
+        if self.template is not None and (column is None or isinstance(value, str)):
+            value, column = self.render({**row, "prompt": value} if column is not None else row), "prompt"
+        # Rewards see the prompt as text where it is text.
+        if isinstance(value, str) and column not in SOURCES[1:] and row.get("prompt") is not value:
+            row = {**row, "prompt": value}
+        # A resource server gets the row as its author wrote it.
+        if row.get("answer") is None and column != SOURCES[2]:
+            answer = next((name for name in ANSWERS if row.get(name) is not None and name != column), None)
+            if answer is not None and "answer" not in self.columns:
+                row = {**row, "answer": row[answer]}
+                said.append(f"answer = {answer}")
+        return Shaped(row, str(column), value, system, tuple(said))
+
+    def check_found(self, found: Iterable[str], row: Row) -> None:
+        """Raise UsageError for a column of ``columns`` that no task has. ``found``: all that was ``said``; ``row``: one."""
+        for name, column in self.columns.items():
+            if f"{name} = {column}" not in found:
+                raise UsageError(
+                    f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
+                )
+
+    def render(self, row: Row) -> str:
+        """The template with the columns of ``row``. Raises FieldError."""
+        import jinja2
+
+        try:
+            return self._compiled.render(row)
+        except jinja2.UndefinedError as error:
+            raise FieldError(None, f"the columns {', '.join(row)}", f"those of --prompt-template ({error})") from error
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise UsageError(f"--prompt-template: cannot be filled in: {error}") from error
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        try:
+            return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined).from_string(self.template or "")
+        except jinja2.TemplateSyntaxError as error:
+            raise UsageError(f"--prompt-template: line {error.lineno}: {error.message}") from error
+
+    def _mapped(self, row: Row) -> Iterator[tuple[str, Any]]:
+        for name, column in self.columns.items():
+            value = _at(row, column)
+            if value is None and name in SOURCES:
+                raise FieldError(
+                    column,
+                    "none",
+                    f"the column that --map {name}={column} names (columns: {', '.join(row)})",
+                    _hint(row),
+                )
+            if value is not None:
+                yield name, value
+
+
+def checked(columns: Any) -> Any:
+    """``map`` as a list of ``FIELD=COLUMN``; a mapping is one, too. Raises ValueError."""
+    texts = [f"{k}={v}" for k, v in columns.items()] if isinstance(columns, Mapping) else columns
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"FIELD=COLUMN, where FIELD is one of {', '.join(FIELDS)}")
+    names = [_pair(text)[0] for text in texts]
+    for text, name in zip(texts, names, strict=True):
+        if name not in FIELDS or not _pair(text)[1] or names.count(name) > 1:
+            raise ValueError(f"FIELD=COLUMN, each FIELD once, one of {', '.join(FIELDS)}")
+    return list(texts)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, column = text.partition("=")
+    return name.strip(), column.strip()
+
+
+def _at(row: Row, column: str) -> Any:
+    """The value of a column, or inside one: ``extra_info.answer``."""
+    if column in row or "." not in column:
+        return row.get(column)
+    first, _, rest = column.partition(".")
+    inner = row.get(first)
+    return _at(inner, rest) if isinstance(inner, dict) else None
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError.missing_path(file, "a file of text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError.unreadable(file, str(error)) from error
+
+
+def _unknown(row: Row) -> FieldError:
+    """A row of another shape: what it has, and the ``--map`` that would read it."""
+    shown = ", ".join(f"{name}: {short(value)}" for name, value in list(row.items())[:12])
+    got = f"none; the row's columns are {shown}" if row else "none; the row is empty"
+    return FieldError("prompt", got, f"one of {', '.join((*SOURCES, *CONVERSATIONS, *PROMPTS))}", _hint(row))
+
+
+def _hint(row: Row) -> str | None:
+    columns = dict(_leaves(row))
+    texts = {name: value for name, value in columns.items() if _is_text(value)}
+    chat = next((name for name, value in columns.items() if _is_chat(value)), None)
+    answer = next((name for word in _LIKE_ANSWER for name in columns if word in name.lower() and name != chat), None)
+    others = {name: value for name, value in texts.items() if name != answer} or texts
+    near = next((name for word in _LIKE_PROMPT for name in others if word in name.lower()), None)
+    prompt = near or max(others, key=lambda name: len(others[name]), default=None)
+    if chat is None and prompt is None:
+        return None
+    named = [f"messages={chat}" if chat is not None else f"prompt={prompt}"]
+    named += [f"answer={answer}"] if answer not in (None, prompt, "answer") else []
+    return (
+        f"pass {' '.join(f'--map {shlex.quote(text)}' for text in named)}; --prompt-template FILE joins several columns"
+    )
+
+
+def _leaves(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        elif value is not None and value != "":
+            yield f"{above}{name}", value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_chat(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and bool(first.keys() & {"role", "from"})
