@@ -70,6 +70,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
+        "doctor": ("doctor", "doctor", "Check this install, this machine and a folder."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}

@@ -7,6 +7,7 @@ Check them: check, check_endpoint, validate, fix, audit, query, view, report, re
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_rl, finetune, demo.
+This install: doctor.
 Maths: credit, genrm, curriculum, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
@@ -53,6 +54,7 @@ _HOME = {
     "check_endpoint": "check.run",
     "collect": "collect.run",
     "demo": "demo.run",
+    "doctor": "doctor.run",
     "expand_turns": "query.opened",
     "experience": "experience.run",
     "export": "interop.run",
@@ -108,6 +110,7 @@ __all__ = [
     "credit",
     "curriculum",
     "demo",
+    "doctor",
     "expand_turns",
     "experience",
     "export",

@@ -17,6 +17,7 @@ from gymdata.collect.settings import CollectConfig as CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.collect.tasks import Tasks
 from gymdata.demo.run import demo as demo
+from gymdata.doctor.run import doctor as doctor
 from gymdata.experience.build import ExperiencesReport
 from gymdata.experience.loading import Experience as Experience
 from gymdata.experience.loading import Samples as Samples
@@ -84,6 +85,7 @@ __all__ = [
     "credit",
     "curriculum",
     "demo",
+    "doctor",
     "expand_turns",
     "experience",
     "export",

@@ -40,6 +40,8 @@ EDGES = {
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},
     ("demo", "report"): {"run"},
+    ("doctor", "pairs"): {"run"},
+    ("doctor", "validate"): {"run"},
 }
 #: Folders that are larger than a screen, and how many files they may have: to be brought down, not up.
 LARGER = {"gymdata/view": 16}
