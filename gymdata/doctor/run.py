@@ -171,4 +171,6 @@ def _self_test() -> Check:
     if not good.ok or bad.ok or not checked.ok or not count:
         found = f"good rollouts ok: {good.ok}, broken ones ok: {bad.ok}, {count} pairs ok: {checked.ok}"
         return Check("self-test", "fault", found, "install again: a file of the package differs from the one shipped")
-    return Check("self-test", "ok", f"{good.rollouts} rollouts valid, {count} pairs made, {bad.errors} planted faults found")
+    return Check(
+        "self-test", "ok", f"{good.rollouts} rollouts valid, {count} pairs made, {bad.errors} planted faults found"
+    )
