@@ -8,7 +8,7 @@ import typer
 
 from gymdata.collect.settings import CollectConfig
 
-from .console import Watch, command_words, finish, prints_apart
+from .console import Watch, command_words, finish, note, prints_apart
 from .flags import DryRun, Json, with_flags
 
 
@@ -30,4 +30,7 @@ def collect(
         return finish(planned, "Dry run: nothing was started or written", json=json)
     with Watch("collect") as watch:
         summary = collecting.collect(config=settings, progress=watch, command=command_words())
-    return finish(summary, "Rollouts", json=json)
+    code = finish(summary, "Rollouts", json=json)
+    for line in summary.remarks():
+        note(line)
+    return code

@@ -68,6 +68,16 @@ def say(text: str = "") -> None:
     print(printable(text))
 
 
+def paragraphs(text: str) -> None:
+    """Prose on stdout: wrapped at words on a terminal, elsewhere as it is."""
+    if not sys.stdout.isatty():
+        say(text)
+        return
+    from rich.text import Text
+
+    _console().print(Text(printable(text)))
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
@@ -103,10 +113,12 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
         show_header=False,
         padding=(0, 1),
     )
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(printable(name), show(value))
+    shown = [(printable(name), show(value)) for name, value in rows]
+    grid.add_column(style="dim", overflow="fold")
+    # Rich shares out a narrow terminal by width alone, and a long name would leave its value nothing.
+    grid.add_column(overflow="fold", min_width=min(_NARROWEST, max((len(value) for _, value in shown), default=0)))
+    for name, value in shown:
+        grid.add_row(name, value)
     _print(grid)
 
 
@@ -194,7 +206,8 @@ def show(value: object) -> str:
 
 
 def note(text: str) -> None:
-    """A line for whoever watches, on stderr."""
+    """A line for whoever watches, on stderr, after what stdout has so far."""
+    sys.stdout.flush()
     sys.stderr.write(printable(text) + "\n")
 
 

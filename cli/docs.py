@@ -28,6 +28,7 @@ TOPICS = (
     "finetune",
     "looking",
     "querying",
+    "viewing",
     "python-api",
     "settings",
     "file-format",
@@ -37,7 +38,7 @@ TOPICS = (
     "without-gymdata",
 )
 
-_Topic = Annotated[list[str], typer.Argument(metavar="[TOPIC]", help="Topic to print (default: list all topics).")]
+_Topic = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Topic to print (default: list all topics).")]
 
 
 class Page(NamedTuple):
@@ -70,13 +71,26 @@ def docs(topic: _Topic = [], json: Json = False) -> None:  # noqa: B006  # typer
         facts("gymdata docs TOPIC", [(page.name, page.summary) for page in pages])
 
 
+def _elsewhere(topic: str) -> str | None:
+    """What explains a word that is no topic: a code or a command."""
+    from gymdata.rollouts.violations import CODES
+
+    from .main import COMMANDS
+
+    if topic.upper() in CODES:
+        return f"gymdata validate --explain {topic.upper()}"
+    return f"gymdata {topic} --help" if topic in COMMANDS else None
+
+
 def read_page(topic: str) -> Page:
     """A topic by its file name or its title. Raises UsageError for an unknown one."""
     from gymdata.errors import UsageError
 
     name = re.sub(r"[^a-z0-9]+", "-", topic.lower().removesuffix(".md")).strip("-")
     if name not in TOPICS:
-        raise UsageError.unknown_choice("topic", topic, TOPICS)
+        unknown = UsageError.unknown_choice("topic", topic, TOPICS)
+        unknown.hint = _elsewhere(topic) or unknown.hint
+        raise unknown
     source = files("gymdata").joinpath("docs", f"{name}.md").read_text(encoding="utf-8")
     # Comments are notes to the tests that run the blocks.
     text = re.sub(r"^<!--.*?-->\n", "", source, flags=re.MULTILINE | re.DOTALL)

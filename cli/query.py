@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,32 +17,46 @@ from .flags import Json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Sql = Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, in DuckDB's SQL.")]
-_Paths = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Run folders, stage folders, files, globs.")]
+_Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SQL PATH…", help="One SELECT, - (stdin) or :NAME (saved), and what it reads; in any order."
+    ),
+]
 _Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+_Full = Annotated[bool, typer.Option("--full", help="Print whole values: conversations, lists of IDs.")]
+_Shell = Annotated[bool, typer.Option("--shell", help="Open a SQL prompt with history and completion.")]
+_List = Annotated[bool, typer.Option("--list", help="List saved queries.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
 #: Longer tables are truncated.
 _SHOWN = 1_000
 
 
 def query(
-    sql: _Sql,
-    paths: _Paths,
+    words: _Words = [],  # noqa: B006  # typer makes a list of its own
     csv: _Csv = False,
     output: _Output = None,
+    full: _Full = False,
+    shell: _Shell = False,
+    list_: _List = False,
     json: Json = False,
 ) -> None:
-    """Tables: rollouts, turns, messages, pairs, failures and scores. Read-only."""
+    """Tables: rollouts, turns, messages, pairs, failures and scores. Read-only. find_ids(turns, [22, 426]) finds a
+    sequence of token IDs.
+    """
     from gymdata.errors import UsageError
     from gymdata.query.run import check_target, run_query, write_result, write_text
     from gymdata.query.types import json_value, python_values
 
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
-    if os.path.exists(sql):  # noqa: PTH110 - Path.exists raises for a long SELECT
-        raise UsageError.bad_value(
-            "SQL", sql, "a SELECT; this is a path", hint=f'the SQL stands first: gymdata query "SELECT …" {sql}'
-        )
+    if list_:
+        _list_saved(json)
+        return
+    sql, paths = _told_apart(words, shell)
+    if shell:
+        _shell(paths)
+        return
     if output is not None:
         check_target(output, *paths)
     with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:
@@ -56,8 +71,99 @@ def query(
                 json_value(dict(zip(names, row, strict=True))) for batch in columns for row in zip(*batch, strict=True)
             ]
             emit_json({"columns": names, "rows": rows, "row_count": len(rows)})
+        elif full:
+            _show_whole(reader)
         else:
             _show(reader)
+
+
+def _list_saved(json: bool) -> None:
+    from gymdata.query.saved import SAVED
+
+    if json:
+        emit_json({"saved": SAVED})
+        return
+    for name, sql in SAVED.items():
+        say(f":{name}")
+        say("    " + sql.replace("\n", "\n    "))
+
+
+def _told_apart(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
+    """The statement and the paths, which may stand in either order. A word that is a file or folder is a path; of the
+    others the first with a blank, ``-`` or ``:NAME`` is the statement."""
+    from gymdata.errors import UsageError
+    from gymdata.query.saved import saved
+
+    paths = [word for word in words if os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
+    others = [word for word in words if word not in paths]
+    statements = [word for word in others if word == "-" or word.startswith(":") or any(c.isspace() for c in word)]
+    if not statements and len(others) == 1 and paths and not shell:
+        statements = others
+    # A path that is not there is named by whoever looks for it.
+    paths = [word for word in words if word not in statements]
+    if shell and statements:
+        raise UsageError("--shell takes paths; the SQL is typed at its prompt")
+    if not shell and len(statements) != 1:
+        got = "no SQL" if not statements else f"{len(statements)} statements"
+        raise UsageError(f"got {got}, expected one", hint='gymdata query "SELECT …" PATH, or --list for saved queries')
+    if not paths:
+        raise UsageError("no path given", hint='gymdata query "SELECT …" PATH')
+    if shell:
+        return "", [Path(word) for word in paths]
+    (statement,) = statements
+    if statement.startswith(":"):
+        statement = saved(statement)
+    return sys.stdin.read() if statement == "-" else statement, [Path(word) for word in paths]
+
+
+def _shell(paths: Sequence[Path]) -> None:
+    from gymdata.query.run import run_query
+    from gymdata.query.shell import HELP, Shell, lines_of_terminal
+
+    def run(sql: str, full: bool) -> None:
+        with run_query(sql, *paths, as_text=True) as reader:
+            (_show_whole if full else _show)(reader)
+
+    def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        _aligned(list(columns), [list(row) for row in rows])
+
+    prompt = Shell(paths, run, say, table)
+    prompt.views()  # a path that is not there is an error before the first prompt
+    if sys.stdin.isatty():
+        note(HELP)
+    prompt.loop(lines_of_terminal(prompt.views))
+
+
+def _show_whole(reader: pa.RecordBatchReader) -> None:
+    """Every value as it is, one below the other; conversations message by message."""
+    from gymdata.query.types import python_values
+
+    names, number = reader.schema.names, 0
+    for batch in reader:
+        for row in zip(*(python_values(column) for column in batch.columns), strict=True):
+            number += 1
+            say(f"row {number:,}")
+            for name, value in zip(names, row, strict=True):
+                lines = _conversation(value) if _is_conversation(value) else show(value).replace("\\[", "[").split("\n")
+                if len(lines) == 1:
+                    say(f"  {name}  {lines[0]}")
+                    continue
+                say(f"  {name}")
+                for line in lines:
+                    say(f"    {line}".rstrip())
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def _conversation(messages: Any) -> list[str]:
+    lines: list[str] = []
+    for message in messages:
+        said = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
+        name = f" {message['name']}" if message.get("name") else ""
+        lines += [f"{message['role']}{name}:", *(f"  {line}" for text in said for line in text.split("\n"))]
+    return lines
 
 
 def _show(reader: pa.RecordBatchReader) -> None:

@@ -13,7 +13,7 @@ from .flags import Json, with_flags
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, pairs folder, file or glob.")]
 _Id = Annotated[
-    str | None, typer.Argument(metavar="[ROLLOUT_ID]", help="A rollout's ID, or its beginning (default: first).")
+    str | None, typer.Argument(metavar="ROLLOUT_ID", help="A rollout's ID, or its beginning (default: first).")
 ]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Also show sampled tokens, colored by logprob.")]
 

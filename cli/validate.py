@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from gymdata.errors import printable
 from gymdata.validate.settings import ValidateConfig
 
-from .console import command_words, facts, finish, grid
+from .console import command_words, emit_json, facts, finish, grid, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
@@ -42,9 +43,13 @@ def validate(
 ) -> int:
     """Exit code 1 when errors were found. -v lists every finding, infos included."""
     if explain is not None:
-        from gymdata.rollouts.violations import explain as text
+        from gymdata.rollouts.violations import explain as explained
 
-        typer.echo(text(explain))
+        code = explained(explain)
+        if json:
+            emit_json(asdict(code))
+        else:
+            paragraphs(str(code))
         return 0
     if path is None:
         from gymdata.errors import UsageError
@@ -85,13 +90,14 @@ def _show_fix(account: FixReport) -> None:
 
 
 def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
-    size = f"{report.rollouts:,} rollouts, {report.turns:,} turns, {report.tokens:,} tokens"
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
+    turns = "" if what == "pairs" else f" {report.turns:,} turns,"
+    size = f"{report.rollouts:,} {what},{turns} {report.tokens:,} tokens"
     verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
     verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
     verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
     if quiet:
-        print(verdict)
+        paragraphs(verdict)
         return
     listed = [v for v in report.violations if everything or v.severity != "info"]
     shown = listed if everything else _worth_a_line(listed)
@@ -107,7 +113,7 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
         print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()
-    print(verdict)
+    paragraphs(verdict)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} explains it")

@@ -133,10 +133,13 @@ def test_docs_prints_a_topic_as_it_is_when_piped(words: list[str], capsys: pytes
     assert "<!--" not in shown
 
 
-def test_docs_answers_an_unknown_topic_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and a suggestion."""
+def test_docs_answers_an_unknown_topic_with_what_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and the nearest topic, the help of a command, or the explanation of a code."""
     assert main(["docs", "finetun"]) == 2
     assert "did you mean 'finetune'" in capsys.readouterr().err
+    for word, elsewhere in (("pairs", "gymdata pairs --help"), ("T209", "gymdata validate --explain T209")):
+        assert main(["docs", word]) == 2
+        assert f"→ {elsewhere}\n" in capsys.readouterr().err
 
 
 def test_docs_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from gymdata.collect import outcome as ends
 from gymdata.collect.outcome import Failure, Limits, Outcome
 from gymdata.collect.resume import RunKey, request_seed
+from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
 from gymdata.errors import GymdataError, OutsideError
@@ -54,11 +55,13 @@ class EpisodeConfig:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
     first_prompts: dict[str, tuple[object, object, list[int]]] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Raises OutsideError("engine")."""
         assert self.sampler is not None
-        return await self.sampler.sample(request)
+        with self.spent.on("engine", request.n):
+            return await self.sampler.sample(request)
 
     def first_prompt(self, task: Task, episode: Episode) -> list[int]:
         """Ids of the episode's opening conversation; rendered once for members whose environment leaves it alone."""
@@ -178,7 +181,8 @@ class Rollout:
     async def _begin(self) -> None:
         setting = self.setting
         assert setting.environment is not None
-        self._episode = await setting.environment.start(self.task, self.index)
+        with setting.spent.on("environment"):
+            self._episode = await setting.environment.start(self.task, self.index)
         self.tools = self._episode.tools
         self.messages = list(self._episode.messages)
         self.produced_by = [None] * len(self.messages)
@@ -214,7 +218,8 @@ class Rollout:
         if self.outcome is not None:
             return
         assert self._episode is not None
-        step = await self._episode.step(message)
+        with setting.spent.on("environment"):
+            step = await self._episode.step(message)
         if step.reward is not None:
             turn["reward"] = float(step.reward)
             self.step_rewards.append(float(step.reward))
@@ -247,7 +252,8 @@ class Rollout:
         """Ask the environment what it says of the whole: outside the time limit, which is for the policy's turns."""
         try:
             stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
-            self.verdict = await episode.verdict(self.messages, stop_reason)
+            with self.setting.spent.on("environment"):
+                self.verdict = await episode.verdict(self.messages, stop_reason)
         except OutsideError as error:
             self.outcome, self.failure = None, ends.failure(error, "verdict")
 
@@ -301,15 +307,16 @@ class WorkflowRollout(Rollout):
     async def _turns(self, first: object) -> None:  # noqa: ARG002 - nothing is sampled here, with a group or alone
         setting, self._place = self.setting, "workflow"
         assert setting.workflow is not None
-        made = await setting.workflow.run(
-            RemoteRequest(
-                rollout_id=self.rollout_id,
-                task=self.task,
-                rollout_index=self.index,
-                seed=request_seed(setting.seed, self.task, 0, self.index),
-                sampling=setting.sampling,
+        with setting.spent.on("environment"):
+            made = await setting.workflow.run(
+                RemoteRequest(
+                    rollout_id=self.rollout_id,
+                    task=self.task,
+                    rollout_index=self.index,
+                    seed=request_seed(setting.seed, self.task, 0, self.index),
+                    sampling=setting.sampling,
+                )
             )
-        )
         self.tools, self.messages, self.verdict = made.tools, made.messages, made.verdict
         for generation in made.generations:
             self.produced_by.append(None if generation is None else len(self.encoder.turns))

@@ -185,16 +185,17 @@ class Collector:
         assert rollout.outcome is not None
         parts, faults = [], {}
         if self.scheduler.rewards:
-            scored = await self.scheduler.score(
-                view_of(
-                    messages=rollout.messages,
-                    produced_by=rollout.produced_by,
-                    task=rollout.task.row,
-                    tools=rollout.tools,
-                    turns=rollout.encoder.turns,
-                    status=rollout.outcome.status,
+            with self.setting.spent.on("reward"):
+                scored = await self.scheduler.score(
+                    view_of(
+                        messages=rollout.messages,
+                        produced_by=rollout.produced_by,
+                        task=rollout.task.row,
+                        tools=rollout.tools,
+                        turns=rollout.encoder.turns,
+                        status=rollout.outcome.status,
+                    )
                 )
-            )
             parts, faults = scored.parts, scored.faults
         if rollout.verdict is not None and rollout.verdict.reward is not None:
             parts = [RewardPart(VERDICT, rollout.verdict.reward), *parts]

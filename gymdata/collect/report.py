@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ class CollectSummary(Report):
 
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
+    ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited for.
     ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
@@ -66,6 +67,8 @@ class CollectSummary(Report):
     tokens_per_s: float | None
     interrupted: bool
     gave_up: bool
+    behavior: dict[str, str] = field(default_factory=dict)
+    slowed_by: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -106,6 +109,11 @@ class CollectSummary(Report):
         # The time has the engine's start in it, the speed has not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
         return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("path", self.path)]
+
+    def remarks(self) -> list[str]:
+        """A line for each thing that is odd in what the policy did, and one for what slowed the run down."""
+        odd = [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
+        return [*odd, *([self.slowed_by] if self.slowed_by else [])]
 
     def _scoring(self) -> list[Row]:
         rows = [line for part in self.parts.values() for line in part.lines()]

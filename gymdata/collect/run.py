@@ -39,6 +39,7 @@ from gymdata.store.paths import refuse_unwritable
 from gymdata.store.run import derived
 from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
+from gymdata.validate.rollouts import behavior_of
 
 __all__ = ["CollectPlan", "CollectSummary", "Parts", "collect", "plan"]
 
@@ -187,6 +188,8 @@ def _collect(
         tokens_per_s=round(done.tokens / done.seconds, 1) if done.seconds else None,
         interrupted=done.interrupted,
         gave_up=config.give_up,
+        behavior=behavior_of(run.folder) if done.rollouts else {},
+        slowed_by=done.slowed_by,
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
     run.note(
@@ -210,6 +213,7 @@ class _Done:
     empty: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    slowed_by: str | None = None
 
 
 async def _play(
@@ -254,16 +258,19 @@ async def _play(
             there = run.sealed_rows + run.journal_rows
             collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
             began = time.monotonic()
+            concurrency = config.concurrency or parts.source.default_concurrency
             with contextlib.suppress(Cancelled):
-                concurrency = config.concurrency or parts.source.default_concurrency
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
+            wall = time.monotonic() - began
+            capacity = facts.get("max_num_seqs") or concurrency
             return _Done(
                 collector.done,
                 collector.failed,
                 collector.tokens,
                 collector.empty,
-                time.monotonic() - began,
+                wall,
                 interrupted.is_set(),
+                setting.spent.slowed_by(wall, int(capacity), concurrency),
             )
         finally:
             if parts.environment is not None:

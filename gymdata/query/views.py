@@ -214,6 +214,7 @@ class Views:
         self._make(named or self.names, rewards=everything or "reward_" in text,
                    prompts=everything or "prompt_token_ids" in text)  # fmt: skip
         self._warn_of_copies(named or self.names)
+        self.con.execute(_FIND_IDS)
         lock(self.con, self.limits)
 
     def columns(self) -> dict[str, list[str]]:
@@ -328,6 +329,13 @@ def _reward_columns(names: Sequence[str]) -> list[str]:
         columns.append(f"list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted}")
     return columns
 
+
+#: Where a sequence of ids stands in the generations of a rollout's turns: a list of {turn, position}.
+_FIND_IDS = """CREATE MACRO find_ids(turns, ids) AS CASE WHEN len(ids) = 0 THEN [] ELSE flatten(list_transform(
+  turns, lambda t, k: list_transform(
+    list_filter(range(1, len(t.generation_token_ids) - len(ids) + 2),
+      lambda i: t.generation_token_ids[i] = ids[1] AND t.generation_token_ids[i:i + len(ids) - 1] = ids),
+    lambda i: {turn: k - 1, position: i - 1}))) END"""
 
 _MESSAGES_VIEW = f"""CREATE VIEW messages AS
 SELECT {_KEYS}, position, m.* FROM (

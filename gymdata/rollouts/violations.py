@@ -27,6 +27,11 @@ class Code:
     meaning: str
     explanation: str
 
+    def __str__(self) -> str:
+        """As a person reads it."""
+        meaning = self.meaning[0].upper() + self.meaning[1:]
+        return f"{self.code} {self.name} ({self.severity})\n\n{meaning}.\n\n{self.explanation}"
+
 
 def _registry(*codes: Code) -> dict[str, Code]:
     return {c.code: c for c in codes}
@@ -401,13 +406,12 @@ def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def explain(code: str) -> str:
-    """What a code means, as a person reads it. Raises UsageError for an unknown code."""
+def explain(code: str) -> Code:
+    """What a code means. Raises UsageError for an unknown code."""
     entry = CODES.get(code.upper())
     if entry is None:
         raise UsageError.unknown_choice("--explain", code, CODES)
-    meaning = entry.meaning[0].upper() + entry.meaning[1:]
-    return f"{entry.code} {entry.name} ({entry.severity})\n\n{meaning}.\n\n{entry.explanation}"
+    return entry
 
 
 class Violation(NamedTuple):

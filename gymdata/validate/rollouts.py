@@ -6,7 +6,9 @@ files and rows; nothing is changed, and no token is judged by its text unless a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,8 @@ from gymdata.rollouts import checks
 from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
-from gymdata.store.paths import Source, sealed_twin
+from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Violation, rows_with_errors
+from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.behavior import Behavior
 
@@ -79,6 +81,22 @@ def validate_rollouts(
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))
     return report
+
+
+def behavior_of(path: str | Path) -> dict[str, str]:
+    """What is odd in what the policy did, by code: how often, or what it is; nothing else is checked."""
+    behavior, found = Behavior(), list[Violation]()
+    for source in resolve(path):
+        for batch in _scan(source, True):
+            if isinstance(batch, Evidence):
+                found += behavior.add(batch, str(source.path))
+    counts = Counter(v.code for v in found)
+    lines = {code: f"{CODES[code].meaning}: {_many(n)}" for code, n in sorted(counts.items())}
+    return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
+
+
+def _many(n: int) -> str:
+    return f"{n:,} time" + ("" if n == 1 else "s")
 
 
 def downgrade_t205(found: list[Violation], has_ids: bool) -> list[Violation]:

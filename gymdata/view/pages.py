@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from gymdata import __version__
 from gymdata.engines.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.errors import GymdataError
+from gymdata.query.saved import SAVED
 from gymdata.rollouts.violations import CODES
 from gymdata.view import comparing, lineage, sql, training
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
@@ -132,7 +133,8 @@ class Pages:
             "selection": selection,
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
-            "runs": sorted(pc.unique(snapshot.table["run_id"]).to_pylist()),
+            "runs": self._run_names(snapshot),
+            "compared": self.selector.runs(snapshot, query),
             "command": command_of(snapshot.paths, query) if query.conditions() else "",
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
@@ -140,6 +142,14 @@ class Pages:
             self._by_group(snapshot, query, selection) if query.groups else self._by_row(snapshot, query, selection)
         )
         return "rollouts.html", values
+
+    def _run_names(self, snapshot: Snapshot) -> dict[str, str]:
+        """Each run's id and what its folder is called."""
+        names = {run: str(run) for run in sorted(pc.unique(snapshot.table["run_id"]).to_pylist())}
+        if len(names) > 1:
+            called = {str(facts_of(path).get("run_id")): path for path in snapshot.paths}
+            names |= {run: str(called[run]) for run in names if run in called}
+        return names
 
     def _by_row(self, snapshot: Snapshot, query: Query, selection: Selection) -> dict[str, Any]:
         pages = max(1, -(-len(selection.rows) // PAGE_ROWS))
@@ -384,7 +394,7 @@ class Pages:
 
     def sql(self, request: Request) -> Page:
         text = request.query_params.get("q", "").strip()
-        values: dict[str, Any] = {"sql": text, "saved": sql.SAVED, "error": None, "result": None, "command": None}
+        values: dict[str, Any] = {"sql": text, "saved": SAVED, "error": None, "result": None, "command": None}
         values["rows_shown"] = self.config.sql_rows
         try:
             values["views"] = self._views()

@@ -30,6 +30,17 @@ def short(value: Any, length: int = 12) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def ending(value: Any, length: int) -> str:
+    """The end of a path, which says most of it."""
+    text = visible(value)
+    return text if len(text) <= length else "…" + text[1 - length :]
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign."""
+    return "–" if value is None or value != value else f"{value:+.3f}"
+
+
 def share(value: float | None, digits: int = 1) -> str:
     """A fraction as a percentage."""
     return "–" if value is None or value != value else f"{100 * value:.{digits}f} %"
@@ -42,7 +53,8 @@ def visible(value: Any) -> str:
 
 def seconds(value: float | None) -> str:
     """A duration."""
-    if value is None:
+    if not value:
+        # Files of other projects have no durations.
         return "–"
     if value < 1:
         return f"{1000 * value:.0f} ms"

@@ -70,7 +70,10 @@ def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:
         why_not = "the file masks it out (--target-agents, or --entropy-ratio)"
         return {"value": value, "source": tokens.experience, "reason": sampled if value else why_not}
     if tokens.experience is not None:
-        return {"value": 0, "source": tokens.experience, "reason": "its turn is in no sequence of the file"}
+        reason = (
+            f"its group was left out ({tokens.left_out})" if tokens.left_out else "no sequence of the file has its turn"
+        )
+        return {"value": 0, "source": tokens.experience, "reason": reason}
     return {"value": 1, "source": None, "reason": sampled}
 
 
@@ -82,6 +85,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     formula, by_group = FORMULAS.get(estimator, (estimator, False))
     mates = snapshot.where("group_id", str(row["group_id"]))
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
+    group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
     shaped = credit.shape_rewards(rewards, estimator) if len(rewards) else rewards
     known = rewards[np.isfinite(rewards)]
@@ -89,8 +93,6 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     for one, value in zip(group, shaped.tolist(), strict=True):
         one["advantage"] = _finite(value)
         one["this"] = one["rollout_id"] == row["rollout_id"]
-    dropped = facts.get("dropped_groups") or {}
-    why_none = next((reason for reason, ids in dropped.items() if row["group_id"] in ids), None)
     other_score = facts.get("score") not in (None, "reward")
     settings = {key: config[key] for key in _SHAPING if config.get(key) not in (None, False, "none", "outcome", 1.0)}
     return {
@@ -107,7 +109,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
         "flat": bool(len(known) and known.max() == known.min()),
         "computed": next((one["advantage"] for one in group if one["this"]), None),
         "saved": _finite(saved),
-        "dropped": why_none,
+        "dropped": tokens.left_out,
     }
 
 

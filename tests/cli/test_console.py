@@ -157,3 +157,13 @@ def test_what_is_left_behind_prints_on_stderr_for_good(capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert shown.out == "data\n"
     assert shown.err == "early\nlate\n"
+
+
+def test_a_value_is_there_beside_a_long_name(terminal: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a narrow terminal names wrap; a number and a path are always printed, in full."""
+    path = "/data/runs/exported.jsonl"
+    facts("export", [("rows", 1234), ("lost: where the last generation ended " * 2, 24), ("written to", path)])
+    out = capsys.readouterr().out
+    assert "1,234" in out
+    assert path in "".join(line[40:].strip() for line in out.splitlines())
+    assert "…" not in out

@@ -347,14 +347,6 @@ def test_a_result_never_becomes_rows_of_a_run(tmp_path: Path) -> None:
     assert main(["query", "SELECT 1 AS a", str(run), "-o", str(run / "rollouts" / "part-00001.parquet")]) == 2
 
 
-def test_a_path_before_the_sql_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`gymdata query RUN SQL` is answered with the order of the two."""
-    assert main(["query", str(run), "SELECT 1"]) == 2
-    said = capsys.readouterr().err
-    assert "expected a SELECT" in said
-    assert f'gymdata query "SELECT …" {run}' in said
-
-
 def test_times_in_a_table_are_read_as_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A time is shown as 2026-01-02 03:04:05, and one item is one item."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50))])

@@ -90,3 +90,26 @@ def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True).stdout
     assert out.splitlines()[-1] == f"0 {['pyarrow'] if kind == 'parquet' else []}"
+
+
+def test_a_code_is_explained_as_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--explain CODE --json`` prints the code with its parts."""
+    assert main(["validate", "--explain", "t209", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert (explained["code"], explained["severity"]) == ("T209", "error")
+    assert set(explained) == {"code", "name", "severity", "meaning", "explanation"}
+
+
+def test_an_explanation_wraps_at_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line is wider than the 80 columns of the terminal, and no word is cut; in a pipe a paragraph is one line."""
+    assert main(["validate", "--explain", "T209"]) == 0
+    piped = capsys.readouterr().out
+    assert len(piped.split("\n\n")) == 3
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert main(["validate", "--explain", "T209"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.split() == piped.split()

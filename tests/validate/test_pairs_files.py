@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from gymdata.cli.main import main
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_table
 from gymdata.validate.run import validate
@@ -94,3 +95,10 @@ def test_the_same_texts_twice(tmp_path: Path) -> None:
     rows = [pair(n, **columns) for n, columns in enumerate([bare, bare, other])]
     report = validate(write(tmp_path / "pairs.parquet", rows))
     assert [(v.code, v.row) for v in report.violations if v.code == "P606"] == [("P606", 1)]
+
+
+def test_a_file_of_pairs_is_counted_in_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pairs are not called rollouts, and have no turns to count."""
+    path = write(tmp_path / "pairs.parquet", [pair(1), pair(2)])
+    assert main(["validate", str(path)]) == 0
+    assert "in 2 pairs, 10 tokens" in capsys.readouterr().out

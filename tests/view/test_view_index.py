@@ -108,3 +108,19 @@ def test_a_wrong_condition_is_said_and_shows_nothing(run: Path):
     assert len(found.rows) == 0
     assert found.error is not None
     assert "did you mean 'reward'?" in found.error
+
+
+def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path: Path):
+    """The difference of the second run to the first is paired by task, with the interval of ``paired_difference_ci``."""
+    from gymdata.stats import paired_difference_ci
+
+    before = [rollout(f"t{k}", 0, float(k % 2), two_turns(20 + k, 40), run_id="one") for k in range(6)]
+    after = [
+        rollout(f"t{k}", 0, 1.0, two_turns(20 + k, 40), run_id="two", rollout_id=f"later-{k}") for k in range(2, 8)
+    ]
+    index = RolloutIndex([write_run(tmp_path / "a", before), write_run(tmp_path / "b", after)])
+    first, second = Selector().runs(index.snapshot(), Query())
+    assert (first.run_id, first.rollouts, first.mean, first.difference) == ("one", 6, 0.5, None)
+    assert (second.run_id, second.rollouts, second.mean, second.shared) == ("two", 6, 1.0, 4)
+    assert second.difference == paired_difference_ci([0.0, 1.0, 0.0, 1.0], [1.0] * 4)
+    assert Selector().runs(index.snapshot(), Query(run="one")) == []

@@ -242,3 +242,17 @@ def test_a_selection_without_rollouts_is_not_exported(run: Path, tmp_path: Path)
     with pytest.raises(UsageError, match=r"\.html"):
         view(run, export=tmp_path / "x.csv")
     assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_damaged_table_is_named_on_its_page_only(serve: Serve, run: Path):
+    """Pairs that are cut off give a page that says which file; rollouts and comparisons are shown as before."""
+    made = gymdata.pairs(run)
+    file = next(iter(made.files.values()))
+    file.write_bytes(file.read_bytes()[:-50])
+    base = serve(run)
+    status, page = get(base + "/pairs")
+    assert status == 422
+    assert file.name in page
+    assert get(base + "/")[0] == 200
+    assert get(base + "/comparisons")[0] == 200
+    assert get(base + "/rollout?id=a-0")[0] == 200

@@ -58,7 +58,7 @@ class Tokens:
     """The tokens of one rollout. Raises DataError (T209, T210) for turns that were changed after collection."""
 
     def __init__(self, row: Mapping[str, Any], stages: Stages | None = None) -> None:
-        self.rollout_id = str(row["rollout_id"])
+        self.rollout_id, self.group_id = str(row["rollout_id"]), str(row["group_id"])
         #: ``Turn``s whose lists are arrays.
         self.turns: list[Any] = row["turns"]
         for turn in self.turns:
@@ -75,6 +75,8 @@ class Tokens:
         self.mask = self._by_turn(None)
         self.sequences: list[TokenSequence] | None = None
         self.experience: str | None = None
+        #: Why the file of experiences has nothing of this rollout.
+        self.left_out: str | None = None
         self.audit: str | None = None
         #: What the model of the audit is called.
         self.audited: str | None = None
@@ -108,6 +110,10 @@ class Tokens:
         rows = stages.rows("experiences")
         found = rows.where("rollout_id", self.rollout_id)
         if not found:
+            for path in rows.files:
+                for reason, groups in (facts_of(path).get("dropped_groups") or {}).items():
+                    if self.group_id in groups:
+                        self.experience, self.left_out = str(path), reason.replace("_", " ")
             return
         # Of several files with experiences the first one that has the rollout.
         file = rows.file(found[0])
@@ -149,9 +155,10 @@ class Tokens:
                     "logprob": _numbers(turn["generation_log_probs"]),
                     "entropy": _numbers(self.entropy[number]),
                     "advantage": _numbers(self.advantages[number]),
-                    "mask": None if self.mask[number] is None else np.asarray(self.mask[number]).tolist(),
+                    "mask": self._mask(number),
                     "ratio": _numbers(self.ratio(number)),
                     "rank": ranks(turn),
+                    "top": max(map(len, turn.get("top_log_probs") or []), default=0),
                 }
             )
         return {
@@ -160,6 +167,13 @@ class Tokens:
             "text": {str(i): printable(vocabulary.text(i)) for i in used} if vocabulary is not None else {},
             "special": sorted(vocabulary.special & used) if vocabulary is not None else [],
         }
+
+    def _mask(self, turn: int) -> list[int] | None:
+        """The loss mask of a turn's sampled tokens; None where no experiences say it."""
+        mask = self.mask[turn]
+        if mask is None and self.experience is not None:
+            return [0] * len(self.turns[turn]["generation_token_ids"])
+        return None if mask is None else mask.tolist()
 
     def ratio(self, turn: int) -> Array | None:
         """exp(another model's log-probability − the recorded one) of a turn's sampled tokens."""
@@ -177,7 +191,8 @@ class Tokens:
 
 
 def ranks(turn: Mapping[str, Any]) -> list[int] | None:
-    """The place of each sampled token among the recorded alternatives, 1 for the likeliest; None where none are recorded."""
+    """The place of each sampled token among the recorded alternatives, 1 for the likeliest, one more than there are for a
+    token that is none of them; None where none are recorded."""
     listed: Sequence[Sequence[Mapping[str, Any]]] | None = turn.get("top_log_probs")
     if not listed:
         return None

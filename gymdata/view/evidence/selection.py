@@ -24,6 +24,7 @@ from gymdata.errors import GymdataError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
 from gymdata.filter.expressions import evaluate, is_true
+from gymdata.stats import paired_difference_ci
 from gymdata.view.evidence.index import Snapshot
 
 PAGE_ROWS = 50
@@ -42,7 +43,7 @@ SORTS = (
 _BARS = 12
 _BINS = 20
 _BOXES = ("task", "status", "min", "max", "breaks", "run")
-Rows = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,44 @@ class Selection:
     bars: tuple[Bar, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """One run of a selection. ``difference``: its reward less the first run's, by task, on ``shared`` tasks, with its 95 %
+    interval; None for the first."""
+
+    run_id: str
+    rollouts: int
+    mean: float | None
+    shared: int = 0
+    difference: tuple[float, float, float] | None = None
+
+
+def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
+    """The runs of a selection, in reading order, each against the first on the tasks that both have."""
+    some = table.select(["run_id", "task_id", "reward"]).take(pa.array(rows))
+    runs = some["run_id"].combine_chunks()
+    runs = runs.dictionary_decode() if pa.types.is_dictionary(runs.type) else runs
+    first: dict[str, float] | None = None
+    found = []
+    for run in dict.fromkeys(runs.to_pylist()):
+        mine = some.filter(pc.equal(runs, run))
+        rewards = pc.fill_null(mine["reward"], math.nan).to_numpy()
+        known = np.isfinite(rewards)
+        codes = mine["task_id"].combine_chunks().dictionary_encode()
+        of = codes.indices.to_numpy(zero_copy_only=False)
+        counts = np.bincount(of[known], minlength=len(codes.dictionary))
+        sums = np.bincount(of[known], weights=rewards[known], minlength=len(codes.dictionary))
+        tasks = {t: s / n for t, s, n in zip(codes.dictionary.to_pylist(), sums, counts, strict=True) if n}
+        mean = float(rewards[known].mean()) if known.any() else None
+        both = [task for task in tasks if task in first] if first is not None else []
+        difference = None
+        if first is not None and both:
+            difference = paired_difference_ci([first[t] for t in both], [tasks[t] for t in both])
+        found.append(RunFigures(run, len(rewards), mean, len(both), difference))
+        first = tasks if first is None else first
+    return found
+
+
 def command_of(paths: Sequence[Any], query: Query) -> str:
     """The ``gymdata filter`` command that keeps what the query shows."""
     words = ["gymdata", "filter", *map(str, paths)]
@@ -137,11 +176,14 @@ class Selector:
     """Selections, computed once for each state of the rollouts."""
 
     def __init__(self) -> None:
-        self._select = lru_cache(64)(self._computed)
-        self._sorted = lru_cache(16)(self._in_order)
+        self._version = -1
+        self._select = lru_cache(16)(self._computed)
+        self._sorted = lru_cache(4)(self._in_order)
+        self._runs = lru_cache(16)(self._compared)
 
     def select(self, snapshot: Snapshot, query: Query) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
+        self._forget_others(snapshot.version)
         found = self._select(snapshot.version, tuple(query.conditions()), _Held(snapshot))
         if not query.sort or found.error is not None:
             return found
@@ -150,16 +192,31 @@ class Selector:
         kept[found.rows] = True
         return replace(found, rows=order[kept[order]])
 
+    def _forget_others(self, version: int) -> None:
+        """A run that grows would fill the caches with what it was."""
+        if version != self._version:
+            self._version = version
+            for cached in (self._select, self._sorted, self._runs):
+                cached.cache_clear()
+
+    def runs(self, snapshot: Snapshot, query: Query) -> list[RunFigures]:
+        """The runs of a selection against each other; none where it is of one run."""
+        return self._runs(snapshot.version, tuple(query.conditions()), _Held(snapshot))
+
+    def _compared(self, version: int, texts: tuple[str, ...], held: _Held) -> list[RunFigures]:
+        found = compare_runs(held.snapshot.table, self._select(version, texts, held).rows)
+        return found if len(found) > 1 else []
+
     def _computed(self, _version: int, texts: tuple[str, ...], held: _Held) -> Selection:
         snapshot = held.snapshot
         try:
             rows = self._passing(snapshot, texts)
         except GymdataError as error:
-            return Selection(np.zeros(0, np.int64), str(error))
+            return Selection(np.zeros(0, np.int32), str(error))
         return _figures(snapshot.table, rows)
 
     def _passing(self, snapshot: Snapshot, texts: Sequence[str]) -> Rows:
-        every = np.arange(len(snapshot))
+        every = np.arange(len(snapshot), dtype=np.int32)
         if not texts or not len(every):
             return every
         expressions = [conditions.parse(text, "filter") for text in texts]
@@ -170,12 +227,12 @@ class Selector:
             conditions.check(expression, columns.kinds, "filter")
         for expression in expressions:
             kept &= is_true(evaluate(expression, columns.values, len(every)))
-        return np.flatnonzero(kept)
+        return np.flatnonzero(kept).astype(np.int32)
 
     def _in_order(self, _version: int, column: str, down: bool, held: _Held) -> Rows:
         direction = "descending" if down else "ascending"
         found = pc.sort_indices(held.snapshot.table.select([column]), sort_keys=[(column, direction, "at_end")])
-        order: Rows = found.to_numpy().astype(np.int64)
+        order: Rows = found.to_numpy().astype(np.int32)
         return order
 
 

@@ -99,7 +99,7 @@ class Stages:
             at += parts[-1].num_rows
         keys = pa.concat_tables(parts) if parts else table.schema.empty_table().select(KEYS[name])
         sizes = np.cumsum([0, *(group.rows for group in groups)])[:-1]
-        found = Rows(keys, tuple(sources), tuple(groups), np.array(file_starts), sizes)
+        found = Rows(keys, tuple(s.path for s in sources.values()), tuple(groups), np.array(file_starts), sizes)
         with self._guard:
             self._held[name] = (state, found)
         return found

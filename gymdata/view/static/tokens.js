@@ -34,7 +34,7 @@ const COLORS = {
   },
   mask: {
     of: (turn, k) => (turn.mask ? `m${turn.mask[k]}` : "m1"),
-    legend: ["", ["m1"], 0, "trained", "grey tokens are context: loss mask 0"],
+    legend: ["", ["m1"], 0, "trained", "struck through: sampled, but masked out; grey: context"],
   },
   ratio: {
     of: (turn, k) => (turn.ratio?.[k] == null ? "" : signed(Math.log(turn.ratio[k]), [0.01, 0.1, 0.3])),
@@ -138,7 +138,7 @@ export class TokenView {
     const shown = (value, digits = 4) => Number(value).toFixed(digits).replace(/\.?0+$/, "");
     const logprob = turn.logprob?.[k];
     if (logprob != null) rows.push(["logprob", shown(logprob)], ["probability", shown(Math.exp(logprob))]);
-    if (turn.rank) rows.push(["rank", turn.rank[k]]);
+    if (turn.rank) rows.push(["rank", turn.rank[k] > turn.top ? `over ${turn.top}` : turn.rank[k]]);
     if (turn.entropy?.[k] != null) rows.push(["entropy", shown(turn.entropy[k])]);
     if (turn.advantage?.[k] != null) rows.push(["advantage", shown(turn.advantage[k])]);
     if (turn.mask) rows.push(["loss mask", turn.mask[k]]);

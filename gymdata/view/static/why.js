@@ -56,11 +56,11 @@ function Credit({ credit }) {
   return html`<section>
     <h3>Advantage <b class=${advantage > 0 ? "good" : advantage < 0 ? "bad" : ""}>${digits(advantage)}</b>${credit.file ? "" : html` <span class="muted">(preview)</span>`}</h3>
     <p>${credit.file ? html`<code>${credit.estimator}</code> in <code class="path">${credit.file}</code>.` : html`No experiences were made from this rollout yet; this is what <code>gymdata experience</code> would give with <code>${credit.estimator}</code>.`}
-      ${credit.dropped && html` <b>This group was left out: ${credit.dropped.replaceAll("_", " ")}.</b>`}</p>
+      ${credit.dropped && html` <b>This group was left out: ${credit.dropped}.</b>`}</p>
     <table class="small"><thead><tr><th>rollout</th><th class="num">reward</th><th class="num">advantage</th></tr></thead>
       <tbody>${credit.group.map((one) => html`<tr class=${one.this ? "this" : ""}><td>${one.rollout_index}${one.this ? " (this one)" : ""}</td><td class="num">${digits(one.reward)}</td><td class="num">${digits(one.advantage)}</td></tr>`)}</tbody>
       <tfoot><tr><td>mean, std</td><td class="num" colspan="2">${digits(credit.mean)}, ${digits(credit.std)}</td></tr></tfoot></table>
-    <p class="formula"><code>${credit.formula}</code>${credit.by_group && credit.computed != null && credit.std != null ? html` <code>= (${digits(credit.group.find((one) => one.this)?.reward)} − ${digits(credit.mean)}) / ${digits(credit.std)} = ${digits(credit.computed)}</code>` : ""}</p>
+    <p class="formula"><code>${credit.formula}</code>${credit.by_group && credit.computed != null && credit.std ? html` <code>= (${digits(credit.group.find((one) => one.this)?.reward)} − ${digits(credit.mean)}) / ${digits(credit.std)} = ${digits(credit.computed)}</code>` : ""}</p>
     ${credit.flat && html`<p class="muted">All rewards of the group are equal: there is nothing to learn from comparing them.</p>`}
     ${!credit.same_rewards && html`<p class="muted">The file used the score <code>${credit.score}</code>, not the rewards shown here.</p>`}
     ${Object.keys(credit.settings).length > 0 && html`<p class="muted">After that: ${Object.entries(credit.settings).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join(", ")}.</p>`}
@@ -81,7 +81,7 @@ function Why({ about, turn, k, close }) {
   return html`<div class="why">
     <header class="whyhead"><div><span class="muted">turn ${data.turn}, token ${data.k + 1} of ${data.of}, id ${data.id}</span><h2>Why is <code class="piece">${data.text.replaceAll("\n", "⏎")}</code> ${data.mask.value ? "trained?" : "not trained?"}</h2></div>
       <button type="button" class="plain" onClick=${close} aria-label="Close" title="Close (Esc)">✕</button></header>
-    <section><h3>Loss mask <b>${data.mask.value}</b></h3><p>${data.mask.value ? "Because " : "No: "}${data.mask.reason}.${data.mask.source && html` <span class="muted">In <code class="path">${data.mask.source}</code>.</span>`}</p></section>
+    <section><h3>Loss mask <b>${data.mask.value}</b></h3><p>Because ${data.mask.reason}.${data.mask.source && html` <span class="muted">In <code class="path">${data.mask.source}</code>.</span>`}</p></section>
     <${Credit} credit=${data.credit} />
     <section><h3>Probability</h3>
       <table class="small"><tbody>

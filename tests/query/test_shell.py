@@ -1,0 +1,153 @@
+"""The SQL prompt, saved queries, sequences of ids, and SQL and paths in either order."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.query.saved import SAVED
+from gymdata.query.shell import Shell, completer
+from tests.rollout_files import rollout, two_turns, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    rows = [rollout(f"t{t}", i, float(i), two_turns(t, 50 + i)) for t in range(2) for i in range(2)]
+    return write_run(tmp_path / "run", rows)
+
+
+def typed(*lines: str) -> Callable[[str], str]:
+    """Lines as a prompt gives them, then the end of the input; ``^C`` is an interruption."""
+    left: Iterator[str] = iter(lines)
+
+    def line(_: str) -> str:
+        for text in left:
+            if text == "^C":
+                raise KeyboardInterrupt
+            return text
+        raise EOFError
+
+    return line
+
+
+def session(run: Path, *lines: str) -> list[str]:
+    """What a prompt over ``run`` printed, and which SQL it ran."""
+    out: list[str] = []
+    shell = Shell(
+        [run],
+        lambda sql, full: out.append(f"run{' full' if full else ''}: {sql}"),
+        out.append,
+        lambda columns, rows: out.append(f"{'|'.join(columns)}: {len(list(rows))}"),
+    )
+    shell.loop(typed(*lines))
+    return out
+
+
+def test_a_statement_ends_with_a_semicolon_or_an_empty_line(run: Path) -> None:
+    """Several lines are one statement; what was typed before Ctrl-C is dropped; the end of the input ends the last."""
+    assert session(run, "select 1", "from rollouts;", "select 2", "", "select 3", "^C", "select 4") == [
+        "run: select 1\nfrom rollouts",
+        "run: select 2",
+        "run: select 4",
+    ]
+
+
+def test_backslash_commands(run: Path) -> None:
+    r"""\d, \d VIEW, \l, \x and \q; a wrong one and an unknown view are errors and the prompt stays."""
+    turns = len(gymdata.query("SELECT * FROM turns LIMIT 0", run).column_names)
+    shown = session(
+        run, "\\d", "\\d turns", "\\d nope", "\\z", "\\l", "\\x", ":hardest-tasks", ":nope", "\\q", "select 1;"
+    )
+    assert shown[:2] == ["view|columns: 4", f"column: {turns}"]
+    assert "view: got 'nope'" in shown[2]
+    assert "command: got '\\\\z'" in shown[3]
+    assert shown[4:7] == [f"query|SQL: {len(SAVED)}", "whole values are on", f"run full: {SAVED['hardest-tasks']}"]
+    assert "saved query: got 'nope'" in shown[7]
+    assert len(shown) == 8
+
+
+def test_views_columns_and_saved_queries_are_completed(run: Path) -> None:
+    """The word before the cursor; after ``VIEW.`` only that view's columns; ``:`` begins a saved query."""
+    words = completer(Shell([run], lambda *_: None, print, lambda *_: None).views())
+
+    def of(text: str) -> list[str]:
+        return [one.text for one in words.get_completions(Document(text), CompleteEvent())]
+
+    assert of("select * from roll") == ["rollouts", "rollout_id", "rollout_index"]
+    assert of("select turns.gen") == ["generation_token_ids", "generation_log_probs"]
+    assert of(":hard") == [":hardest-tasks"]
+    assert of("select ") == []
+
+
+def test_a_pipe_is_answered_line_by_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal, --shell reads statements from stdin; an error does not end it."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("select nope from rollouts;\nselect count(*) as n\nfrom rollouts;\n"))
+    assert main(["query", "--shell", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "error: SQL" in said
+    assert said.split()[-2:] == ["n", "4"]
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_queries_run(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every one has an answer over a run, and is listed."""
+    assert main(["query", f":{name}", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["columns"]
+    assert main(["query", "--list"]) == 0
+    assert f":{name}\n" in capsys.readouterr().out
+
+
+def test_sql_and_paths_stand_in_either_order(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SQL first, last, from stdin, and without a blank; what is neither is an error that says what was expected."""
+    for words in (["SELECT 4 AS n", str(run)], [str(run), "SELECT 4 AS n"], [str(run), "-"], ["-", str(run)]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("SELECT count(*) AS n FROM rollouts"))
+        assert main(["query", *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == [{"n": 4}]
+    for words, said in (
+        ([str(run)], "got no SQL"),
+        (["SELECT 1", "SELECT 2", str(run)], "got 2 statements"),
+        (["SELECT 1"], "no path given"),
+        (["SELECT 1", str(run / "absent")], "no such file or folder"),
+        (["--shell", "SELECT 1", str(run)], "--shell takes paths"),
+    ):
+        assert main(["query", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_sequences_of_ids_are_found(run: Path) -> None:
+    """find_ids gives turn and position of every place in the generations; nothing, for what is not there or empty."""
+    sql = "SELECT find_ids(turns, {}) AS f FROM rollouts WHERE rollout_id = 't1-1'"
+    assert gymdata.query(sql.format("[10, 11]"), run).to_pylist() == [{"f": [{"turn": 0, "position": 0}]}]
+    assert gymdata.query(sql.format("[2]"), run).to_pylist() == [
+        {"f": [{"turn": 0, "position": 2}, {"turn": 1, "position": 1}]}
+    ]
+    for nothing in ("[11, 10]", "[]", "[10, 11, 2, 30]"):
+        assert gymdata.query(sql.format(nothing), run).to_pylist() == [{"f": []}]
+    count = "SELECT count(*) AS n FROM rollouts WHERE len(find_ids(turns, [51, 2])) > 0"
+    assert gymdata.query(count, run).to_pylist() == [{"n": 2}]
+
+
+def test_whole_conversations_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--full prints every message, with what a terminal would act on escaped, and long values uncut."""
+    row = rollout("x", 0, 1.0, two_turns(1, 9), text="\x1b[31mred\n" + "long " * 200)
+    path = write_run(run.parent / "other", [row])
+    assert main(["query", "SELECT messages, started_at FROM rollouts", str(path), "--full"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "row 1\n  messages\n    user:\n      question x\n    assistant:\n      calling\n    tool:\n      42\n"
+    )
+    assert "      \\x1b[31mred\n" in said
+    assert "long " * 199 in said
+    assert "  started_at  2026-01-01 00:00:00+00:00" in said
