@@ -68,6 +68,7 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
     "show": ("gymdata show runs/x", "gymdata show runs/x --best"),
     "view": ("gymdata view runs/x", "gymdata view runs/x --export runs/x.html"),
     "report": ("gymdata report runs/x",),
+    "ls": ("gymdata ls runs",),
     "query": (
         """\
 gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",

@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "show": ("show", "show", "Show rollouts or pairs as people read them."),
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
+        "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {

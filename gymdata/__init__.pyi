@@ -33,6 +33,7 @@ from gymdata.judge.port import Judge
 from gymdata.judge.run import JudgeSummary
 from gymdata.judge.settings import JudgeConfig as JudgeConfig
 from gymdata.judge.settings import ServeConfig as ServeConfig
+from gymdata.ls.run import ls as ls
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
@@ -97,6 +98,7 @@ __all__ = [
     "judge",
     "load_experiences",
     "load_rollouts",
+    "ls",
     "open",
     "pairs",
     "query",
