@@ -28,6 +28,7 @@ from gymdata.errors import (
 from gymdata.store.reading import reading
 
 from .console import answered, emit_json, note, remember_command
+from .examples import EXAMPLES
 from .flags import with_common
 
 #: Group → command → (module of this package, function, what it does: at most 60 characters, or the list of commands cuts
@@ -61,6 +62,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "show": ("show", "show", "Show rollouts or pairs as people read them."),
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
+        "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {
@@ -70,6 +72,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
+        "doctor": ("doctor", "doctor", "Check this install, this machine and a folder."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
@@ -119,6 +122,12 @@ class OneCommand(TyperCommand):
         with formatter.section("Options"):
             formatter.write_dl([p.get_help_record(ctx) for p in params if p.param_type_name == "option"])
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Examples"):
+            for line in "\n".join(EXAMPLES[self.name or ""]).splitlines():
+                # As it is: a folded line could not be copied.
+                formatter.write(f"  {line}\n")
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises UsageError for an option that is given twice, or both on and off."""
         every, options = self.make_parser(ctx), {}
@@ -159,7 +168,7 @@ def build(command: str | None) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         help="Turn LLM rollouts into training data, once, on disk, and train from those files.",
-        epilog="gymdata help COMMAND shows the options of a command.",
+        epilog="gymdata help COMMAND shows the options of a command, and examples.",
     )
     app.callback(invoke_without_command=True)(_root)
     for name, (module, function, summary) in COMMANDS.items():

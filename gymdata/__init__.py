@@ -3,10 +3,11 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, validate, fix, audit, query, view, report, reading.
+Check them: check, check_endpoint, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_rl, finetune, demo.
+This install: doctor.
 Maths: credit, genrm, curriculum, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
@@ -53,6 +54,7 @@ _HOME = {
     "check_endpoint": "check.run",
     "collect": "collect.run",
     "demo": "demo.run",
+    "doctor": "doctor.run",
     "expand_turns": "query.opened",
     "experience": "experience.run",
     "export": "interop.run",
@@ -63,6 +65,7 @@ _HOME = {
     "judge": "judge.run",
     "load_experiences": "experience.loading",
     "load_rollouts": "query.opened",
+    "ls": "ls.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
     "query": "query.run",
@@ -108,6 +111,7 @@ __all__ = [
     "credit",
     "curriculum",
     "demo",
+    "doctor",
     "expand_turns",
     "experience",
     "export",
@@ -119,6 +123,7 @@ __all__ = [
     "judge",
     "load_experiences",
     "load_rollouts",
+    "ls",
     "open",
     "pairs",
     "query",

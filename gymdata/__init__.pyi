@@ -17,6 +17,7 @@ from gymdata.collect.settings import CollectConfig as CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.collect.tasks import Tasks
 from gymdata.demo.run import demo as demo
+from gymdata.doctor.run import doctor as doctor
 from gymdata.experience.build import ExperiencesReport
 from gymdata.experience.loading import Experience as Experience
 from gymdata.experience.loading import Samples as Samples
@@ -32,6 +33,7 @@ from gymdata.judge.port import Judge
 from gymdata.judge.run import JudgeSummary
 from gymdata.judge.settings import JudgeConfig as JudgeConfig
 from gymdata.judge.settings import ServeConfig as ServeConfig
+from gymdata.ls.run import ls as ls
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
@@ -84,6 +86,7 @@ __all__ = [
     "credit",
     "curriculum",
     "demo",
+    "doctor",
     "expand_turns",
     "experience",
     "export",
@@ -95,6 +98,7 @@ __all__ = [
     "judge",
     "load_experiences",
     "load_rollouts",
+    "ls",
     "open",
     "pairs",
     "query",

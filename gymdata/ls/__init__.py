@@ -1,0 +1,1 @@
+"""``gymdata ls``: the runs and stage outputs below a folder."""

@@ -1,0 +1,125 @@
+"""``gymdata ls``: every run and stage output below a folder, from its run.json and the files beside it.
+
+Invariants: nothing is written; a file is counted once, for the nearest run.json above or beside it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import DataError
+from gymdata.public import Report, Row, path_of
+from gymdata.store.lock import is_held
+from gymdata.store.paths import RUN_JSON, read_facts, segments
+
+__all__ = ["LsReport", "Output", "ls"]
+
+_BESIDE = f".{RUN_JSON}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one run.json describes. ``path`` and ``parents``: below the folder that was listed, where they are; ``rows``: of
+    a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC; ``state``: complete,
+    being written, parents missing, or damaged."""
+
+    path: str
+    kind: str
+    rows: int | None
+    bytes: int
+    changed: str
+    parents: tuple[str, ...]
+    state: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LsReport(Report):
+    """All outputs below ``folder``, by path. ``ok``: none is damaged."""
+
+    folder: str
+    outputs: tuple[Output, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(output.state != "damaged" for output in self.outputs)
+
+    def rows(self) -> list[Row]:
+        return [("outputs", len(self.outputs)), ("bytes", sum(output.bytes for output in self.outputs))]
+
+
+def ls(path: str | Path = ".") -> LsReport:
+    """Every run, stage output and trained model below the folder ``path``. Raises DataError when it is no folder."""
+    top = Path(path_of(path, "ls", "the path of a folder"))
+    if not top.is_dir():
+        raise DataError.missing_path(top, "a folder")
+    return LsReport(str(top), tuple(_output(top, found) for found in _described(top)))
+
+
+def _described(top: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(top):
+        below.sort()
+        yield from (Path(folder, name) for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
+
+
+def _output(top: Path, run_json: Path) -> Output:
+    whole = run_json.name == RUN_JSON
+    place = run_json.parent if whole else run_json.with_name(run_json.name.removesuffix(_BESIDE))
+    facts: Mapping[str, Any] = {}
+    damaged = False
+    try:
+        facts = read_facts(run_json)
+    except DataError:
+        damaged = True
+    files = [file.stat() for file in (_own(place) if whole else (run_json, place)) if file.is_file()]
+    parents = [_parent(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")]
+    busy = whole and is_held(place)
+    lost = any(not parent.exists() for parent in parents)
+    return Output(
+        path=_below(top, place),
+        kind=str(facts.get("stage", "unknown")),
+        rows=_rows(place, facts),
+        bytes=sum(file.st_size for file in files),
+        changed=dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds"),
+        parents=tuple(_below(top, parent) for parent in parents),
+        state="damaged" if damaged else "being written" if busy else "parents missing" if lost else "complete",
+    )
+
+
+def _own(place: Path) -> Iterator[Path]:
+    """The files of a folder, without those that another run.json describes."""
+    for folder, below, files in os.walk(place):
+        here = Path(folder)
+        below[:] = [name for name in below if not (here / name / RUN_JSON).is_file()]
+        others = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
+        yield from (here / name for name in files if name.removesuffix(_BESIDE) not in others)
+
+
+def _rows(place: Path, facts: Mapping[str, Any]) -> int | None:
+    """Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows."""
+    counts = [entry["rows"] for entry in facts.get("files") or [] if entry.get("rows") is not None]
+    if place.is_dir():
+        counts += [_lines(source.path) for source in segments(place) if source.path.suffix == ".journal"]
+    return sum(counts) if counts else None
+
+
+def _lines(journal: Path) -> int:
+    with journal.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _parent(run_json: Path, path: str) -> Path:
+    named = Path(path)
+    return named if named.is_absolute() or named.exists() else run_json.parent / named
+
+
+def _below(top: Path, place: Path) -> str:
+    """``place`` relative to the folder that was listed, where it lies in it."""
+    try:
+        return str(place.resolve().relative_to(top.resolve()))
+    except ValueError:
+        return str(place)
