@@ -26,6 +26,8 @@ from gymdata.store.run_json import replacing
 
 __all__ = ["ReportPage", "report"]
 
+#: Of the headline; a larger one is in the table.
+_LARGEST_K = 64
 #: What a path without rollouts has in their place.
 _NO_ROLLOUTS: dict[str, Any] = {"rewards": None, "pass_at_k": [], "validation": None}
 
@@ -230,7 +232,8 @@ def _headline(found: Mapping[str, Any]) -> str:
             text = f"{percent(rewards['mean'])} correct{span(rewards['ci95'], 100.0)}"
         else:
             text = f"mean reward {rewards['mean']:.3f}{_signed(rewards['ci95'], 1.0, 3)}"
-        best = found["pass_at_k"][-1] if len(found["pass_at_k"]) > 1 else None
+        whole = [one for one in found["pass_at_k"][1:] if not one["too_few"] and one["k"] <= _LARGEST_K]
+        best = whole[-1] if whole else None
         more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
         return f"{text}{more}, {size}"
     if found["epochs"]:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gymdata.errors import GymdataError
+from gymdata.errors import GymdataError, printable
 from gymdata.urls import OnlyHosts
 from gymdata.view.pages import Missing, Pages
 from gymdata.view.settings import ViewConfig
@@ -105,7 +105,8 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         return HTMLResponse(templates.get_template("error.html").render(values), 404)
 
     def failed(request: Request, error: Exception) -> Response:
-        sys.stderr.write(f"error: {request.url.path}: unexpected {type(error).__name__}: {error}\n")
+        line = f"error: {request.url.path}: unexpected {type(error).__name__}: {error}"
+        sys.stderr.write(printable(line, lines=False) + "\n")
         return PlainTextResponse("unexpected error: the terminal says more\n", 500)
 
     # What the first page needs is read while the browser opens; the page waits for what is left of it.

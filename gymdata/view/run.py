@@ -47,7 +47,13 @@ def view(
         app = stack.enter_context(create_app(found, config))
         socket = stack.enter_context(contextlib.closing(listening_socket(config.host, config.port)))
         options = uvicorn.Config(
-            app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+            app,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
         )
         stack.enter_context(sigterm_interrupts())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))

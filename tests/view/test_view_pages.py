@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +17,9 @@ import pytest
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
+PAGES = ["/", "/?where=reward+%3E+0", "/rollout?id=plain-0", "/data/tokens?id=plain-0", "/break?id=none", "/pairs",
+         "/data/why?id=plain-0&turn=0&k=0", "/group?id=group-plain", "/comparisons", "/sql?q=SELECT+1", "/training",
+         "/lineage"]  # fmt: skip
 HOSTILE = (
     '<script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31mred\x1b]0;title\x07\u202e"\'`</textarea>{{7*7}}'
 )
@@ -158,3 +163,47 @@ def test_a_break_shows_both_sides(serve: Serve, tmp_path: Path):
     assert ("11", "3") in marked
     assert ("99", "3") in marked
     assert get(serve(run) + "/break?id=t-0&turn=0")[0] == 404
+
+
+def test_the_pages_need_the_base_install_only(hostile: Path):
+    """Every page is made without torch, transformers or any library that only an extra brings."""
+    from gymdata.errors import BROUGHT_BY
+
+    code = f"""
+import sys, threading, urllib.request
+for name in {sorted(BROUGHT_BY)!r}: sys.modules[name] = None
+import uvicorn
+from pathlib import Path
+from gymdata.urls import address_of, listening_socket
+from gymdata.view.app import create_app
+from gymdata.view.settings import ViewConfig
+with create_app([Path({str(hostile)!r})], ViewConfig()) as app:
+    socket = listening_socket("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={{"sockets": [socket]}})
+    thread.start()
+    for page in {PAGES!r}:
+        try:
+            print(page, urllib.request.urlopen(address_of(socket) + page).status)
+        except urllib.error.HTTPError as error:
+            print(page, error.code)
+    server.should_exit = True
+    thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert {page: status for page, status in answers.items() if status != "200"} == {"/break?id=none": "404"}
+
+
+def test_a_rank_is_among_the_recorded_alternatives(serve: Serve, tmp_path: Path):
+    """The likeliest token has rank 1; one that is not among the recorded ones comes after all of them."""
+    row = rollout("t", 0, 1.0, [([1, 20], [10, 11, 2])])
+    likely = [{"id": 5, "log_prob": -0.1}, {"id": 10, "log_prob": -1.0}]
+    row["turns"][0]["top_log_probs"] = [likely, likely, [{"id": 2, "log_prob": -3.0}]]
+    base = serve(write_run(tmp_path / "run", [row]))
+    turn = json.loads(get(base + "/data/tokens?id=t-0")[1])["turns"][0]
+    assert turn["rank"] == [2, 3, 1]
+    assert turn["top"] == 2
+    listed = json.loads(get(base + "/data/token?id=t-0&turn=0&k=0")[1])["alternatives"]
+    assert [one["id"] for one in listed] == [5, 10]

@@ -158,6 +158,7 @@ class Tokens:
                     "mask": self._mask(number),
                     "ratio": _numbers(self.ratio(number)),
                     "rank": ranks(turn),
+                    "top": max(map(len, turn.get("top_log_probs") or []), default=0),
                 }
             )
         return {
@@ -190,7 +191,8 @@ class Tokens:
 
 
 def ranks(turn: Mapping[str, Any]) -> list[int] | None:
-    """The place of each sampled token among the recorded alternatives, 1 for the likeliest; None where none are recorded."""
+    """The place of each sampled token among the recorded alternatives, 1 for the likeliest, one more than there are for a
+    token that is none of them; None where none are recorded."""
     listed: Sequence[Sequence[Mapping[str, Any]]] | None = turn.get("top_log_probs")
     if not listed:
         return None

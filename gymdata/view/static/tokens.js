@@ -138,7 +138,7 @@ export class TokenView {
     const shown = (value, digits = 4) => Number(value).toFixed(digits).replace(/\.?0+$/, "");
     const logprob = turn.logprob?.[k];
     if (logprob != null) rows.push(["logprob", shown(logprob)], ["probability", shown(Math.exp(logprob))]);
-    if (turn.rank) rows.push(["rank", turn.rank[k]]);
+    if (turn.rank) rows.push(["rank", turn.rank[k] > turn.top ? `over ${turn.top}` : turn.rank[k]]);
     if (turn.entropy?.[k] != null) rows.push(["entropy", shown(turn.entropy[k])]);
     if (turn.advantage?.[k] != null) rows.push(["advantage", shown(turn.advantage[k])]);
     if (turn.mask) rows.push(["loss mask", turn.mask[k]]);
