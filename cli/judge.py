@@ -26,4 +26,4 @@ def judge(
 
     with Watch("judge") as watch:
         summary = judging.judge(config=settings, progress=watch, command=command_words())
-    return finish(summary, "Judged", json=json)
+    return finish(summary, "judge", json=json)

@@ -38,4 +38,4 @@ def _show(summary: ScoreSummary) -> None:
         columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
         first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
         grid(columns, [[row[c] for c in columns] for row in flipped[:_SHOWN]], title=f"Flipped ({first})")
-    facts("Scores", summary.rows())
+    facts("score", summary.rows())

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import UsageError, nearest_beside
+from gymdata.errors import DataError, UsageError
 from gymdata.urls import expanded
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -113,13 +113,14 @@ class Config(pydantic.BaseModel):
             return UsageError.unknown_choice(name, str(fault.get("input")), choices)
         expected = wanted(fault)
         if not path:
-            return UsageError(f"{where}: {expected}").at(where, None, expected)
+            return UsageError(f"{where}: {expected}").at(where)
         return UsageError.bad_value(name, fault.get("input"), expected)
 
 
 def wanted(fault: Any) -> str:
     """What a fault of pydantic's says that it expected, to stand after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    message = f"a number {message}" if message.startswith(("greater", "less")) else message
     # How the parser failed tells a reader nothing that the value does not.
     return message.partition(", unable to")[0]
 
@@ -141,9 +142,10 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
     try:
         text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise DataError.missing_path(file, "a YAML file") from error
     except OSError as error:
-        near = nearest_beside(file) if isinstance(error, FileNotFoundError) else None
-        raise UsageError(f"{file}: cannot be read: {error.strerror}", hint=near) from error
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text",

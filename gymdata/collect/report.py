@@ -108,7 +108,7 @@ class CollectSummary(Report):
             rows.append(("interrupted", then))
         # The time has the engine's start in it, the speed has not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
-        return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("path", self.path)]
+        return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 
     def remarks(self) -> list[str]:
         """A line for each thing that is odd in what the policy did, and one for what slowed the run down."""

@@ -84,7 +84,7 @@ class JudgeSummary(Report):
                 "cycles a > b > c > a",
                 f"{self.bias['cycles']['triples']:,} in {self.bias['cycles']['groups']:,} group(s)",
             ),
-            ("path", self.path),
+            ("written to", self.path),
         ]
 
 

@@ -1,1 +1,1 @@
-"""``gymdata pairs``: preference pairs."""
+"""``gymdata pairs``: preference pairs. ``select`` has the strategies; ``settings`` has their names for the command line."""

@@ -100,7 +100,7 @@ class ScoreSummary(Report):
             (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
             *compared,
             ("newly scored / no longer", f"{flips['newly_scored']:,} / {flips['no_longer_scored']:,}"),
-            ("path", self.path),
+            ("written to", self.path),
         ]
 
 

@@ -1,1 +1,1 @@
-"""``gymdata train-…``: the trainers."""
+"""``gymdata train-…``: the trainers. ``settings`` says what each takes; ``trainers.<algorithm>`` has its loss."""

@@ -79,6 +79,21 @@ def test_a_path_that_is_not_there_is_json(words: list[str], tmp_path: Path, caps
     assert str(tmp_path / "no") in error["message"]
 
 
+def test_a_settings_file_that_is_not_there_has_its_parts(tmp_path: Path, capsys: Capture) -> None:
+    """As of any other path, its neighbor of nearly the same name included."""
+    (tmp_path / "run.yaml").write_text("a: 1")
+    error = error_of(["finetune", str(tmp_path / "runn.yaml")], capsys)
+    assert (error["where"], error["got"], error["expected"]) == (str(tmp_path / "runn.yaml"), "nothing", "a YAML file")
+    assert error["hint"] == "did you mean 'run.yaml'?"
+
+
+def test_settings_that_do_not_go_together_expect_nothing_in_particular(capsys: Capture) -> None:
+    """The sentence that says why they are refused is the message, not the value that was expected."""
+    error = error_of(["score", "run"], capsys)
+    assert "no reward is given" in error["message"]
+    assert error["expected"] is None
+
+
 def test_faults_of_the_system_are_json(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that cannot be written, a defect and an interruption keep their exit codes."""
     run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from gymdata.urls import address, expanded, for_child, placeholder_values
 from tests import faulty_server, judge_server
 from tests.environments.env_server import Server
 from tests.environments.env_server import serving as env_serving
+from tests.forks import forks
 from tests.judge.serve.conftest import start
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import PATH, Behaviour, app_of
@@ -174,11 +176,11 @@ def test_judge_and_serve_genrm(tmp_path: Path, capsys: Any) -> None:
             folder = write_run(tmp_path / f"run{number}", rows)
             words = ["judge", str(folder), "--endpoint", address_, "--model", "judge", "--set", "retries=0"]
             run(words, folder, capsys, 3 * number)
-        server = start(url, tmp_path / "served")
-        try:
-            assert server.post("/verify", {})[0] >= 400
-        finally:
-            server.kill()
+        with forks() as processes:
+            server = start(processes, url, tmp_path / "served", said=tmp_path / "said", cwd=tmp_path)
+            with contextlib.closing(server.log):
+                assert server.post("/verify", {})[0] >= 400
+                server.kill()
     nowhere(tmp_path / "served")
 
 
