@@ -205,7 +205,7 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             # The system gives the lowest number that is free.
-            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))  # noqa: SIM115 - for good
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
 
 
 def _log_tracebacks(verbose: bool) -> None:
