@@ -203,7 +203,18 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
 
 def run() -> None:
     """Entry point of the ``gymdata`` script; ends the process with the documented exit code."""
+    _open_streams()
     sys.exit(main(sys.argv[1:]))
+
+
+def _open_streams() -> None:
+    """What the caller closed (``>&-``) is the null device: else a data file would get its number, and what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The system gives the lowest number that is free.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
 
 
 def _log_tracebacks(verbose: bool) -> None:

@@ -36,9 +36,12 @@ class Config(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _reject_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """pydantic takes ``true`` for 1, where it is a slip."""
-        if _contains_bool(value):
+    def _reject_odd_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """pydantic takes ``true`` for 1, where it is a slip, and integers that no run.json can hold."""
+        inside = list(_inside(value))
+        if any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in inside):
+            raise PydanticCustomError("int_range", "Input should be an integer of at most 64 bits")
+        if any(isinstance(one, bool) for one in inside):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and not kinds & {bool, Any, object}:
                 raise PydanticCustomError("number_type", "Input should be a number")
@@ -121,13 +124,15 @@ def wanted(fault: Any) -> str:
     """What a fault of pydantic's says that it expected, to stand after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
+    message = message.replace("String should match pattern", "text that matches")
     # How the parser failed tells a reader nothing that the value does not.
     return message.partition(", unable to")[0]
 
 
-def _contains_bool(value: Any) -> bool:
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
+def _inside(value: Any) -> Iterator[Any]:
+    """A value, and those that it is a mapping or a list of."""
+    yield value
+    yield from value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
 
 
 def _kinds(annotation: Any) -> set[Any]:

@@ -43,6 +43,12 @@ def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
         ({}, r"strategy is missing.*--strategy"),
         ({"strategy": "al"}, r"got 'al', expected one of all, best-worst.*did you mean 'all'"),
         ({"strategy": "all", "learning_rate": -1}, r"learning_rate: got -1, expected a number greater than 0"),
+        (
+            {"strategy": "all", "seeds": 2**63},
+            r"seeds: got 9223372036854775808, expected an integer of at most 64 bits",
+        ),
+        ({"strategy": "all", "seeds": [1, -(2**64)]}, r"expected an integer of at most 64 bits"),
+        ({"strategy": "all", "engine": {"seed": 10**20}}, r"expected an integer of at most 64 bits"),
         ({"strategy": "all", "learning_rat": 1}, r"unknown key 'learning_rat'.*did you mean 'learning_rate'"),
     ],
 )

@@ -37,7 +37,8 @@ class Ragged:
         """The lists of an Arrow column; the values share its memory where it is one chunk without nulls."""
         chunks = [list_parts(chunk) for chunk in getattr(lists, "chunks", [lists])]
         parts = [cls(values.to_numpy(zero_copy_only=values.null_count == 0), offsets) for offsets, values in chunks]
-        whole = cls.joined(parts) if parts else cls(np.empty(0), np.zeros(1, np.int64))
+        none = cls(np.empty(0, lists.type.value_type.to_pandas_dtype()), np.zeros(1, np.int64))
+        whole = cls.joined(parts or [none])
         return whole if dtype is None else cls(whole.values.astype(dtype, copy=False), whole.offsets)
 
     @classmethod

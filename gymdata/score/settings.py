@@ -35,7 +35,7 @@ class ScoreConfig(Config):
         None, pattern=r"^[\w.+-]+$", description="Name of these scores (default: the rewards' names)."
     )
     output: Path | None = pydantic.Field(None, description="Output folder (default: RUN/scores-NAME).")
-    threshold: float = pydantic.Field(0.5, description="A score that crosses it counts as a flip.")
+    threshold: float = pydantic.Field(0.5, allow_inf_nan=False, description="A score that crosses it counts as a flip.")
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch.")
     request_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per request to a reward server.")
     request_batch: int = pydantic.Field(16, ge=1, description="Rollouts per request to a reward server.")

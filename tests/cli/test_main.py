@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,22 @@ def test_a_flag_that_is_no_number_is_worded_as_a_setting(capsys: pytest.CaptureF
     assert capsys.readouterr().err.startswith("error: -r / --num-rollouts: got 'zero', expected a valid integer\n")
     assert main(["collect", "tasks.jsonl", "-m", "model", "--set", "num_rollouts=zero"]) == 2
     assert "num_rollouts: got 'zero', expected a valid integer\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "code"),
+    [
+        (["pairs", "RUN", "-o", "pairs.parquet", "--json"], ">&-", 0),
+        (["pairs", "RUN", "-o", "pairs.parquet"], "<&- >&- 2>&-", 0),
+        (["pairs", "nowhere"], "2>&-", 2),
+    ],
+)
+def test_streams_that_the_caller_closed_change_no_exit_code(
+    words: list[str], closed: str, code: int, tmp_path: Path
+) -> None:
+    """Services start commands so: what would be printed is lost, and no output file takes the number of a stream."""
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
+    line = shlex.join([sys.executable, "-m", "gymdata.cli", *(str(run) if word == "RUN" else word for word in words)])
+    done = subprocess.run(["sh", "-c", f"{line} {closed}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "defect" in done.stderr) == (code, False)
+    assert (tmp_path / "pairs.parquet").is_file() == (code == 0)

@@ -80,3 +80,9 @@ def test_more_tokens_than_arrow_counts_are_refused() -> None:
     values = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), (2**31,), (0,))
     with pytest.raises(DataError, match="more than 2³¹"):
         Ragged(values, np.array([0, 2**31])).to_arrow()
+
+
+def test_no_chunk_at_all_keeps_the_type() -> None:
+    """A column without chunks, as a table that nothing was read into has, stays of its type."""
+    column = pa.chunked_array([], pa.list_(pa.int32()))
+    assert Ragged.of(column).to_arrow().type == column.type
