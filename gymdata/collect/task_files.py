@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import gzip
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -19,11 +18,10 @@ from typing import IO, Any
 
 import orjson
 
-from gymdata.errors import DataError, OutsideError, UsageError, needs
+from gymdata.errors import DataError, UsageError
 from gymdata.store.paths import BOM
 
 HUB = "hf:"
-_HUB_NAME = re.compile(r"hf:(?P<name>[^:\s]+)(:(?P<split>\w[\w.-]*))?")
 #: What may be given, for messages and ``--help``.
 KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .arrow (also .gz, .zst), a folder of save_to_disk, or hf:NAME[:SPLIT]"
 _ROWS = 512
@@ -41,7 +39,9 @@ def task_files(path: Path | str) -> list[Path]:
     """The files that ``path`` names: one, those of a glob, a saved dataset's or a hub dataset's. Raises DataError."""
     text = str(path)
     if text.startswith(HUB):
-        return _hub_files(text)
+        from gymdata.collect._hub import hub_files
+
+        return hub_files(text)
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
     is_pattern = glob.has_magic(text) and not Path(text).exists()
     found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -100,51 +100,6 @@ def _saved(folder: Path) -> list[Path]:
         f"{folder}: is a folder, expected a task file or a folder of datasets.save_to_disk",
         hint=f"give a file or a glob: {folder}/*.jsonl",
     )
-
-
-def _hub_files(text: str) -> list[Path]:
-    """The Arrow files of ``hf:NAME[:SPLIT]`` in the cache of ``datasets``, which is filled if need be.
-
-    NAME is OWNER/NAME, or OWNER/NAME/CONFIG for a dataset of several. Without SPLIT it is ``train``, or the only one.
-    """
-    given = _HUB_NAME.fullmatch(text)
-    if given is None:
-        raise UsageError.bad_value(
-            "tasks", text, "hf:OWNER/NAME[/CONFIG][:SPLIT]", "for the first rows of a split: --limit N"
-        )
-    with needs("hub"):
-        import datasets
-    owner, *rest = given["name"].split("/")
-    name, config = "/".join([owner, *rest[:1]]), "/".join(rest[1:]) or None
-    try:
-        found = datasets.load_dataset(name, config, split=given["split"])
-    except datasets.exceptions.DatasetNotFoundError as error:
-        raise DataError(
-            f"{text}: {_first(error)}", hint="check the name; a private dataset needs a login (`hf auth login`)"
-        ) from error
-    except ValueError as error:
-        # An unknown split or configuration, or none where there are several; the message lists them.
-        form = f"hf:{name}/CONFIG:SPLIT names both" if config is None else f"hf:{name}/{config}:SPLIT names a split"
-        raise UsageError(f"{text}: {_first(error)}", hint=form) from error
-    except (OSError, datasets.exceptions.DatasetsError) as error:
-        raise OutsideError(
-            "hub", f"{text}: {_first(error)}", hint="offline, a dataset must be in the cache: see HF_HOME"
-        ) from error
-    if isinstance(found, datasets.DatasetDict):
-        split = "train" if "train" in found else next(iter(found)) if len(found) == 1 else None
-        if split is None:
-            raise UsageError(
-                f"{text}: has the splits {', '.join(found)}, expected one", hint=f"{text}:{next(iter(found))}"
-            )
-        found = found[split]
-    files = [Path(part["filename"]) for part in found.cache_files]
-    if not files:
-        raise DataError.empty(text, "a dataset with rows")
-    return files
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _json_lines(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
