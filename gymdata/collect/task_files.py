@@ -39,7 +39,7 @@ def task_files(path: Path | str) -> list[Path]:
     """The files that ``path`` names: one, those of a glob, a saved dataset's or a hub dataset's. Raises DataError."""
     text = str(path)
     if text.startswith(HUB):
-        from gymdata.collect._hub import hub_files
+        from gymdata.engines._hub import hub_files
 
         return hub_files(text)
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
