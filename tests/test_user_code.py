@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.errors import UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.settings import read_yaml
 from gymdata.user_code import in_thread, load_symbol
 
@@ -29,7 +29,7 @@ def test_a_mistyped_file_is_answered_with_its_neighbour(tmp_path: Path):
     (tmp_path / "dpo.yaml").touch()
     with pytest.raises(UsageError, match=r"no such file\n.*did you mean 'calculator\.py'\?"):
         load_symbol(f"{tmp_path}/calculater.py:Calculator", "--env")
-    with pytest.raises(UsageError, match=r"did you mean 'dpo\.yaml'\?"):
+    with pytest.raises(DataError, match=r"did you mean 'dpo\.yaml'\?"):
         read_yaml(tmp_path / "dpoo.yaml")
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(DataError, match="no such file or folder"):
         read_yaml(tmp_path / "gone" / "dpo.yaml")
