@@ -90,8 +90,12 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         return answer
 
     def static(request: Request) -> Response:
-        file = (HERE / "static" / request.path_params["name"]).resolve()
-        if not file.is_relative_to(HERE / "static") or not file.is_file():
+        try:
+            file = (HERE / "static" / request.path_params["name"]).resolve()
+            found = file.is_relative_to(HERE / "static") and file.is_file()
+        except (ValueError, OSError):
+            found = False  # a name that no file can have
+        if not found:
             return PlainTextResponse("not here\n", 404)
         kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"
         return Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})

@@ -111,6 +111,7 @@ class Pages:
             "version": snapshot.version,
             "growing": snapshot.growing,
             "problems": [] if bare else snapshot.problems,
+            "repeated": [] if bare else snapshot.repeated,
             "paths": [str(path) for path in self.index.paths],
             "here": request.url.path,
             "there": {} if bare else {name: self.stages.there(name) for name in ("pairs", "comparisons")},

@@ -73,6 +73,14 @@ def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):
     assert str(part) in snapshot.problems[0]
 
 
+def test_rollouts_that_are_there_twice_are_reported(tmp_path: Path):
+    """What was filtered of a run lies beside it: the page says how many rollouts of it are counted twice."""
+    kept, run = write_run(tmp_path / "kept", ROWS[:2]), write_run(tmp_path / "run", ROWS)
+    twice = RolloutIndex([kept, run]).snapshot().repeated
+    assert [line.partition(": ")[2] for line in twice] == [f"2 of its 2 rollouts are in {run}, too"]
+    assert RolloutIndex([run]).snapshot().repeated == ()
+
+
 def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
     """Boxes and the condition together keep the rollouts that ``gymdata filter`` keeps, and the figures are theirs."""
     index = RolloutIndex([run])

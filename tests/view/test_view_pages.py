@@ -108,7 +108,9 @@ def test_a_script_of_another_site_is_refused(serve: Serve, hostile: Path):
     assert get(base + "/data/state", {**foreign, "Sec-Fetch-Mode": "cors"})[0] == 403
 
 
-@pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "/etc/passwd", "vendor/../../run.py", "%2e%2e/pages.py"])
+@pytest.mark.parametrize(
+    "name", ["../app.py", "..%2fapp.py", "/etc/passwd", "vendor/../../run.py", "%2e%2e/pages.py", "%00", "a" * 300]
+)
 def test_static_files_are_those_of_the_folder(serve: Serve, hostile: Path, name: str):
     """No address leads out of the folder of static files."""
     status, body, _ = get(f"{serve(hostile)}/static/{name}")

@@ -59,7 +59,8 @@ class _Part:
 @dataclass(frozen=True)
 class Snapshot:
     """All rollouts at one moment, in reading order. ``version`` grows when something changed; ``problems``: a line for each
-    file whose rows are not here; ``growing``: rows come from a journal; ``paths``: the given ones that hold rollouts."""
+    file whose rows are not here; ``growing``: rows come from a journal; ``paths``: the given ones that hold rollouts;
+    ``repeated``: a line for each folder or file whose rollouts are counted with another, too."""
 
     table: pa.Table
     parts: tuple[_Part, ...]
@@ -67,6 +68,7 @@ class Snapshot:
     problems: tuple[str, ...]
     growing: bool
     paths: tuple[Path, ...] = ()
+    repeated: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -180,7 +182,8 @@ class RolloutIndex:
         whole = pa.concat_tables(tables) if tables else _HELD.empty_table()
         growing = any(part.source.kind == "journal" for part in parts)
         version = self._last.version + 1
-        self._last = Snapshot(whole, tuple(parts), version, tuple(problems), growing, tuple(holding))
+        repeated = tuple(_repeated(parts))
+        self._last = Snapshot(whole, tuple(parts), version, tuple(problems), growing, tuple(holding), repeated)
 
     def _part(self, file: Path, source: Source) -> _Part:
         stat = file.stat()
@@ -218,6 +221,29 @@ class RolloutIndex:
             tables.append(_held(pa.Table.from_batches([batch.select(SCALARS)])))
         table = pa.concat_tables(tables).combine_chunks() if tables else _HELD.empty_table()
         return _Part(source, state, table, groups, at)
+
+
+def _repeated(parts: Sequence[_Part]) -> Iterator[str]:
+    """A line for each run folder or file with rollouts that a larger one has, too; what is filtered of a run repeats it."""
+    places: dict[Path, list[_Part]] = {}
+    for part in parts:
+        file = part.source.path
+        places.setdefault(file.parent.parent if file.parent.name == "rollouts" else file, []).append(part)
+    if len(places) < 2:
+        return  # one run has each rollout once
+    largest = sorted(places.items(), key=lambda item: -sum(part.table.num_rows for part in item[1]))
+    ids = [chunk for _, mine in largest for part in mine for chunk in part.table["rollout_id"].chunks]
+    whole = pa.chunked_array(ids, pa.string()).combine_chunks().dictionary_encode()
+    codes, owner = whole.indices.to_numpy(), np.full(len(whole.dictionary), -1)
+    start = 0
+    for number, (place, mine) in enumerate(largest):
+        here = codes[start : start + sum(part.table.num_rows for part in mine)]
+        start += len(here)
+        again = owner[here]
+        if (twice := again >= 0).any():
+            other = largest[int(again[twice][0])][0]
+            yield f"{place}: {int(twice.sum()):,} of its {len(here):,} rollouts are in {other}, too"
+        owner[here[~twice]] = number
 
 
 def _held(table: pa.Table) -> pa.Table:
