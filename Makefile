@@ -19,9 +19,9 @@ demo-seeds: .venv/.ready
 compare-trainers: .venv/.ready
 	$(BIN)/python -m tests.benchmarks.compare_trainers runs/compare-trainers
 
-# Three processes: one starts with the engine's tests, one with the training's, one with the wheel's, and all take what is
-# left, file by file. Engines and installs wait much of their time, so that three keep two cores busy.
-PYTEST := $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder
+# Two processes: one starts with the engine's tests, one with the training's, and both take what is left, file by file. A
+# third was no faster on two cores.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 test: lint types
 	$(PYTEST) -m "not full"

@@ -36,7 +36,7 @@ _GROUPS = ("engine", "torch", "wheel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for ``pytest -n 3 --dist loadgroup``: each engine and wheel is made once, two trainings share no core."""
+    """Groups for ``pytest -n 2 --dist loadgroup``: each engine and wheel is made once, two trainings share no core."""
 
     def rank(item: pytest.Item) -> int:
         return next((i for i, name in enumerate(_GROUPS) if item.get_closest_marker(name)), len(_GROUPS))
