@@ -116,7 +116,7 @@ def _signed(run: Body, parameters: Sequence[inspect.Parameter], doc: str | None)
 
 
 def _names(name: str, field: FieldInfo) -> Sequence[str]:
-    """A switch that is on unless told otherwise can be given both ways."""
+    """A switch that is on by default can be given both ways."""
     word = name.replace("_", "-")
     return [*filter(None, [SHORT.get(name)]), f"--{word}/--{'no-' + word}" if field.default is True else f"--{word}"]
 

@@ -257,7 +257,7 @@ def _main(argv: list[str]) -> int:
         return 0
     except typer.TyperException as refused:
         if not argv:
-            # Nothing was asked: the message is the help itself.
+            # No command was given: the message is the help itself.
             sys.stderr.write(f"{refused.format_message()}\n")
             return EXIT_USAGE
         error = _of_parser(refused, command)

@@ -160,9 +160,9 @@ def _is_conversation(value: object) -> bool:
 def _conversation(messages: Any) -> list[str]:
     lines: list[str] = []
     for message in messages:
-        said = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
+        texts = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
         name = f" {message['name']}" if message.get("name") else ""
-        lines += [f"{message['role']}{name}:", *(f"  {line}" for text in said for line in text.split("\n"))]
+        lines += [f"{message['role']}{name}:", *(f"  {line}" for text in texts for line in text.split("\n"))]
     return lines
 
 

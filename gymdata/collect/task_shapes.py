@@ -49,7 +49,7 @@ class Shaped(NamedTuple):
     value: Any
     system: str | None
     #: What was recognised, as people read it.
-    said: tuple[str, ...] = ()
+    read_as: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class TaskShape:
     def shape(self, source: Row) -> Shaped:
         """``source`` with its prompt and answer found. Raises FieldError."""
         row = source | dict(self._mapped(source)) if self.columns else source
-        said = [f"{name} = {column}" for name, column in self.columns.items() if _at(source, column) is not None]
+        read_as = [f"{name} = {column}" for name, column in self.columns.items() if _at(source, column) is not None]
         column = next((name for name in self._sources if row.get(name) is not None), None)
         system = row.get("system", self.system) if "system" in self.columns else self.system
         if system is not None and not isinstance(system, str):
@@ -92,11 +92,11 @@ class TaskShape:
             system = row["system"] if _is_text(row.get("system")) else system
             column = next((name for name in (*CONVERSATIONS, *PROMPTS) if row.get(name) not in (None, "")), None)
             if column is not None:
-                said.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
+                read_as.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
         value = row[column] if column is not None else None
         if column == "instruction" and isinstance(value, str) and _is_text(row.get("input")):
             value = f"{value}\n\n{row['input']}"
-            said[-1] += " + input"
+            read_as[-1] += " + input"
         if column is None and self.template is None:
             raise _unknown(source)
         if self.template is not None and (column is None or isinstance(value, str)):
@@ -109,11 +109,11 @@ class TaskShape:
             answer = next((name for name in ANSWERS if row.get(name) is not None and name != column), None)
             if answer is not None and "answer" not in self.columns:
                 row = {**row, "answer": row[answer]}
-                said.append(f"answer = {answer}")
-        return Shaped(row, str(column), value, system, tuple(said))
+                read_as.append(f"answer = {answer}")
+        return Shaped(row, str(column), value, system, tuple(read_as))
 
     def check_found(self, found: Iterable[str], row: Row) -> None:
-        """Raise UsageError for a column of ``columns`` that no task has. ``found``: all that was ``said``; ``row``: one."""
+        """Raise UsageError for a column of ``columns`` that no task has. ``found``: each ``read_as``; ``row``: one."""
         for name, column in self.columns.items():
             if f"{name} = {column}" not in found:
                 raise UsageError(

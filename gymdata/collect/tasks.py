@@ -8,7 +8,7 @@ say how a row is read, it depends on what they make of it, too.
 A row has one of
 
 * ``prompt``: a string (one user message) or a list of chat messages,
-* ``messages``: a list of chat messages; the assistant's at the end is not asked, but the reference answer,
+* ``messages``: a list of chat messages; the assistant's at the end is no part of the prompt, but the reference answer,
 * ``responses_create_params``: ``{"input": string or list, "tools": [...], "instructions": ...}`` as NeMo Gym writes it,
 * or columns that ``task_shapes`` knows or was given;
 
@@ -95,11 +95,11 @@ class TaskFile:
                 self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected, bad.hint))
                 continue
             count += 1
-            said = shaped.said
+            recognised = shaped.read_as
             if "answer" in task.row and "answer" not in shaped.row:
-                said = (*said, "answer = the last message")
-            if said:
-                self.recognised[said] += 1
+                recognised = (*recognised, "answer = the last message")
+            if recognised:
+                self.recognised[recognised] += 1
             yield task
         if count:
             self.shape.check_found({text for said in self.recognised for text in said}, row)

@@ -140,15 +140,15 @@ def _head(figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
     """What must be known beside the headline."""
-    said = []
+    sentences = []
     for run in runs:
         name = f"{run['path']}: " if len(runs) > 1 else ""
         if (checked := run["validation"]) is not None:
             faults = f"{checked['errors']:,} errors" if checked["errors"] else "no errors"
-            said.append(f"{name}{faults}, {checked['trainable']:,} of {checked['rollouts']:,} rollouts trainable.")
+            sentences.append(f"{name}{faults}, {checked['trainable']:,} of {checked['rollouts']:,} rollouts trainable.")
         if run["rewards"] and run["rewards"]["rollouts"] > run["rewards"]["n"]:
-            said.append(f"{name}{run['rewards']['rollouts'] - run['rewards']['n']:,} rollouts have no reward.")
-    return " ".join(said)
+            sentences.append(f"{name}{run['rewards']['rollouts'] - run['rewards']['n']:,} rollouts have no reward.")
+    return " ".join(sentences)
 
 
 def _sections(run: Mapping[str, Any], brief: bool) -> Iterable[tuple[str, str]]:
