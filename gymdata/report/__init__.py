@@ -1,1 +1,1 @@
-"""``gymdata report``: what a run, a stage or a model amounts to, as one page."""
+"""``gymdata report``: a run, a stage or a model as one page. ``page`` says which charts there are, ``charts`` draws them."""

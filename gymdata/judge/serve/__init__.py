@@ -1,0 +1,1 @@
+"""`gymdata serve-genrm`: pairwise judging over HTTP, in cohorts, for online trainers."""
