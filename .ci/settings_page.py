@@ -1,19 +1,21 @@
-"""Writes gymdata/docs/settings.md: every setting of every command, from the settings classes.
+"""Writes what is made from the settings classes: gymdata/docs/settings.md, every setting of every command, and
+schemas/config/COMMAND.json, the JSON Schemas of ``--config`` files.
 
 ``python .ci/settings_page.py --write``; without it the text is printed.
 """
 
 from __future__ import annotations
 
-import importlib
+import json
 import sys
 import typing
 from pathlib import Path
 
 from gymdata.cli.flags import described
-from gymdata.cli.main import COMMANDS
+from gymdata.cli.for_programs import config_schema, configurable
 
-PAGE = Path(__file__).parent.parent / "gymdata" / "docs" / "settings.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "gymdata" / "docs" / "settings.md"
 HEAD = """# Settings
 
 Every setting of every command: its key in `--config` files, in `--set KEY=VALUE` and in Python, its flag, and its default.
@@ -26,11 +28,7 @@ flags that are no settings as well; [Finetune](finetune.md) has a file of its ow
 def page() -> str:
     """The whole page in Markdown."""
     lines = [HEAD]
-    for command, (module, function, _) in COMMANDS.items():
-        body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
-        if (made := getattr(body, "settings", None)) is None:
-            continue
-        kind, called = made
+    for command, (kind, called) in configurable().items():
         lines.append(f"## {command}\n")
         for name, field in kind.model_fields.items():
             flag = "`--set`" if name in kind.key_only else f"`{called[name]}`" if name in called else "an argument"
@@ -38,6 +36,15 @@ def page() -> str:
             lines.append(f"- `{name}` ({flag}{f': {choices}' if choices else ''}). {described(field)}")
         lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def files() -> dict[Path, str]:
+    """Every file that this writes."""
+    schemas = {
+        ROOT / "schemas" / "config" / f"{command}.json": json.dumps(config_schema(command), indent=1) + "\n"
+        for command in configurable()
+    }
+    return {PAGE: page(), **schemas}
 
 
 def choices_of(hint: object) -> tuple[str, ...]:
@@ -49,6 +56,8 @@ def choices_of(hint: object) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(page(), encoding="utf-8")
+        for file, text in files().items():
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8")
     else:
         print(page(), end="")  # noqa: T201 - what it is for

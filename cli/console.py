@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gymdata.errors import ACTS, printable
-from gymdata.progress import FIGURES
+from gymdata.progress import FIGURES, printed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,6 +93,7 @@ def _finite(value: Any) -> Any:
 def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int:
     """What every command ends with: the report as one JSON object, or as the summary table titled ``text``; where a
     summary is more than that table, ``text`` prints it. Returns the exit code."""
+    printed("; ".join(f"{name.strip()} {show(value)}" for name, value in report.rows()).replace("\\[", "["))
     if json:
         emit_json(report.to_dict())
     elif callable(text):
@@ -211,6 +212,7 @@ def note(text: str) -> None:
     """A line for whoever watches, on stderr, after what stdout has so far."""
     sys.stdout.flush()
     sys.stderr.write(printable(text) + "\n")
+    printed(text)
 
 
 @contextlib.contextmanager
@@ -275,6 +277,8 @@ class Watch:
             # A bar that never counted anything would stay as if it were stuck.
             self.bar.live.transient = not self._counts
             self.bar.stop()
+            if self._counts:
+                self._record(every_s=0)
         elif self._counts:
             self._say()
         self._apart.__exit__(None, None, None)
@@ -290,19 +294,30 @@ class Watch:
             self.bar.update(
                 self._task, completed=done, total=total, of=self._of(), facts=self._facts(), left=self._left()
             )
+            self._record(every_s=60)
         elif self._latest - self._last_line_at >= self._every_s:
             self._say()
 
     def message(self, text: str) -> None:
         if self.bar is not None:
             self.bar.console.print(printable(text), highlight=False)
+            printed(text)
         else:
             note(text)
 
     def _say(self) -> None:
         self._last_line_at = time.monotonic()
+        note(self._line())
+
+    def _record(self, *, every_s: float) -> None:
+        """For the log, which no bar is drawn in."""
+        if time.monotonic() - self._last_line_at >= every_s:
+            self._last_line_at = time.monotonic()
+            printed(self._line())
+
+    def _line(self) -> str:
         parts = (f"{self._what} {self._of()}", self._facts(), self._left())
-        note("  ".join(part for part in parts if part))
+        return "  ".join(part for part in parts if part)
 
     def _since(self, name: str) -> float:
         """What was counted since the clock runs."""

@@ -12,6 +12,10 @@ gymdata collect sample_data/tasks/train.jsonl -m sample_data/policy \\
     -n 100 -r 8 --env sample_data/calculator.py:Calculator \\
     --reward numeric --max-tokens 48 --seed 1 -o runs/x""",
         """\
+gymdata collect sample_data/tasks/tutor.jsonl -m sample_data/student \\
+    -r 8 --env sample_data/calculator.py:Calculator --max-tokens 48 \\
+    --user sample_data/tutor.py:tutor --seed 1 -o runs/tutor""",
+        """\
 gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     --endpoint http://localhost:8000 --tokenizer sample_data/policy -r 4""",
     ),
@@ -100,6 +104,7 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     ),
     "merge": ("gymdata merge runs/x runs/y -o runs/both",),
     "docs": ("gymdata docs", "gymdata docs your-data"),
+    "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo",),
     "doctor": ("gymdata doctor", "gymdata doctor . --json"),
 }

@@ -67,7 +67,8 @@ def finetune(
         for key, value in overrides if config is None else ():
             if "." not in key and Path(value).suffix in (".yaml", ".yml"):
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
-        raise UsageError("give the configuration once: gymdata finetune CONFIG.yaml")
+        given = "given twice" if config is not None and config_file is not None else "no configuration given"
+        raise UsageError(given, hint="gymdata finetune CONFIG.yaml; sample_data/finetune.yaml is an example")
     with LiveTable() as board, prints_apart():
         report = run(
             config or config_file or "", overrides, **dict(settings), overwrite=overwrite, watch=board,

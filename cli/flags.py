@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gymdata.progress import LEVELS, Level
 from gymdata.store.reading import current
+
+from .completion import completing
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -27,9 +30,10 @@ SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "co
 #: What stands for a value in ``--help`` where its type says too little.
 METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
-    "env": "SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "map": "FIELD=COLUMN",
+    "env": "[NAME=]SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "map": "FIELD=COLUMN",
     "pair": "ID", "random": "N", "reward_url": "URL", "select": "CODE", "shard": "I/N", "system": "TEXT",
-    "task": "ID", "top_logprobs": "K", "where": "CONDITION", "workflow_url": "URL",
+    "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC", "user_model": "URL",
+    "user_model_name": "NAME", "user_prompt": "TEXT", "where": "CONDITION", "workflow_url": "URL",
 }  # fmt: skip
 #: The widest line of ``--help`` that a list of choices may fill; longer lists stand in the text.
 _WIDEST = 76
@@ -44,6 +48,17 @@ _ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of
 _Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
 _AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Read sealed files that differ from the record in run.json.")
+]
+
+_LogLevel = Annotated[
+    Level | None,
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        help="What to log: debug, info, warning or error and above (default: warning on stderr, info in gymdata.log of a "
+        "run folder).",
+        autocompletion=lambda incomplete: [level for level in LEVELS if level.startswith(incomplete)],
+    ),
 ]
 
 Body = Callable[..., Any]
@@ -93,12 +108,13 @@ def with_common(body: Body, *, reads: bool) -> Body:
     """The command's function with what every command takes. ``reads``: it reads sealed files."""
     parameters = inspect.signature(body, eval_str=True).parameters
 
-    def run(verbose: bool, allow_changed: bool = False, **given: Any) -> Any:
+    def run(verbose: bool, log_level: str | None, allow_changed: bool = False, **given: Any) -> Any:
+        # ``main`` has set the level, before anything was imported.
         current().allow_changed |= allow_changed
         return body(**given, **({"verbose": verbose} if "verbose" in parameters else {}))
 
-    made = [parameter for parameter in parameters.values() if parameter.name != "verbose"]
-    made.append(_parameter("verbose", Verbose, False))
+    made = [p.replace(annotation=completing(p.annotation)) for p in parameters.values() if p.name != "verbose"]
+    made += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
     return _signed(run, [*made, _parameter("allow_changed", _AllowChanged, False)] if reads else made, body.__doc__)
 
 

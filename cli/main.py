@@ -6,10 +6,13 @@ import copy
 import errno
 import importlib
 import inspect
+import itertools
+import logging
 import os
+import re
+import shlex
 import sys
-import traceback
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,13 +26,18 @@ from gymdata.errors import (
     GymdataError,
     UsageError,
     printable,
-    redacted,
 )
+from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
 
-from .console import answered, emit_json, note, remember_command
+from .console import answered, command_words, emit_json, note, remember_command
 from .examples import EXAMPLES
 from .flags import with_common
+
+if TYPE_CHECKING:
+    from gymdata.progress import Level
+
+_LOG = logging.getLogger("gymdata")
 
 #: Group → command → (module of this package, function, what it does: at most 60 characters, or the list of commands cuts
 #: it), in the order of the path from tasks to a checkpoint.
@@ -76,6 +84,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     },
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),
+        "tour": ("tour", "tour", "Look at real rollouts: six questions, then the viewer."),
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
         "doctor": ("doctor", "doctor", "Check this install, this machine and a folder."),
     },
@@ -173,7 +182,7 @@ def build(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
         # Plain help: the boxes of the rich one cut long option names on narrow terminals.
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 160},
         help="Turn LLM rollouts into training data, once, on disk, and train from those files.",
         epilog="gymdata help COMMAND shows the options of a command, and examples.",
     )
@@ -224,29 +233,33 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
 
 
-def _log_tracebacks(verbose: bool) -> None:
-    """What user code raised may be the fault of some rows alone and end no command: its traceback is logged."""
-    import logging
-
-    logger = logging.getLogger("gymdata")
-    logger.handlers = [logging.StreamHandler()] if verbose else []
-    logger.setLevel(logging.DEBUG if verbose else logging.NOTSET)
-
-
 def main(argv: list[str]) -> int:
     """Run one command; returns its exit code. A traceback is shown only with ``-v``.
 
     What readers had to leave out is said on stderr when it is found, and makes an exit code of 0 into 1.
     """
     remember_command(argv)
-    with reading(report=lambda line: note(f"warning: {line}")) as found:
-        code = _main(argv)
-    return code or (EXIT_FAULTS if found.damage else EXIT_OK)
+    start_logging(_log_level(argv), verbose="-v" in argv or "--verbose" in argv)
+    try:
+        _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
+        with reading(report=lambda line: note(f"warning: {line}")) as found:
+            code = _main(argv)
+        code = code or (EXIT_FAULTS if found.damage else EXIT_OK)
+        _LOG.info("ended with exit code %d", code, extra={"printed": True})
+        return code
+    finally:
+        stop_logging()
+
+
+def _log_level(argv: list[str]) -> Level | None:
+    """Logging starts before the parser, which refuses a level that is none."""
+    words = [part for word in argv for part in word.split("=", 1)]
+    given = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
+    return next((level for level in LEVELS if level in given[:1]), None)
 
 
 def _main(argv: list[str]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
-    _log_tracebacks(verbose)
     words = argv if argv[:1] != ["help"] else [*argv[1:2], "--help"]
     command = next((word for word in words or _completed() if not word.startswith("-")), None)
     try:
@@ -273,11 +286,14 @@ def _main(argv: list[str]) -> int:
         error.exit_code = EXIT_INTERRUPTED
     except Exception as caught:  # noqa: BLE001 - the last resort: a defect of ours becomes one line, and -v shows it whole
         error = caught if isinstance(caught, GymdataError) else _of_python(caught)
-        if verbose:
-            sys.stderr.write(printable(redacted(traceback.format_exc())))
+        # A defect is kept whole where there is a log; what a person can mend is one line.
+        level = logging.DEBUG if isinstance(caught, GymdataError) else logging.ERROR
+        _LOG.log(level, "%s", type(caught).__name__, exc_info=True, extra={"printed": not verbose})
     if "--json" in argv and not answered():
         emit_json({"error": error.to_dict()})
-    sys.stderr.write("interrupted\n" if error.exit_code == EXIT_INTERRUPTED else f"error: {printable(str(error))}\n")
+    shown = "interrupted" if error.exit_code == EXIT_INTERRUPTED else f"error: {error}"
+    sys.stderr.write(f"{printable(shown)}\n")
+    printed(shown.removeprefix("error: "), logging.ERROR)
     return error.exit_code
 
 
@@ -293,6 +309,9 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
     hint = " ".join(["gymdata", *([command] if command in COMMANDS else []), "--help"])
     if faults is None or param is None:
         text = refused.format_message()
+        if text.startswith("Missing argument") and command in COMMANDS:
+            example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
+            hint = f"{example}; options: {hint}"
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import wanted
 

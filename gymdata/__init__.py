@@ -2,12 +2,12 @@
 
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
-Make rollouts: collect, serve, import_rollouts, load_rollouts, open, expand_turns.
+Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, export, merge.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, finetune, demo.
-This install: doctor, prune.
+This install: doctor, tour, prune.
 Maths: credit, genrm, curriculum, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
@@ -44,6 +44,7 @@ _HOME = {
     "ScoreConfig": "score.settings",
     "ServerConfig": "serve.settings",
     "ServeConfig": "judge.settings",
+    "Step": "environments.step",
     "TrainDpoConfig": "train.settings",
     "TrainKtoConfig": "train.settings",
     "TrainRewardConfig": "train.settings",
@@ -81,6 +82,7 @@ _HOME = {
     "serve": "serve.run",
     "serve_genrm": "judge.serve.run",
     "tokenize": "tokenize.run",
+    "tour": "tour.run",
     "train_dpo": "train.run",
     "train_kto": "train.run",
     "train_reward": "train.run",
@@ -108,6 +110,7 @@ __all__ = [
     "ScoreConfig",
     "ServeConfig",
     "ServerConfig",
+    "Step",
     "TokenizeConfig",
     "TrainDpoConfig",
     "TrainKtoConfig",
@@ -149,6 +152,7 @@ __all__ = [
     "serve_genrm",
     "tokenize",
     "tokens",
+    "tour",
     "train_dpo",
     "train_kto",
     "train_reward",

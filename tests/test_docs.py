@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
 from pathlib import Path
 
 import duckdb
+import jsonschema
 import pytest
+import yaml
 
 from gymdata.cli.docs import TOPICS as TOPIC_NAMES
 from gymdata.cli.docs import read_page
+from gymdata.cli.examples import EXAMPLES
 from gymdata.cli.main import COMMANDS, main
+from gymdata.train.losses import PAGE as LOSSES_PAGE
+from gymdata.train.losses import with_table as with_losses
 from gymdata.validate.codes_page import NAME as CODES_NAME
 from gymdata.validate.codes_page import page as codes_page
 from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, prepare, run, stand_in
@@ -109,10 +115,68 @@ def test_the_page_of_codes_is_the_table_of_codes() -> None:
     assert (TOPICS / CODES_NAME).read_text(encoding="utf-8") == codes_page()
 
 
+def test_the_table_of_losses_is_that_of_the_code() -> None:
+    """`make schemas` writes it; a new loss without it would be undocumented."""
+    text = (TOPICS / LOSSES_PAGE).read_text(encoding="utf-8")
+    assert text == with_losses(text)
+    assert "| `gspo` | " in text
+
+
 def test_the_page_of_settings_is_what_the_classes_say() -> None:
     """`make schemas` writes it; a new setting without it would be undocumented."""
     made = runpy.run_path(str(ROOT / ".ci" / "settings_page.py"))["page"]()
     assert (TOPICS / "settings.md").read_text(encoding="utf-8") == made
+
+
+def test_the_schemas_of_config_files_are_what_the_classes_say() -> None:
+    """`make schemas` writes one for each command with a --config file, and none of another command is left."""
+    made = runpy.run_path(str(ROOT / ".ci" / "settings_page.py"))["files"]()
+    assert [str(file) for file, text in made.items() if file.read_text(encoding="utf-8") != text] == []
+    assert set((ROOT / "schemas" / "config").iterdir()) == {file for file in made if file.suffix == ".json"}
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto", "reward", "rl", "finetune"])
+def test_the_shipped_config_files_fit_their_schemas(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An editor that has the schema from `gymdata docs --schema` marks nothing in them, and marks a wrong type."""
+    command = name if name == "finetune" else f"train-{name}"
+    assert main(["docs", "--schema", command]) == 0
+    check = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
+    settings = yaml.safe_load((ROOT / "sample_data" / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert [error.message for error in check.iter_errors(settings)] == []
+    wrong = {"finetuning": 3} if name == "finetune" else {"num_processes": "many"}
+    assert [list(error.path) for error in check.iter_errors(settings | wrong)] == [list(wrong)]
+
+
+def test_a_skill_names_every_command_and_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    """`docs --skill` is Markdown with the front matter of a skill, made from the commands, their examples and the topics."""
+    assert main(["docs", "--skill"]) == 0
+    _, front, body = capsys.readouterr().out.split("---\n", 2)
+    assert yaml.safe_load(front)["name"] == "gymdata"
+    assert len(yaml.safe_load(front)["description"]) < 1024
+    assert [name for name in COMMANDS if f"- `{name}`: {COMMANDS[name][2]}" not in body] == []
+    assert [name for name in TOPIC_NAMES if f"- `{name}`: {read_page(name).summary}" not in body] == []
+    shown = [line.strip() for line in body.splitlines()]
+    assert [
+        lines[0] for lines in EXAMPLES.values() if not {part.strip() for part in lines[0].splitlines()} <= {*shown}
+    ] == []
+
+
+def test_llms_txt_links_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    """`docs --llms` has a title, a summary and a link to a file that is there for each topic."""
+    assert main(["docs", "--llms"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("# gymdata\n\n> ")
+    links = re.findall(r"^- \[.+\]\((.+)\): .+$", shown, re.MULTILINE)
+    assert links == [f"gymdata/docs/{name}.md" for name in TOPIC_NAMES]
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "words", [["--skill", "--llms"], ["audit", "--skill"], ["--schema", "pears"], ["--schema", "show"]]
+)
+def test_docs_takes_one_request_at_a_time(words: list[str]) -> None:
+    """Two of them, and a command without a file of settings, are usage errors."""
+    assert main(["docs", *words]) == 2
 
 
 def test_docs_lists_topics_with_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +186,16 @@ def test_docs_lists_topics_with_one_line_each(capsys: pytest.CaptureFixture[str]
     for name in TOPIC_NAMES:
         assert f"{name}  " in shown
         assert " ".join(read_page(name).summary.split()[:3]) in shown
+
+
+@pytest.mark.parametrize("name", TOPIC_NAMES)
+def test_docs_knows_every_topic_by_its_title(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As README and the pages spell it, in one argument or in several."""
+    page = read_page(name)
+    assert main(["docs", page.title]) == 0
+    assert capsys.readouterr().out == page.text
+    assert main(["docs", *page.title.lower().split()]) == 0
+    assert capsys.readouterr().out == page.text
 
 
 @pytest.mark.parametrize("words", [["your-data"], ["Your data"], ["your", "data"], ["your-data.md"]])

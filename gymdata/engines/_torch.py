@@ -9,9 +9,8 @@ one device; an adapter is put over its base and not merged into it, as the engin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -107,11 +106,15 @@ BATCH_TOKENS = 16_384
 
 
 class ForwardPolicy:
-    """A causal language model, loaded when it is made. ``batch_tokens``: with padding, in one forward pass."""
+    """A causal language model, loaded when it is made. ``batch_tokens``: with padding, in one forward pass; ``sharing``:
+    whether the common beginnings of a pass are run once."""
 
-    def __init__(self, place: Place, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(
+        self, place: Place, batch_tokens: int = BATCH_TOKENS, sharing: Literal["auto", "on", "off"] = "auto"
+    ) -> None:
         self._place, self._batch_tokens = place, batch_tokens
         self._model = load(place, "AutoModelForCausalLM")
+        self._sharing = _sharing(self._model) if sharing != "off" else None
         self._temperature: tuple[float, bool] | None = None
         self.facts: Mapping[str, Any] = facts(self._model)
 
@@ -125,27 +128,27 @@ class ForwardPolicy:
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
         entropies = found.copy() if entropy else None
-        for batch in _passes(self._model, given, self._batch_tokens, progress):
+        for batch in _passes(self._model, self._sharing, given, self._batch_tokens, progress):
             tokens = batch.chosen(shift)
             temperatures = given.temperature[batch.rows][tokens.line]
             for temperature in np.unique(temperatures):
                 mine = np.flatnonzero(temperatures == temperature)
-                logps, entropies_here = self._head(
-                    tokens.hidden[mine], tokens.targets[mine], float(temperature), entropy
-                )
-                found[tokens.place[mine]] = logps
+                states, targets, at = tokens.distinct(mine)
+                logps, entropies_here = self._head(states, targets, float(temperature), entropy)
+                found[tokens.place[mine]] = logps[at]
                 if entropies is not None:
-                    entropies[tokens.place[mine]] = entropies_here
+                    entropies[tokens.place[mine]] = entropies_here[at]
         return found, entropies
 
     def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
         """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
         _check(self._model, given, self._place.name)
         found = np.empty((len(temperatures), given.n_scored), np.float32)
-        for batch in _passes(self._model, given, self._batch_tokens):
+        for batch in _passes(self._model, self._sharing, given, self._batch_tokens):
             tokens = batch.chosen()
+            states, targets, at = tokens.distinct(np.arange(len(tokens.place)))
             for line, temperature in enumerate(temperatures):
-                found[line, tokens.place] = self._head(tokens.hidden, tokens.targets, temperature, False)[0]
+                found[line, tokens.place] = self._head(states, targets, temperature, False)[0][at]
         return found
 
     def _head(self, hidden: Any, targets: Any, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
@@ -153,13 +156,15 @@ class ForwardPolicy:
         import torch
         from trl.trainer.utils import add_fused_lm_head
 
+        from gymdata.engines._shared_prefixes import answering
+
         model = self._model
         if self._temperature != (temperature, entropy):
             # The head wraps the forward pass that it finds; it must find the model's own.
             vars(model).pop("forward", None)
             add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy")[: 1 + entropy])
             self._temperature = (temperature, entropy)
-        with torch.inference_mode(), _giving(model.base_model, hidden[None]):
+        with torch.inference_mode(), answering(model.base_model, hidden[None]):
             out = model(shift_labels=targets[None], fused_lm_head=True)
         entropies = out.entropy[0].float().cpu().numpy() if entropy else None
         return out.log_probs[0].float().cpu().numpy(), entropies
@@ -176,6 +181,7 @@ class ForwardCritic:
                 f"{place.name}: its class {type(self._model).__name__} has no head that scores every token",
                 hint="give a critic as AutoModelForSequenceClassification saves it, with one label",
             )
+        self._sharing = _sharing(self._model)
         self.facts: Mapping[str, Any] = facts(self._model)
 
     def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -184,20 +190,23 @@ class ForwardCritic:
 
         _check(self._model, given, self._place.name)
         found = np.empty((2, given.n_scored), np.float32)
-        for batch in _passes(self._model, given, self._batch_tokens, progress):
+        for batch in _passes(self._model, self._sharing, given, self._batch_tokens, progress):
             for line in (0, 1):
                 tokens = batch.chosen(shift=line)
                 with torch.inference_mode():
-                    found[line, tokens.place] = self._model.score(tokens.hidden)[:, 0].float().cpu().numpy()
+                    values = self._model.score(tokens.hidden[torch.from_numpy(tokens.nodes)])[:, 0]
+                found[line, tokens.place] = values.float().cpu().numpy()
         return found[0], found[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A batch that went through the backbone: sequences ``rows``, padded to (B, L)."""
+    """A batch that went through the backbone: sequences ``rows``, padded to (B, L). ``hidden``: states (N, H); ``nodes``:
+    which of them is that of each place, (B, L)."""
 
     rows: np.ndarray
     hidden: Any
+    nodes: np.ndarray
     ids: np.ndarray
     attention: np.ndarray
     mask: np.ndarray
@@ -205,47 +214,64 @@ class _Pass:
 
     def chosen(self, shift: int = 0) -> _Chosen:
         """The hidden states that predict the scored tokens, or those ``shift`` places later, where there are any."""
-        import torch
-
         line, column = np.nonzero(self.mask)
         source = column - 1 + shift
         there = (source >= 0) & (source < self.attention.sum(axis=1)[line])
         line, column, source = line[there], column[there], source[there]
-        device = self.hidden.device
-        at = torch.from_numpy(line).to(device), torch.from_numpy(source).to(device)
-        targets = torch.from_numpy(self.ids[line, column]).to(device)
-        return _Chosen(self.hidden[at], targets, line, self.place[line, column])
+        return _Chosen(self.hidden, self.nodes[line, source], self.ids[line, column], line, self.place[line, column])
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Scored tokens: the hidden states (k, H) to predict ``targets`` from, the line of each in its batch, and its place
-    among all scores."""
+    """Scored tokens: which of ``hidden`` predicts each, its ``targets``, its line in the batch, and its place among all
+    scores."""
 
     hidden: Any
-    targets: Any
+    nodes: np.ndarray
+    targets: np.ndarray
     line: np.ndarray
     place: np.ndarray
 
+    def distinct(self, which: np.ndarray) -> tuple[Any, Any, np.ndarray]:
+        """Of the scored tokens ``which``: states (k, H) and targets (k,), without repetition, and where each token is."""
+        import torch
 
-def _passes(model: Any, given: ToScore, batch_tokens: int, progress: Progress | None = None) -> Iterator[_Pass]:
-    """Every sequence with something to score, once, the longest first."""
+        base = int(self.targets.max()) + 1 if len(self.targets) else 1
+        pairs, inverse = np.unique(self.nodes[which] * base + self.targets[which], return_inverse=True)
+        nodes, targets = (torch.from_numpy(part).to(self.hidden.device) for part in np.divmod(pairs, base))
+        return self.hidden[nodes], targets, inverse
+
+
+def _passes(
+    model: Any, sharing: Any, given: ToScore, batch_tokens: int, progress: Progress | None = None
+) -> Iterator[_Pass]:
+    """Every sequence with something to score, once, those with one prompt together; ``sharing`` as ``_sharing`` has it."""
     import torch
 
-    device = next(model.parameters()).device
+    device, backbone = next(model.parameters()).device, model.base_model
     done = 0
     for rows in given.batches(batch_tokens):
         ids, attention, mask, place = _padded(given, rows)
+        inputs = torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device)
+        tree = sharing.plan(*inputs) if sharing is not None else None
         with torch.inference_mode():
-            out = model.base_model(
-                input_ids=torch.from_numpy(ids).to(device),
-                attention_mask=torch.from_numpy(attention).to(device),
-                use_cache=False,
-            )
-        yield _Pass(rows, out.last_hidden_state, ids, attention, mask, place)
+            if tree is None:
+                out = backbone(input_ids=inputs[0], attention_mask=inputs[1], use_cache=False)
+                hidden, nodes = out.last_hidden_state.flatten(0, 1), np.arange(ids.size).reshape(ids.shape)
+            else:
+                hidden, nodes = sharing.hidden(backbone, tree, device), tree.padded_nodes(ids.shape)
+        yield _Pass(rows, hidden, nodes, ids, attention, mask, place)
         done += int(mask.sum())
         if progress is not None:
             progress.update(done=done, total=given.n_scored)
+
+
+def _sharing(model: Any) -> Any:
+    """What runs common beginnings once, or None for a model that cannot express it."""
+    from gymdata.engines._shared_prefixes import Sharing
+
+    made = Sharing.of(model)
+    return made if isinstance(made, Sharing) else None
 
 
 def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -265,19 +291,3 @@ def _check(model: Any, given: ToScore, name: str) -> None:
     text = model.config.get_text_config()
     rows = model.get_input_embeddings().weight.shape[0]
     given.refuse_unscorable(int(rows), getattr(text, "max_position_embeddings", None), name)
-
-
-@contextmanager
-def _giving(backbone: Any, hidden: Any) -> Iterator[None]:
-    """Within this, ``backbone`` answers every call with these hidden states: the model's own code, which knows how its
-    logits are scaled and capped, then runs on chosen tokens only."""
-    from transformers.modeling_outputs import BaseModelOutput
-
-    own = vars(backbone).get("forward")
-    backbone.forward = lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)
-    try:
-        yield
-    finally:
-        del backbone.forward
-        if own is not None:
-            backbone.forward = own

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, UsageError, nearest_beside, needs
+from gymdata.engines.vocabulary import find_tokenizer, load_vocabulary
+from gymdata.errors import DataError, MissingExtraError, UsageError, nearest_beside, needs
 from gymdata.rollouts.breaks import Reading
 
 
@@ -106,18 +107,21 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
     return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
 
-def text_reader(folder: str | Path) -> Callable[[], Reading]:
-    """A reader that loads the tokenizer in ``folder`` when it is first asked. Raises UsageError or DataError then."""
-    return functools.cache(lambda: load_reader(folder))
-
-
 def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[[], Reading] | None:
     """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
-    neither is there."""
-    if tokenizer is not None:
-        return text_reader(tokenizer)
-    model = (run.get("identity") or {}).get("model")
-    return text_reader(model) if isinstance(model, str) and Path(model, "tokenizer.json").is_file() else None
+    neither is there. It loads the tokenizer when it is first used, or its vocabulary where the tokenizer's library is not
+    installed. Raises UsageError or DataError then."""
+    folder = tokenizer if tokenizer is not None else find_tokenizer(run)
+    return None if folder is None else functools.cache(lambda: _texts(folder))
+
+
+def _texts(folder: str | Path) -> Reading:
+    try:
+        return load_reader(folder)
+    except MissingExtraError:
+        if (words := load_vocabulary(folder)) is None:
+            raise
+        return Reading(words.decode, words.special)
 
 
 def load_reader(folder: str | Path) -> Reading:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gymdata.engines.prefix_tree import prompt_groups, sibling_order
 from gymdata.errors import RefusedError
 from gymdata.rollouts.logprobs import sampled_at
 from gymdata.rollouts.ragged import Array, Ragged, offsets_of
@@ -63,13 +64,18 @@ class ToScore:
         return ToScore(self.token_ids.take(rows), self.mask.take(rows), self.temperature[rows])
 
     def batches(self, max_tokens: int) -> Iterator[Array]:
-        """Row numbers of sequences with something to score, the longest first, at most ``max_tokens`` with padding a
-        batch; a longer sequence goes alone."""
-        order = np.argsort(-self.lengths, kind="stable")
+        """Row numbers of sequences with something to score, those with one prompt side by side and the longest first, at
+        most ``max_tokens`` with padding a batch; a longer sequence goes alone."""
+        order = sibling_order(prompt_groups(self.token_ids, self.mask), self.lengths)
         order = order[self.scores.lengths[order] > 0]
         at = 0
         while at < len(order):
-            size = max(1, max_tokens // int(self.lengths[order[at]]))
+            size, longest = 1, int(self.lengths[order[at]])
+            while at + size < len(order):
+                longest = max(longest, int(self.lengths[order[at + size]]))
+                if (size + 1) * longest > max_tokens:
+                    break
+                size += 1
             yield order[at : at + size]
             at += size
 

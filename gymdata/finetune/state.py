@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from gymdata.errors import DataError, StoreError, redacted_all
+from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.store.lock import Lock
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import differences, plain, replacing
@@ -36,7 +37,11 @@ class State:
         """Begin or go on. Raises StoreError when the folder is somebody else's, in use, or was begun with other settings."""
         refuse_other_kind(folder / RUN_JSON, "finetune")
         if folder.is_dir() and not (folder / STATE).is_file():
-            inside = sorted(p.name for p in folder.iterdir() if p.name != "lock" and not p.name.startswith(f".{STATE}"))
+            inside = sorted(
+                p.name
+                for p in folder.iterdir()
+                if p.name not in ("lock", *LOG_FILES) and not p.name.startswith(f".{STATE}")
+            )
             if inside:
                 raise StoreError(
                     f"{folder}: is not empty and not a finetuning run (it holds {', '.join(inside[:6])})",
@@ -52,12 +57,14 @@ class State:
                 drawn = run_id or secrets.token_hex(8)
                 made = cls(folder, held, {"run_id": drawn, "identity": plain(identity), "epochs": {}})
                 made._write()
+                log_to(folder, once=STATE)
                 return made
             changed = differences(known["identity"], plain(identity))
             if run_id is not None and run_id != known["run_id"]:
                 changed.append(("run_id", known["run_id"], run_id))
             if changed:
                 raise StoreError.other_identity(folder, changed)
+            log_to(folder, once=STATE)
             return cls(folder, held, known)
         except BaseException:
             held.release()
@@ -103,6 +110,7 @@ class State:
         self._write()
 
     def close(self) -> None:
+        leave_log(self.folder)
         self._held.release()
 
     def _entry(self, epoch: int, stage: str) -> dict[str, Any]:

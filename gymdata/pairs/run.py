@@ -196,6 +196,8 @@ def pairs_of_run(path: str | Path) -> list[Path] | None:
     if not given.is_dir() or any(file.parent == given for file in files):
         return None
     folders = sorted({file.parent for file in files})
+    if not folders and resolve(path):
+        raise DataError.other_table(path, "rollouts", "pairs", ())
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
     if len(folders) > 1:

@@ -86,7 +86,7 @@ class RewardModel:
             tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
             mask[row, : len(one)] = 1
         with torch.inference_mode():
-            answer = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device))
+            answer = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device), use_cache=False)
         scores: list[float] = answer.logits[:, 0].float().cpu().tolist()
         return scores
 
@@ -103,6 +103,8 @@ def _load(folder: str) -> Any:
     with needs("train"):
         import torch
         import transformers  # noqa: F401 - here, so that a lack of it is named
+
+        from gymdata.engines._shared_prefixes import share_prefixes
     has_gpu = torch.cuda.is_available()
     # The processor is slow and inexact in the half precision that a graphics card is made for.
     options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}
@@ -116,7 +118,9 @@ def _load(folder: str) -> Any:
             )
     except (OSError, ValueError) as error:
         raise DataError.unreadable(folder, f"no reward model ({str(error).splitlines()[0]})") from error
-    return loaded.eval().to("cuda" if has_gpu else "cpu")
+    model = loaded.eval().to("cuda" if has_gpu else "cpu")
+    share_prefixes(model)
+    return model
 
 
 def _weights(folder: str, options: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -295,6 +295,10 @@ EXPERIENCES = Table(
             _f("values", _floats, null=True),
             _f("entropy", _floats, null=True),
             _f("kl", _floats, null=True),
+            _f("rl_weight", _floats, null=True),
+            _f("ce_weight", _floats, null=True),
+            _f("ref_kl_weight", _floats, null=True),
+            _f("optimal_value", pa.float64(), null=True),
         ]
     ),
     dictionary=(
@@ -309,7 +313,9 @@ EXPERIENCES = Table(
         "loss_mask" + _LEAF,
     ),
     split=tuple(c + _LEAF for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")),
-    optional=frozenset({"ref_logprobs", "values", "entropy", "kl"}),
+    optional=frozenset(
+        {"ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value"}
+    ),
 )
 
 VIOLATIONS = Table(

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from gymdata import __version__
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError
+from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.columns import check_rollout
 from gymdata.store.journal import (
@@ -192,7 +193,7 @@ def refuse_foreign(folder: Path) -> None:
     refuse_unwritable(folder)
     if not folder.exists() or (folder / RUN_JSON).exists():
         return
-    foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp"))
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp", *LOG_FILES))
     if foreign:
         raise StoreError(
             f"{folder}: is not empty and not a run: it has no run.json (it holds {', '.join(foreign[:6])})",
@@ -201,7 +202,8 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def wipe(folder: Path) -> None:
-    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held."""
+    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held, and the log
+    has the attempts before."""
     rollouts = folder / ROLLOUTS_FOLDER
     if not (folder / RUN_JSON).exists():
         return
@@ -230,7 +232,7 @@ def _says(stage: Path) -> tuple[Path, Path]:
 def _wipe_stage(stage: Path) -> None:
     """What describes the files goes last here, too; an intent that stayed would bring its run.json back."""
     for file in stage.iterdir():
-        if file.suffix in (".parquet", ".jsonl", ".tmp"):
+        if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
             file.unlink()
     for file in _says(stage):
         file.unlink(missing_ok=True)
@@ -507,6 +509,7 @@ class Run:
             | {"operation": plain(operation), "extent": plain(extent)}
         )
         self._write()
+        log_to(self.folder)
         self._rollouts = self.folder / ROLLOUTS_FOLDER
         self._rollouts.mkdir(exist_ok=True)
         sync_folder(self.folder)
@@ -592,6 +595,7 @@ class Run:
                 self._facts["attempts"][-1] |= {"ended_at": _now(), "outcome": outcome}
                 self._write()
         finally:
+            leave_log(self.folder)
             self._lock.release()
 
 

@@ -21,6 +21,7 @@ import orjson
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError
+from gymdata.progress import leave_log, log_to
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
@@ -183,6 +184,7 @@ class StageOutput:
             refuse_other_kind(self.run_json, self._kind, self.names)
             self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
             self._refuse_unknown()
+            stack.callback(leave_log, self.folder)
             self._stack = stack.pop_all()
         return self
 
@@ -254,6 +256,7 @@ class StageOutput:
         """Describe an output whose files come later, unless there is one: for stages that keep what they paid for."""
         if not self.facts:
             write_run_json(self.run_json, {**facts, "stage": self.stage})
+        log_to(self.folder)
 
     def finish(
         self, facts: Mapping[str, Any], *, keep: Iterable[Path] = (), copies: Sequence[str] = ()

@@ -21,7 +21,7 @@ import numpy as np
 from gymdata.engines.model_identity import ModelFacts, check_tokenizer
 from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
 from gymdata.experience.settings import COMPARING
-from gymdata.progress import FIGURES, NullProgress, Progress
+from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.checks import is_rendered
 from gymdata.rollouts.logprobs import sampling_biases, truncations
@@ -104,8 +104,10 @@ class TrainReport(Report):
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
         elif self.heldout:
-            before, after = (part["explained_variance"] for part in (self.heldout["before"], self.heldout))
-            rows.append(("held-out explained variance", f"{before:.3g} → {after:.3g}"))
+            # None where all returns are equal.
+            found = (part["explained_variance"] for part in (self.heldout["before"], self.heldout))
+            before, after = ("–" if value is None else f"{value:.3g}" for value in found)
+            rows.append(("held-out explained variance", f"{before} → {after}"))
         return rows
 
     def _figures(self) -> list[Row]:
@@ -275,7 +277,7 @@ def train(
     Returns what ``output``/run.json holds: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
-    from gymdata.train.trainers.launch import run_job
+    from gymdata.train.launch import run_job
 
     # What costs nothing to see, before torch is loaded.
     _refuse_no_rows(source, settings.table)
@@ -320,7 +322,7 @@ def train_resolved(
 
     Raises DataError, RefusedError (with the code), UsageError, StoreError, or OutsideError("trainer").
     """
-    source = str(source)
+    source, loss = str(source), config.facts()
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
     files = [found.path for found in resolve(source, config.table)]
@@ -330,6 +332,7 @@ def train_resolved(
     out = local_output(config.output)
     job = {
         **config.own(),
+        **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
         "data_xxh3": [hash_file(file) for file in files],
@@ -346,6 +349,7 @@ def train_resolved(
         "stage": f"train-{config.algorithm}",
         "command": list(command),
         "config": config.model_dump(mode="json"),
+        **loss,
         "parents": [parent_of(source)],
         "model": vars(model),
         "counts": {**data.counts, "trained_tokens": expected.count},
@@ -387,6 +391,7 @@ def run_training(
         job_file.parent.mkdir(exist_ok=True)
         _write(job_file, json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
+        log_to(out)
         try:
             announced = run_job(job_file.resolve(), progress)
         except (GymdataError, KeyboardInterrupt) as error:
@@ -405,6 +410,7 @@ def run_training(
     finally:
         if failed_at_once:
             _clear(out)  # settings that the trainer refuses: nothing was trained, and nothing is to be resumed
+        leave_log(out)
         lock.remove()
         if failed_at_once and made:
             with contextlib.suppress(OSError):
@@ -431,7 +437,7 @@ def _refuse_place(out: Path, stage: str) -> None:
     refuse_other_kind(out / RUN_JSON, stage)
     refuse_unwritable(out)
     ours = (out / JOB / "job.json").is_file()
-    if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB})):
+    if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB, *LOG_FILES})):
         raise StoreError(
             f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
             hint="give another output folder",

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, MissingExtraError, UsageError
 from gymdata.public import path_of
 from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
@@ -297,7 +297,12 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
         from gymdata.engines._transformers import reader_of
 
         found = reader_of(tokenizer, run or {})
-        return None if found is None else found()
+        try:
+            return None if found is None else found()
+        except MissingExtraError:
+            if tokenizer is not None:
+                raise
+            return None
 
     import functools
 

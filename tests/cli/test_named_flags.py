@@ -31,7 +31,7 @@ OTHERS = {
     "nvidia-smi": {"--format", "--query-gpu"},
     "vllm serve": {
         "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none", "--tool-call-parser",
-        "--max-logprobs", "--logprobs-mode",
+        "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
 }  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_command_without_arguments_names_its_own_flags(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What ``gymdata COMMAND`` alone complains of can be given as it says."""
-    if command in ("demo", "docs", "doctor", "ls"):
+    if command in ("demo", "docs", "doctor", "ls", "tour"):
         return  # they need no argument
     monkeypatch.chdir(tmp_path)
     assert main([command]) == 2

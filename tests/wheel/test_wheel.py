@@ -52,6 +52,7 @@ def test_the_light_commands_run_on_the_shipped_data(base: Installed):
         ("validate", "imported"),
         ("doctor",),
         ("demo", "--dry-run", "-o", "demo"),
+        ("tour", "--no-view", "-o", "tour"),
         *(("export", clean, "--format", kind, "-o", f"{kind}.jsonl") for kind in ("nemo-gym", "atif", "trl-messages")),
         ("export", "pairs", "--format", "trl-preference", "-o", "preference.jsonl"),
         ("import", "nemo-gym.jsonl", "-o", "imported-again"),

@@ -2,20 +2,24 @@
 
 Invariants: a batch holds the ids and masks of its rows as they are in the file, right-padded, position for
 position; rows are named, so that every later step can say which sequences it is looking at. The dataset that TRL gets is
-row numbers only: there is no text that it could tokenise again.
+row numbers only: there is no text that it could tokenise again. An order in which siblings, the sequences of one prompt,
+meet in a batch, which then runs their prompt once, is drawn from the seed and the epoch alone, so every process and every
+resumed run has the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import TrainingArguments
 
+from gymdata.engines.prefix_tree import prefix_tree
 from gymdata.train.pair_data import NamedSequences
 
 #: The model is given the tensors of a batch; these belong to the trainer.
@@ -23,6 +27,10 @@ ROWS = "rows"
 #: Of packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
 #: holds each token's position in that sequence.
 SEGMENTS = "segments"
+#: Batches that are looked at to tell what sharing saves.
+_LOOKED_AT = 32
+#: A share of the tokens that is worth another order of training.
+WORTH = 0.25
 
 
 def row_dataset(rows: int, args: TrainingArguments, order: np.ndarray | None = None) -> Dataset:
@@ -131,3 +139,56 @@ def padded_lists(
 def to_multiple(value: Any) -> int | None:
     """TRL's ``pad_to_multiple_of`` may still be the word for its own choice."""
     return value if isinstance(value, int) else None
+
+
+def shared_tokens(sequences: NamedSequences, order: np.ndarray, batch: int, sides: int = 1) -> float:
+    """Which share of the tokens of ``batch`` rows in ``order`` another sequence of their batch begins with as well. A row is
+    ``sides`` sequences. At most 32 batches, evenly spread, are looked at."""
+    starts = np.arange(0, len(order), batch)
+    starts = starts[np.linspace(0, len(starts) - 1, min(_LOOKED_AT, len(starts))).astype(int)]
+    every = once = 0
+    for start in starts:
+        rows = order[start : start + batch]
+        which = (sides * rows[:, None] + np.arange(sides)).ravel()
+        members = [sequences.token_ids[i] for i in which]
+        every += sum(map(len, members))
+        once += prefix_tree(members, width=2**40).tokens
+    return 1 - once / max(every, 1)
+
+
+class SiblingSampler(Sampler[int]):
+    """Row numbers of a dataset, siblings side by side: groups in an order that is drawn for each epoch, and the rows within
+    them. ``groups``: the group of each row; a filler (see ``row_dataset``) comes last."""
+
+    def __init__(self, groups: np.ndarray, rows: int, seed: int) -> None:
+        self.groups, self.rows, self.seed, self.epoch = groups, rows, seed, 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        yield from siblings_together(self.groups, np.random.default_rng((self.seed, self.epoch))).tolist()
+        yield from range(len(self.groups), self.rows)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def siblings_together(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All rows, by group, groups and rows in a random order."""
+    drawn = rng.permutation(int(groups.max()) + 1 if len(groups) else 0)
+    return np.asarray(np.lexsort((rng.random(len(groups)), drawn[groups])))
+
+
+def siblings_alternating(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All rows, two groups at a time whose rows take turns, so that neighbors have different prompts and siblings meet."""
+    order = siblings_together(groups, rng)
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    lanes: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    sizes = [0, 0]
+    for part in np.split(order, starts[1:]):
+        lane = int(sizes[1] < sizes[0])
+        lanes[lane].append(part)
+        sizes[lane] += len(part)
+    places = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in sizes])
+    return np.asarray(np.concatenate([*lanes[0], *lanes[1]])[np.argsort(places, kind="stable")])

@@ -14,8 +14,12 @@ import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback
 
+from gymdata.engines._shared_prefixes import Mode, Sharing, share_prefixes
+from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import OutsideError
 from gymdata.train.pair_data import TrainingData
+from gymdata.train.trainers.batches import WORTH, SiblingSampler, shared_tokens, siblings_together
+from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 
@@ -40,13 +44,58 @@ def save_merged(trainer: Any, out: Path) -> None:
 
 
 class Exact:
-    """Comes before the library's trainer among the bases. ``data`` and ``witness`` are set before its ``__init__``."""
+    """Comes before the library's trainer among the bases. ``data``, ``witness`` and ``sharing`` are set before its
+    ``__init__``."""
 
     data: TrainingData
     witness: TokenChecksumCallback
+    #: Whether models run what the sequences of a batch begin with once.
+    sharing: Mode
+    #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
+    shared: Sharing | None = None
+    groups: np.ndarray | None = None
     state: Any
     args: Any
     callback_handler: Any
+
+    def share_prefixes(self) -> None:
+        """Install sharing on the models, once; a model that cannot is named."""
+        if self.sharing == "off" or self.shared is not None:
+            return
+        found: list[Sharing] = []
+        for model in (getattr(self, "ref_model", None), self.model):  # type: ignore[attr-defined]  # the Trainer's
+            if model is None:
+                continue
+            made = share_prefixes(model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing)
+            if isinstance(made, str):
+                self.sharing = "off"
+                self._note_sharing(f"prefix sharing is off: {made}")
+                return
+            found.append(made)
+        self.shared = found[-1]
+        self._let_siblings_meet()
+
+    def _let_siblings_meet(self) -> None:
+        """Have rows of one prompt follow each other where that saves enough."""
+        sequences, sides = self.data.sequences, self.witness.sides
+        groups = prompt_groups(sequences.token_ids, sequences.loss_mask)[::sides]
+        order = siblings_together(groups, np.random.default_rng(self.args.seed))
+        saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
+        if self.sharing == "on" or saved > WORTH:
+            self.groups = groups
+            self._note_sharing(
+                f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are shared"
+            )
+
+    def _note_sharing(self, text: str) -> None:
+        if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+            event("note", text=text)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        if self.groups is None or self.args.train_sampling_strategy != "random":
+            return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return SiblingSampler(self.groups, len(self.train_dataset), seed)  # type: ignore[attr-defined]  # the Trainer's
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
@@ -55,7 +104,8 @@ class Exact:
         self._signature_columns: Any = ["row"]
 
     def watched(self) -> None:
-        """Have the witness follow this trainer; the library's ``__init__`` is done."""
+        """Have the witness follow this trainer, and prefixes be shared; the library's ``__init__`` is done."""
+        self.share_prefixes()
         self.witness.bind(self)
         self.add_callback(self.witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 

@@ -16,10 +16,21 @@ import torch
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
+from gymdata.engines._shared_prefixes import Mode
+from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import UsageError
 from gymdata.train.sequence_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
-from gymdata.train.trainers.batches import ROWS, padded, padded_lists, row_dataset, to_multiple
+from gymdata.train.trainers.batches import (
+    ROWS,
+    WORTH,
+    padded,
+    padded_lists,
+    row_dataset,
+    shared_tokens,
+    siblings_alternating,
+    to_multiple,
+)
 from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
@@ -85,13 +96,14 @@ class ExactKTOTrainer(Exact, KTOTrainer):
         *,
         data: TrainingLabels,
         witness: TokenChecksumCallback,
+        sharing: Mode,
         args: KTOConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.data, self.witness = data, witness
+        self.data, self.witness, self.sharing = data, witness, sharing
         self.reference: np.ndarray | None = None
-        order = np.random.default_rng(args.seed).permutation(len(data))
+        order = self._order(args)
         super().__init__(
             args=args,
             processing_class=processing_class,
@@ -103,8 +115,21 @@ class ExactKTOTrainer(Exact, KTOTrainer):
         )
         self.watched()
 
+    def _order(self, args: KTOConfig) -> np.ndarray:
+        """The order of training: at random, or of two prompts in turn where their rows begin alike."""
+        rng, sequences = np.random.default_rng(args.seed), self.data.sequences
+        if self.sharing != "off":
+            together = siblings_alternating(prompt_groups(sequences.token_ids, sequences.loss_mask), rng)
+            if self.sharing == "on" or shared_tokens(sequences, together, args.train_batch_size) > WORTH:
+                return together
+        return np.random.default_rng(args.seed).permutation(len(self.data))
+
+    def _let_siblings_meet(self) -> None:
+        """They do, in the order that was drawn."""
+
     def _precompute_ref_logps(self, dataset: Any, _name: str, _size: int) -> Any:
         """Reference log-probabilities under the model as it was loaded, batch by batch as they will be trained."""
+        self.share_prefixes()
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise UsageError(
                 "reference log-probabilities cannot be computed beforehand with sharded models",

@@ -18,6 +18,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
+from gymdata.engines._shared_prefixes import Mode
+from gymdata.engines.prefix_tree import prompt_groups, sibling_order
 from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
@@ -78,13 +80,15 @@ class ExactRewardTrainer(Exact, RewardTrainer):
         *,
         data: RewardPairs,
         witness: TokenChecksumCallback,
+        sharing: Mode,
         weight: np.ndarray,
         margin: np.ndarray,
         args: RewardConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.data, self.witness, self.weight, self.margin = data, witness, weight, margin
+        self.data, self.witness, self.sharing = data, witness, sharing
+        self.weight, self.margin = weight, margin
         self.tokenizer = processing_class
         self.uniform = bool(np.all(weight == 1))
         super().__init__(
@@ -135,7 +139,8 @@ class ExactRewardTrainer(Exact, RewardTrainer):
         pairs = self.data.heldout
         assert pairs is not None
         collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
-        order = np.argsort(-pairs.sequences.lengths.reshape(-1, 2).max(axis=1), kind="stable")
+        groups = prompt_groups(pairs.sequences.token_ids, pairs.sequences.loss_mask)[::2]
+        order = sibling_order(groups, pairs.sequences.lengths.reshape(-1, 2).max(axis=1))
         size = self.args.per_device_train_batch_size
         model: Any = self.model
         training = model.training

@@ -16,7 +16,7 @@ from gymdata.train.settings import TrainSftConfig
 from gymdata.train.trainers.batches import PackedCollator
 from gymdata.train.trainers.exact import pad_id
 from gymdata.train.trainers.metrics import event
-from gymdata.train.trainers.rl import BatchRLTrainer, PolicyLoss, RLConfig, loaded, with_head
+from gymdata.train.trainers.rl import BatchRLTrainer, RLConfig, loaded, with_head
 
 
 @dataclass
@@ -34,8 +34,10 @@ PACK_LENGTH = 1024
 class ExactSFTTrainer(BatchRLTrainer):
     """Trains ``data`` by likelihood; the sampler's log-probs play no part, so no ratios are reported."""
 
-    def token_losses(self, logps: torch.Tensor, *_: Any) -> torch.Tensor:
-        return -logps
+    components = ("ce",)
+
+    def token_losses(self, logps: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"ce": -logps}
 
     def _note(self, *_: Any) -> None: ...
 
@@ -56,7 +58,7 @@ def build(
         flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
         length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
         packed = packing(data, length, pad_id(trainer["processing_class"]), flash)
-    return ExactSFTTrainer(data=data, loss=PolicyLoss(), model=model, packed=packed, **trainer)
+    return ExactSFTTrainer(data=data, model=model, packed=packed, **trainer)
 
 
 def packing(data: TrainingExperiences, capacity: int, pad: int, flat: bool) -> PackedCollator:

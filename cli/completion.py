@@ -1,0 +1,85 @@
+"""What a shell offers for the beginning of a word: codes, run folders, reward names. Choices come from the settings' types.
+
+Invariant: where nothing of ours fits, nothing is offered, and the shell completes file names as it always does.
+"""
+
+from __future__ import annotations
+
+import copy
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer.models import ParameterInfo
+
+from gymdata.store.paths import RUN_JSON
+
+#: How far below the folder that is typed run folders are looked for, and how many folders are looked at.
+_DEPTH, _MOST = 3, 2_000
+
+
+def codes(incomplete: str) -> list[str]:
+    """Codes of violations, in any case."""
+    from gymdata.rollouts.violations import CODES
+
+    return [code for code in CODES if code.startswith(incomplete.upper())]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Folders with a run.json at or below the folder that is typed."""
+    above, _, _ = incomplete.rpartition("/")
+    start = above or ("/" if incomplete.startswith("/") else ".")
+    prefix = "" if start == "." else f"{start.rstrip('/')}/"
+    return sorted(f"{prefix}{name}" for name in _below(start) if f"{prefix}{name}".startswith(incomplete))
+
+
+def rewards(incomplete: str) -> list[str]:
+    """Names of shipped rewards."""
+    from gymdata.rewards.named import NAMED
+
+    return [name for name in NAMED if name.startswith(incomplete)]
+
+
+def _below(start: str) -> Iterator[str]:
+    """Run folders below ``start``, as paths relative to it; what is inside a run follows it."""
+    waiting, left = [(Path(start), _DEPTH)], _MOST
+    while waiting and left:
+        folder, depth = waiting.pop()
+        try:
+            inner = [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+        except OSError:
+            continue
+        for entry in inner[:left]:
+            if (entry / RUN_JSON).is_file():
+                yield str(entry.relative_to(start))
+            if depth > 1:
+                waiting.append((entry, depth - 1))
+        left -= min(left, len(inner))
+
+
+#: By what stands for the value in ``--help``.
+_OFFERED: dict[str, Callable[[str], list[str]]] = {"CODE": codes, "SPEC": rewards}
+_OFFERED |= dict.fromkeys(("RUN", "RUN…", "PATH", "PATH…", "PATH [PATH]", "[PATH]", "SQL PATH…"), runs)
+
+
+def completing(hint: Any) -> Any:
+    """The annotation of a parameter, with what a shell offers for it."""
+    if typing.get_origin(hint) is not Annotated:
+        return hint
+    kind, *infos = typing.get_args(hint)
+    return Annotated[(kind, *map(_offering, infos))]
+
+
+def _offering(info: Any) -> Any:
+    offered = _OFFERED.get(str(getattr(info, "metavar", None)))
+    if (
+        not isinstance(info, ParameterInfo)
+        or offered is None
+        or info.autocompletion
+        or "--env" in (info.param_decls or ())
+    ):
+        return info
+    made = copy.copy(info)
+    made.autocompletion = offered
+    return made

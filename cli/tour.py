@@ -1,0 +1,92 @@
+"""``gymdata tour``: real rollouts and six questions, one after the other; then the viewer."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import finish, note, paragraphs, say
+from .flags import Json
+
+if TYPE_CHECKING:
+    from gymdata.tour.run import TourReport, TourStep
+
+_Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Folder for the rollouts (default: runs/tour).", show_default=False)
+]
+_View = Annotated[
+    bool | None,
+    typer.Option("--view/--no-view", help="Serve the rollouts to a browser at the end (default: on a terminal)."),
+]
+_Browser = Annotated[bool, typer.Option("--no-browser", help="Print the viewer's address; open no browser.")]
+_Port = Annotated[int, typer.Option("--port", help="Port of the viewer; 0 selects a free one (default: 0).")]
+
+
+def tour(
+    output: _Output = Path("runs/tour"),
+    view: _View = None,
+    no_browser: _Browser = False,
+    port: _Port = 0,
+    json: Json = False,
+) -> int:
+    """Copies 300 rollouts that come with gymdata, answers six questions about them with a command each, and opens the
+    viewer. Needs no model, no GPU and no network.
+    """
+    from gymdata.tour.run import prepare
+    from gymdata.tour.run import tour as whole
+
+    if json:
+        return finish(whole(output), "tour", json=True)
+    prepared = prepare(output)
+    say(f"{prepared.rollouts} rollouts of 25 tasks by a tiny policy.")
+    say("vLLM sampled them before and after a round of training.")
+    say(f"They are in {prepared.output}; to remove them: rm -r {shlex.quote(str(prepared.output))}")
+    steps = []
+    for number, step in enumerate(prepared.steps, 1):
+        steps.append(_walk(number, len(prepared.steps), step))
+    report = replace(prepared, steps=steps)
+    code = finish(report, lambda: _end(report), json=False)
+    if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
+        _serve(report, port, browser=not no_browser)
+    return code
+
+
+def _walk(number: int, total: int, step: TourStep) -> TourStep:
+    """The command on this terminal, so that its answer is shown as it would be."""
+    from gymdata.tour.run import process
+
+    say()
+    say(f"{number}/{total}  {step.question}")
+    say(f"$ {shlex.join(step.command)}")
+    sys.stdout.flush()
+    done = subprocess.run(process(step.command), check=False)
+    say()
+    paragraphs(step.look_at)
+    return replace(step, exit_code=done.returncode)
+
+
+def _end(report: TourReport) -> None:
+    say()
+    say("The same in the browser, with every token to click on:")
+    say(f"$ {shlex.join(report.view)}")
+    say("Next: gymdata docs your-data, gymdata docs your-reward, gymdata demo")
+
+
+def _serve(report: TourReport, port: int, *, browser: bool) -> None:
+    import webbrowser
+
+    from gymdata.view.run import view
+
+    def opened(text: str) -> None:
+        note(text)
+        address = text.removeprefix("open ").split()[0]
+        if browser and not webbrowser.open(address):
+            note("no browser was found: open the address yourself")
+
+    view(report.output, say=opened, port=port, tokenizer=Path(report.view[-1]))

@@ -1,0 +1,1 @@
+"""A walk through 300 real rollouts that are installed with gymdata."""

@@ -1,0 +1,122 @@
+"""The tour: files that ship are copied whole, every question's command answers, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.errors import StoreError
+from gymdata.tour.run import prepare
+
+#: A line of each answer, in the order of the questions.
+FACTS = [
+    "heldout-0021  634ac4c3708c98c6         6     0.5  0.5477",
+    "before  …alculate",
+    '{"score_1": 1, "score_2": 5, "ranking": 6}',
+    "│     30     435   -0.0212  <tool_call>",
+    "47.3 % → 69.3 %, +22.0 points (9.3–34.7), 25 tasks",
+    "  pairs                  36",
+]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def toured(tmp_path_factory: pytest.TempPathFactory) -> gymdata.tour:
+    """The whole tour, once."""
+    return gymdata.tour(tmp_path_factory.mktemp("tour") / "out")
+
+
+def test_every_question_is_answered_by_its_command(toured: gymdata.tour) -> None:
+    """300 rollouts, six questions; each answer is what the command prints about the shipped rollouts."""
+    assert (toured.rollouts, toured.ok, toured.exit_code) == (300, True, 0)
+    assert [step.exit_code for step in toured.steps] == [0] * 6
+    assert [fact for fact, step in zip(FACTS, toured.steps, strict=True) if fact not in step.answer] == []
+    assert all(step.question.endswith("?") and step.look_at.endswith(".") for step in toured.steps)
+
+
+def test_the_shipped_rollouts_are_sealed_and_small(tmp_path: Path) -> None:
+    """Their hashes are those of run.json, only the four breaks are errors, and all of it takes less than 3 MB."""
+    out = prepare(tmp_path / "out").output
+    assert sum(map(len, contents(out).values())) < 3_000_000
+    found = gymdata.validate(out / "before", tokenizer=out / "tokenizer")
+    assert (found.errors, found.by_code["T201"], found.trainable) == (4, 4, 146)
+    assert gymdata.validate(out / "after").errors == 0
+
+
+def test_a_second_tour_writes_what_is_missing_only(tmp_path: Path) -> None:
+    """What is whole stays untouched, what was lost or damaged comes back, and what the user put beside it stays."""
+    out = prepare(tmp_path / "out").output
+    before = contents(out)
+    kept = out / "after" / "run.json"
+    inode = kept.stat().st_ino
+    (out / "before" / "rollouts" / "part-00000.parquet").write_bytes(b"")
+    (out / "tokenizer" / "tokenizer.json").unlink()
+    (out / "mine.txt").write_text("mine")
+    prepare(out)
+    assert contents(out) == {**before, "mine.txt": b"mine"}
+    assert kept.stat().st_ino == inode
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    """It is named, and nothing is written to it."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match="is not empty and was not made by the tour"):
+        prepare(tmp_path)
+    assert contents(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_a_tour_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    """A folder with a few of the copies, and one that was being written, becomes the whole tour."""
+    whole = prepare(tmp_path / "whole").output
+    (tmp_path / "out" / "after").mkdir(parents=True)
+    (tmp_path / "out" / "after" / "run.json").write_bytes((whole / "after" / "run.json").read_bytes())
+    (tmp_path / "out" / "tokenizer").mkdir()
+    (tmp_path / "out" / "tokenizer" / ".tokenizer.json.tmp").write_bytes(b"{")
+    assert contents(prepare(tmp_path / "out").output) == contents(whole)
+
+
+def test_a_copy_that_somebody_changed_is_left_alone(tmp_path: Path) -> None:
+    """A folder that holds nothing but a tokenizer of that name is not an interrupted tour."""
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("mine")
+    with pytest.raises(StoreError, match="is not empty and was not made by the tour"):
+        prepare(tmp_path)
+    assert contents(tmp_path) == {"tokenizer/tokenizer.json": b"mine"}
+
+
+def test_the_command_prints_each_command_with_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Away from a terminal everything is printed and no viewer is started; what is printed can be run as it is."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["tour"]) == 0
+    shown = capfd.readouterr().out
+    assert [fact for fact in FACTS if fact not in shown] == []
+    commands = [shlex.split(line[2:]) for line in shown.splitlines() if line.startswith("$ ")]
+    assert [words[1] for words in commands] == ["query", "show", "query", "show", "report", "pairs", "view"]
+    assert main(commands[0][1:]) == 0
+    assert FACTS[0] in capfd.readouterr().out
+
+
+def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With every question, command and answer."""
+    assert main(["tour", "-o", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rollouts"] == 300
+    assert [step["command"].split()[1] for step in found["steps"]] == [
+        "query",
+        "show",
+        "query",
+        "show",
+        "report",
+        "pairs",
+    ]
+    assert FACTS[4] in found["steps"][4]["answer"]

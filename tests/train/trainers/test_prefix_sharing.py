@@ -1,0 +1,159 @@
+"""Trainings that run the common beginnings of a batch once are the trainings that they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymdata.train.settings import TRAINERS
+from gymdata.train.trainers.batches import SiblingSampler, shared_tokens, siblings_alternating
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.curves import Crash, curve
+from tests.train.trainers.experience_files import experience_rows, write
+
+pytestmark = pytest.mark.torch
+
+EVERY = sorted(TRAINERS)
+PROMPT = [20 + i for i in range(30)]
+
+
+def sibling_file(algorithm: str, policy: Path, folder: Path, prompt: list[int] | None = None) -> Path:
+    """Two prompts, or one of one's own (``prompt``), that the sequences of a file begin with."""
+    table = TRAINERS[algorithm].table.name
+    prompts = [prompt or PROMPT, PROMPT[::-1]]
+    if table == "pairs":
+        rows = pair_rows(policy, 8)
+        return write_pairs(folder, rows | {"prompt_ids": [prompts[i % 2] for i in range(8)]})
+    if table == "rollouts":
+        rewards = (0.0, 1.0, 0.5, 0.25)
+        rows = [rollout(f"t{t}", i, r, two_turns(5 + t, 40 + i)) for t in range(4) for i, r in enumerate(rewards)]
+        return write_run(folder / "run", rows)
+    made = experience_rows(policy)
+    for i, row in enumerate(made):
+        head, first = prompts[i % 2], row["turn_starts"][0]
+        row["input_ids"] = head + row["input_ids"][first:]
+        row["turn_starts"] = [len(head)]
+        row["loss_mask"] = [0] * len(head) + row["loss_mask"][first:]
+        for name in ("logprobs", "advantages", "returns", "ref_logprobs"):
+            row[name] = [0.0] * len(head) + row[name][first:]
+    return write(folder, made)
+
+
+def train(algorithm: str, policy: Path, folder: Path, sharing: str, **job: Any) -> tuple[Any, list[float]]:
+    """A trainer that has trained, and its losses."""
+    given = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "num_train_epochs": 2, **job.pop("settings", {})}
+    if algorithm == "sft":
+        job.setdefault("select", "all")
+    file = sibling_file(algorithm, policy, folder)
+    trainer, witness = start(algorithm, file, policy, folder / sharing, given, prefix_sharing=sharing, **job)
+    witness.dry_run_batches(trainer)
+    trainer.train()
+    assert witness.as_json()["equal"] is True
+    return trainer, list(curve(folder / sharing).values())
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_sharing_changes_no_training(algorithm: str, policy: Path, tmp_path: Path) -> None:
+    """The same batches with and without: losses and weights within rounding, the proof of trained tokens equal, and
+    tokens were saved."""
+    options = {"settings": {"train_sampling_strategy": "sequential"}}
+    if algorithm == "kto":
+        # Its order is drawn before, and depends on whether siblings are to meet.
+        options = {"settings": {"per_device_train_batch_size": 16, "loss_type": "apo_zero_unpaired"}}
+    shared, losses = train(algorithm, policy, tmp_path, "on", **options)
+    plain, expected = train(algorithm, policy, tmp_path, "off", **options)
+    assert plain.shared is None
+    assert shared.shared.saved > 0.15
+    assert losses == pytest.approx(expected, rel=2e-5, abs=1e-6)
+    for (name, one), other in zip(shared.model.named_parameters(), plain.model.parameters(), strict=True):
+        assert float((one - other).detach().abs().max()) < 2e-4, name
+
+
+@pytest.mark.parametrize("algorithm", ["rl", "dpo"])
+def test_accumulated_batches_are_those_of_one(algorithm: str, policy: Path, tmp_path: Path) -> None:
+    """Batches of four, and of two accumulated twice: the same losses, siblings together in both."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    _, four = train(algorithm, policy, tmp_path / "a", "on")
+    halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    _, two = train(algorithm, policy, tmp_path / "b", "on", settings=halves)
+    assert two == pytest.approx(four, rel=2e-4, abs=1e-5)
+
+
+def test_resuming_keeps_the_order_of_siblings(policy: Path, tmp_path: Path) -> None:
+    """After a crash in the second epoch the losses are those of the training that was not stopped, bit for bit."""
+    given = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
+    file = sibling_file("rl", policy, tmp_path)
+
+    def begin(out: str) -> Any:
+        return start("rl", file, policy, tmp_path / out, given, prefix_sharing="on")[0]
+
+    begin("whole").train()
+    broken = begin("broken")
+    broken.add_callback(Crash(7))
+    with pytest.raises(RuntimeError, match="crash"):
+        broken.train()
+    resumed, witness = start("rl", file, policy, tmp_path / "broken", given, prefix_sharing="on")
+    witness.restore(tmp_path / "broken/checkpoints/checkpoint-6")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "broken/checkpoints/checkpoint-6"))
+    assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("algorithm", ["rl", "dpo", "reward"])
+def test_siblings_meet_where_that_saves_a_quarter(algorithm: str, policy: Path, tmp_path: Path) -> None:
+    """Left to itself a trainer groups rows with one prompt, and says what is shared; not where rows share nothing."""
+    trainer, _ = start(algorithm, sibling_file(algorithm, policy, tmp_path), policy, tmp_path / "out", {})
+    groups = trainer.groups[np.concatenate([batch["rows"] for batch in trainer.get_train_dataloader()])]
+    assert np.count_nonzero(np.diff(groups)) == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    file = write_pairs(other, pair_rows(policy)) if algorithm != "rl" else write(other, experience_rows(policy))
+    alone, _ = start(algorithm, file, policy, tmp_path / "alone", {})
+    assert alone.groups is None
+
+
+def test_a_sampler_draws_each_epoch_anew_and_fillers_come_last() -> None:
+    """Rows of a group are neighbors; the same epoch gives the same order, another one another."""
+    groups = np.repeat(np.arange(20), 5)
+    sampler = SiblingSampler(groups, 104, seed=3)
+    first = list(sampler)
+    assert first == list(sampler)
+    assert sorted(first) == list(range(104))
+    assert first[100:] == [100, 101, 102, 103]
+    assert np.count_nonzero(np.diff(groups[first[:100]])) == 19
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=40), st.integers(0, 5))
+def test_alternating_groups_are_an_order_of_all_rows(groups: list[int], seed: int) -> None:
+    """Every row once, whatever the sizes of the groups."""
+    codes = np.unique(groups, return_inverse=True)[1]
+    order = siblings_alternating(codes, np.random.default_rng(seed))
+    assert sorted(order.tolist()) == list(range(len(codes)))
+
+
+def test_neighbors_of_alternating_groups_have_other_prompts() -> None:
+    """Eight groups of four: no row follows one of its own group, and each meets a sibling within two rows."""
+    groups = np.repeat(np.arange(8), 4)
+    order = groups[siblings_alternating(groups, np.random.default_rng(0))]
+    assert (np.diff(order) != 0).all()
+    assert (order[2:] == order[:-2]).mean() > 0.7
+
+
+def test_shared_tokens_are_those_that_another_sequence_of_the_batch_has(policy: Path, tmp_path: Path) -> None:
+    """Two of three sequences share two of their three tokens; alone in their batches they share none."""
+    rows = experience_rows(policy)[:3]
+    for row, ids in zip(rows, ([1, 2, 3], [1, 2, 4], [5, 6, 7]), strict=True):
+        row.update(input_ids=ids, loss_mask=[0, 0, 1], turn_starts=[2])
+        row.update({name: [0.0, 0.0, -1.0] for name in ("logprobs", "advantages", "returns", "ref_logprobs")})
+    trainer, _ = start("rl", write(tmp_path, rows), policy, tmp_path / "out", {})
+    sequences = trainer.data.sequences
+    assert shared_tokens(sequences, np.arange(3), 3) == pytest.approx(2 / 9)
+    assert shared_tokens(sequences, np.arange(3), 1) == 0
