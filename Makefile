@@ -55,6 +55,7 @@ types: .venv/.ready
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
 	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
+	$(BIN)/python -m gymdata.train.losses --write gymdata/docs
 	$(BIN)/python .ci/public_stub.py --write
 	$(BIN)/python .ci/settings_page.py --write
 

@@ -110,8 +110,8 @@ class Stub:
 
     def field(self, kind: Any, name: str) -> str:
         for owner in kind.__mro__:
-            # The one statement of a class's source is the class, which has a body.
-            for node in ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body:  # type: ignore[attr-defined]
+            source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+            for node in source.body[0].body:  # type: ignore[attr-defined]  # a class's source is one statement, with a body
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
                     wide = Widened().visit(node.annotation)
                     default = kind.model_fields[name].default

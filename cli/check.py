@@ -83,13 +83,15 @@ def _show_reward(report: RewardCheck) -> None:
         values = [_value(one.parts, one.faults, name) for name in parts]
         whole = "failed" if one.faults else _number(one.reward)
         rows.append([one.task_id, one.rollout_index, whole, *values, *([spelt] if turns else []), seconds(one.seconds)])
-    grid(columns, rows, title=report.path)
+    if any(not one.faults for one in report.rollouts):
+        grid(columns, rows)
     faults = Counter(fault for one in report.rollouts for fault in one.faults.values())
     for fault, count in faults.most_common(SHOWN):
         say(f"failed on {count:,}: {fault}")
     if len(faults) > SHOWN:
         say(f"… and {len(faults) - SHOWN} more: --json gives all")
-    facts("check", report.rows())
+    # A fault is above, with how often.
+    facts("check", [row for row in report.rows() if not row[0].endswith(" failed")])
 
 
 def _value(parts: Mapping[str, float | None], faults: Mapping[str, str], name: str) -> str:

@@ -26,7 +26,7 @@ def collect(
     if dry_run:
         with prints_apart():
             planned = collecting.plan(config=settings)
-        return finish(planned, "collect (dry run: nothing was started or written)", json=json)
+        return finish(planned, "collect (dry run: nothing was sampled or written)", json=json)
     with Watch("collect") as watch:
         summary = collecting.collect(config=settings, progress=watch, command=command_words())
     code = finish(summary, "collect", json=json)

@@ -134,18 +134,24 @@ def _elsewhere(topic: str) -> str | None:
     return f"gymdata {topic} --help" if topic in COMMANDS else None
 
 
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
 def read_page(topic: str) -> Page:
     """A topic by its file name, its title or the words that it alone begins with. Raises UsageError for an unknown one."""
     from gymdata.errors import UsageError
 
-    name = re.sub(r"[^a-z0-9]+", "-", topic.lower().removesuffix(".md")).strip("-")
-    # A word of one topic's name is enough: reward for your-reward.
-    named = [known for known in TOPICS if name in known.split("-")]
-    name = named[0] if name not in TOPICS and len(named) == 1 else name
+    name = _slug(topic.removesuffix(".md"))
     if name not in TOPICS:
-        unknown = UsageError.unknown_choice("topic", topic, TOPICS)
-        unknown.hint = _elsewhere(topic) or unknown.hint
-        raise unknown
+        # A word of one topic's name is enough: reward for your-reward.
+        named = [t for t in TOPICS if name in t.split("-")]
+        titled = [t for t in TOPICS if _slug(read_page(t).title) == name]
+        if len(titled or named) != 1:
+            unknown = UsageError.unknown_choice("topic", topic, TOPICS)
+            unknown.hint = _elsewhere(topic) or unknown.hint
+            raise unknown
+        (name,) = titled or named
     source = files("gymdata").joinpath("docs", f"{name}.md").read_text(encoding="utf-8")
     # Comments are notes to the tests that run the blocks.
     text = re.sub(r"^<!--.*?-->\n", "", source, flags=re.MULTILINE | re.DOTALL)

@@ -12,6 +12,10 @@ gymdata collect sample_data/tasks/train.jsonl -m sample_data/policy \\
     -n 100 -r 8 --env sample_data/calculator.py:Calculator \\
     --reward numeric --max-tokens 48 --seed 1 -o runs/x""",
         """\
+gymdata collect sample_data/tasks/tutor.jsonl -m sample_data/student \\
+    -r 8 --env sample_data/calculator.py:Calculator --max-tokens 48 \\
+    --user sample_data/tutor.py:tutor --seed 1 -o runs/tutor""",
+        """\
 gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     --endpoint http://localhost:8000 --tokenizer sample_data/policy -r 4""",
     ),

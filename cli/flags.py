@@ -30,9 +30,10 @@ SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "co
 #: What stands for a value in ``--help`` where its type says too little.
 METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
-    "env": "SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "map": "FIELD=COLUMN",
+    "env": "[NAME=]SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "map": "FIELD=COLUMN",
     "pair": "ID", "random": "N", "reward_url": "URL", "select": "CODE", "system": "TEXT",
-    "task": "ID", "top_logprobs": "K", "where": "CONDITION", "workflow_url": "URL",
+    "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC", "user_model": "URL",
+    "user_model_name": "NAME", "user_prompt": "TEXT", "where": "CONDITION", "workflow_url": "URL",
 }  # fmt: skip
 #: The widest line of ``--help`` that a list of choices may fill; longer lists stand in the text.
 _WIDEST = 76

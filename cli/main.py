@@ -9,6 +9,7 @@ import inspect
 import itertools
 import logging
 import os
+import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -305,6 +306,9 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
     hint = " ".join(["gymdata", *([command] if command in COMMANDS else []), "--help"])
     if faults is None or param is None:
         text = refused.format_message()
+        if text.startswith("Missing argument") and command in COMMANDS:
+            example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
+            hint = f"{example}; options: {hint}"
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import wanted
 

@@ -44,9 +44,8 @@ def tour(
     if json:
         return finish(whole(output), "tour", json=True)
     prepared = prepare(output)
-    say(
-        f"{prepared.rollouts} rollouts of 25 tasks by a tiny policy, sampled by vLLM before and after a round of training."
-    )
+    say(f"{prepared.rollouts} rollouts of 25 tasks by a tiny policy.")
+    say("vLLM sampled them before and after a round of training.")
     say(f"They are in {prepared.output}; to remove them: rm -r {shlex.quote(str(prepared.output))}")
     steps = []
     for number, step in enumerate(prepared.steps, 1):

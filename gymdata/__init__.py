@@ -2,7 +2,7 @@
 
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
-Make rollouts: collect, serve, import_rollouts, load_rollouts, open, expand_turns.
+Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, export.
@@ -44,6 +44,7 @@ _HOME = {
     "ScoreConfig": "score.settings",
     "ServerConfig": "serve.settings",
     "ServeConfig": "judge.settings",
+    "Step": "environments.step",
     "TrainDpoConfig": "train.settings",
     "TrainKtoConfig": "train.settings",
     "TrainRewardConfig": "train.settings",
@@ -107,6 +108,7 @@ __all__ = [
     "ScoreConfig",
     "ServeConfig",
     "ServerConfig",
+    "Step",
     "TokenizeConfig",
     "TrainDpoConfig",
     "TrainKtoConfig",

@@ -19,6 +19,7 @@ from gymdata.collect.setup import Parts
 from gymdata.collect.tasks import Tasks
 from gymdata.demo.run import demo as demo
 from gymdata.doctor.run import doctor as doctor
+from gymdata.environments.step import Step as Step
 from gymdata.experience.build import ExperiencesReport
 from gymdata.experience.loading import Experience as Experience
 from gymdata.experience.loading import Samples as Samples
@@ -80,6 +81,7 @@ __all__ = [
     "ScoreConfig",
     "ServeConfig",
     "ServerConfig",
+    "Step",
     "TokenizeConfig",
     "TrainDpoConfig",
     "TrainKtoConfig",
@@ -170,6 +172,7 @@ def collect(
     *,
     reward: Rewards | None = None,
     env: Any = None,
+    user: Any = None,
     config: CollectConfig | None = None,
     parts: Parts | None = None,
     progress: Progress | None = None,
@@ -204,6 +207,13 @@ def collect(
     max_turns: int = 16,
     max_context: int | None = None,
     time_limit: float | None = None,
+    env_args: Mapping[str, Any] = ...,
+    user_model: str | None = None,
+    user_model_name: str | None = None,
+    user_prompt: str | None = None,
+    user_sampling: Mapping[str, Any] = ...,
+    user_stop: str = "###STOP###",
+    step_reward_field: str | None = None,
     tool_timeout: float = 60.0,
     reward_timeout: float = 300.0,
     run_id: str | None = None,
@@ -225,8 +235,9 @@ def collect(
     ``tasks``: a file or glob, a folder of ``save_to_disk``, ``hf:NAME[:SPLIT]``, a list of dicts, or a Hugging Face
     ``Dataset``; columns are recognised in all of them, or named by ``map``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
-    gets a copy of it) or functions. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
-    Resumes a run that is there.
+    gets a copy of it) or functions; or a dict of several by the name that a task's ``env`` gives. ``user``: who answers
+    where no tool is called, ``path.py:Name``, a function of (messages, task) or a class. Settings are those of
+    ``CollectConfig``, as a config, keywords, or both (keywords win). Resumes a run that is there.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
@@ -264,7 +275,14 @@ def collect(
     max_turns: Maximum model calls per rollout.
     max_context: Maximum tokens of prompt and completion (default: the engine's limit).
     time_limit: Seconds per rollout before it is truncated (default: no limit).
-    tool_timeout: Seconds per tool call.
+    env_args: Arguments of the environment's class; with named environments one mapping for each NAME.
+    user_model: Base URL of a chat server whose model plays the user.
+    user_model_name: Served name of the user's model.
+    user_prompt: System prompt of the user's model: a text, or a file of it; {{ COLUMN }} is the task's.
+    user_sampling: Further fields of each request to the user's model, such as temperature.
+    user_stop: Text with which the user's model ends the conversation.
+    step_reward_field: Field of a resource server's tool results that is the step's reward.
+    tool_timeout: Seconds per tool call or user function.
     reward_timeout: Seconds per batch of rewards.
     run_id: Run ID (default: random).
     policy_version: Policy version; increase it when the served model changes.
@@ -330,6 +348,7 @@ def experience(
     normalize_cross_batch: bool = False,
     mean_only: bool = False,
     advantage_clip: float | None = None,
+    optimal_value_beta: float | None = None,
     entropy_ratio: float | None = None,
     zero_variance: Literal["drop", "keep"] | None = None,
     truncated: Literal["keep", "drop"] = "keep",
@@ -353,7 +372,7 @@ def experience(
 
     Settings
     --------
-    estimator: Advantage estimator (default with --teacher: teacher).
+    estimator: Advantage estimator; with --teacher alone: teacher.
     pass_k: Attempts of which one must succeed, for pass-at-k.
     reward_parts: Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward).
     step_weight: Weight of the advantage of a turn beside that of the rollout, in gigpo.
@@ -379,6 +398,8 @@ def experience(
     normalize_cross_batch: Whiten with a floor on the variance.
     mean_only: Center only (no variance scaling).
     advantage_clip: Clip advantages to this absolute value, as the last step.
+    optimal_value_beta: Write optimal_value, β·log mean exp(R/β) over the group, with this β, for train-rl --loss
+        oapl.
     entropy_ratio: Train only this share of tokens per rollout, by entropy.
     zero_variance: Groups without reward variance (default: drop where the estimator compares rollouts).
     truncated: Truncated rollouts.
@@ -823,6 +844,7 @@ def train_dpo(
     ref: Literal["model", "saved"] = "model",
     pair_weights: bool = True,
     margin_scale: float = 0.0,
+    reward_scale: float = 1.0,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
@@ -839,6 +861,7 @@ def train_dpo(
     ref: Reference logprobs: model (computed) or saved (the sampler's).
     pair_weights: Weight the loss of each pair with its weight.
     margin_scale: Margin that the loss asks for, per unit of the margin of a pair.
+    reward_scale: Scale of the margin of a pair, a difference of rewards, in the loss types rpo_….
     """
 
 def train_kto(
@@ -927,13 +950,18 @@ def train_rl(
     max_length: int | None = None,
     num_processes: int = 1,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
-    loss: Literal["ppo_clip", "cispo", "tis_reinforce"] = "ppo_clip",
+    loss: str = "ppo_clip",
     kl_beta: float = 0.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    cispo_low: float = 1.0,
-    cispo_high: float = 4.0,
-    tis_cap: float = 2.0,
+    sequence_mask: float | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    tis_cap: float | None = None,
+    mis_level: Literal["token", "sequence"] | None = None,
+    tau_positive: float | None = None,
+    tau_negative: float | None = None,
+    baseline_shift: float | None = None,
+    tau: float | None = None,
+    weight_max: float | None = None,
     allow_biased_logprobs: bool = False,
     **settings: Any,
 ) -> TrainReport:
@@ -948,13 +976,20 @@ def train_rl(
     num_processes: Processes of accelerate launch.
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
-    loss: Policy loss; its bounds are keys of --set, as clip_high=0.28.
+    loss: Policy loss: ppo_clip, cispo, tis_reinforce, tis_sequence, mis, icepop, gspo, gmpo, dppo_tv, dppo_kl,
+        sapo, topr, asymre, opmd, dro, oapl, awr, filtered_bc, or path.py:function; its settings are keys of --set.
     kl_beta: Weight of the KL (k3) to the reference: ref_logprobs of the file, else the model before training.
-    clip_low: Lower bound of the ratio in ppo_clip: 1 − this.
-    clip_high: Upper bound of the ratio in ppo_clip: 1 + this.
-    cispo_low: Lower bound of the weight in cispo: 1 − this.
-    cispo_high: Upper bound of the weight in cispo: 1 + this.
-    tis_cap: Cap of the weight in tis_reinforce.
+    sequence_mask: With any loss, leave out tokens with A < 0 of sequences whose mean of saved − new logprob is
+        above.
+    clip_low: Lower bound of what the loss limits: 1 − this for ratios (default: the loss's own).
+    clip_high: Upper bound of what the loss limits: 1 + this for ratios (default: the loss's own).
+    tis_cap: Cap of the importance weight (default: 2, dppo 20).
+    mis_level: Whose importance weight mis looks at (default: sequence).
+    tau_positive: Temperature of sapo's gate where A > 0 (default: 1).
+    tau_negative: Temperature of sapo's gate elsewhere (default: 1.05).
+    baseline_shift: What asymre adds to the baseline of the advantages (default: -0.1).
+    tau: Strength of the regularization in opmd, dro, oapl and awr (default: 1, oapl 0.001).
+    weight_max: Cap of awr's weight (default: 20).
     allow_biased_logprobs: Train even if the saved logprobs are biased (L304).
     """
 

@@ -517,8 +517,12 @@ class RewardError(OutsideError):
         super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
 
     @classmethod
-    def raised(cls, name: str, error: BaseException, where: str) -> RewardError:
-        return cls(f"{name} raised {type(error).__name__}: {error} ({where})")
+    def raised(cls, name: str, error: BaseException, where: str, messages: str = "") -> RewardError:
+        """``messages``: the parameter that held messages, where the function may have taken it for a text."""
+        note = ""
+        if messages and isinstance(error, (AttributeError, KeyError, TypeError)):
+            note = f"; a {messages} is a list of messages here, its last text: {messages}[-1]['content']"
+        return cls(f"{name} raised {type(error).__name__}: {error} ({where}){note}")
 
     @classmethod
     def wrong_count(cls, name: str, got: int, expected: int, where: str) -> RewardError:
@@ -594,9 +598,14 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or NAME).partition(".")[0] == NAME:
+        named: BaseException | None = error
+        # transformers says which of its own names it could not import, and the module only in the cause.
+        while named is not None and getattr(named, "name", None) is None:
+            named = named.__cause__
+        module = str(getattr(named, "name", NAME))
+        if module.partition(".")[0] == NAME:
             raise  # A module of ours: that is a defect, which no extra mends.
-        raise UsageError.missing_extra(str(error.name), extra) from error
+        raise UsageError.missing_extra(module, extra) from error
 
 
 def nearest_beside(path: Path) -> str | None:

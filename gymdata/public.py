@@ -4,6 +4,7 @@ results can do."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -61,10 +62,12 @@ def described(value: Any) -> str:
 
 
 def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
-    """A ``rate`` (``of`` so many) with its 95 % interval (``ci95``), for people; a dash where there is none."""
+    """A ``rate`` (``of`` so many) with its 95 % interval (``ci95``), for people; a dash where there is none. A single task
+    has a rate and no interval: its bounds are NaN, in files null."""
     if found["rate"] is None:
         return "–"
-    interval = " (95 %: {:.1f} to {:.1f})".format(*(100 * end for end in found["ci95"])) if found["ci95"] else ""
+    bounds = [100 * end for end in found["ci95"] or () if end is not None and not math.isnan(end)]
+    interval = " (95 %: {:.1f} to {:.1f})".format(*bounds) if bounds else ""
     count = f" of {of:,}" if of is not None else ""
     return f"{100 * found['rate']:.1f} %{count}{interval}"
 

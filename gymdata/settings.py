@@ -124,8 +124,10 @@ class Config(pydantic.BaseModel):
             return UsageError.unknown_key(path, cls.model_fields, where)
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
+            # "settings" is no place that a person knows.
+            place = "" if where == "settings" else f"{where}: "
             error = UsageError(
-                f"{where}: {path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
+                f"{place}{path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
             )
             return error.at(where, "nothing", path)
         context = fault.get("ctx") or {}
@@ -134,7 +136,6 @@ class Config(pydantic.BaseModel):
             return UsageError.unknown_choice(name, str(fault.get("input")), choices)
         expected = wanted(fault)
         if not path:
-            # "settings" is no place that a person knows.
             return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)
         return UsageError.bad_value(name, fault.get("input"), expected)
 

@@ -6,14 +6,14 @@ import contextlib
 import gc
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int) -> Iterator[T]:
+def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int) -> Generator[T]:
     """The items of each job, in order, with up to ``depth`` + 1 jobs under way in ``workers`` threads.
 
     Ends at the first job without items, so that ``jobs`` may be endless; what a job raises is raised in its place. A caller
@@ -35,7 +35,7 @@ def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int
             pool.shutdown(cancel_futures=True)
 
 
-def ahead(items: Iterator[T], depth: int = 3) -> Iterator[T]:
+def ahead(items: Iterator[T], depth: int = 3) -> Generator[T]:
     """``items``, made in a thread of their own, up to ``depth`` ahead."""
     return in_order(itertools.repeat(lambda: list(itertools.islice(items, 1))), 1, depth)
 

@@ -24,9 +24,12 @@ ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
 JUDGE_KEYS = ("JUDGE_API_KEY", *ENGINE_KEYS)
 WORKFLOW_KEYS = ("WORKFLOW_API_KEY",)
 ENVIRONMENT_KEYS = ("ENVIRONMENT_API_KEY",)
+USER_KEYS = ("USER_MODEL_API_KEY", *ENGINE_KEYS)
 REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SCHEMES = ("http://", "https://")
+#: What may stand before a URL in a setting: the name of one of several environments, and what kind it is.
+_BEFORE = re.compile(r"(?:[A-Za-z_][\w.-]*=)?(?:resources:)?(?=https?://)")
 #: Placeholder names and values that child processes of this one need.
 _for_children: dict[str, str] = {}
 
@@ -93,7 +96,7 @@ def for_child(settings: Any) -> Any:
         return {key: for_child(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):
         return [for_child(value) for value in settings]
-    if not isinstance(settings, str) or not settings.startswith(_SCHEMES) or "?" not in settings:
+    if not isinstance(settings, str) or not _BEFORE.match(settings) or "?" not in settings:
         return settings
     root, _, query = settings.partition("#")[0].partition("?")
     pairs = []
@@ -124,7 +127,7 @@ def expanded(settings: Any, where: str) -> Any:
         return {key: expanded(value, where) for key, value in settings.items()}
     if isinstance(settings, list):
         return [expanded(value, where) for value in settings]
-    if not isinstance(settings, str) or not settings.startswith(_SCHEMES):
+    if not isinstance(settings, str) or not _BEFORE.match(settings):
         return settings
     for name in PLACEHOLDER.findall(settings):
         if name not in os.environ:

@@ -1,4 +1,5 @@
-"""Train the sample policy from nothing and write it as policy/, a folder for transformers and vLLM.
+"""Train the sample policy from nothing and write it as policy/, a folder for transformers and vLLM; with ``--tutored`` a
+smaller one that is given a second try, as student/.
 
 Always holds: no operand pair of a held-out task is ever trained on, and training stops half-way, so that the policy is
 right about half of the time and there is something to learn from its own rollouts.
@@ -29,8 +30,8 @@ WARM_UP = 40
 LOOSE_SHARE = 0.05
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A random Qwen3 of about 0.6 M parameters."""
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, heads: int = 4) -> Qwen3ForCausalLM:
+    """A random Qwen3: about 0.6 M parameters with 4 heads."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -38,11 +39,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=320,
+            hidden_size=32 * heads,
+            intermediate_size=80 * heads,
             num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=4,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
             head_dim=32,
             max_position_embeddings=512,
             tie_word_embeddings=True,
@@ -56,8 +57,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 class Batches:
     """Endless batches of (input_ids, loss mask), each of shape (BATCH, longest), from freshly drawn traces."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, tutored: bool = False) -> None:
+        self._tokenizer, self._tutored = tokenizer, tutored
         self._random = random.Random(seed)
         self._held_out = read_pairs(HERE / "tasks" / "heldout.jsonl")
 
@@ -78,7 +79,7 @@ class Batches:
         loose = self._random if self._random.random() < LOOSE_SHARE else None
         ids: list[int] = []
         mask: list[bool] = []
-        for text, own in segments(draw_trace(self._random, self._held_out), self._tokenizer):
+        for text, own in segments(draw_trace(self._random, self._held_out, self._tutored), self._tokenizer):
             piece = spell(self._tokenizer, text, loose if own else None)
             ids += piece
             mask += [own] * len(piece)
@@ -114,18 +115,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=650)
-    parser.add_argument("-o", "--output", type=Path, default=HERE / "policy")
+    parser.add_argument("--tutored", action="store_true", help="with second tries; 3 heads in place of 4")
+    parser.add_argument("-o", "--output", type=Path, help="default: policy, or student with --tutored")
     arguments = parser.parse_args()
 
     import torch
 
     torch.set_num_threads(1)  # sums are then always taken in the same order
     started = time.monotonic()
-    tokenizer = build_tokenizer(tokenizer_corpus(arguments.seed))
-    model = build_model(tokenizer, arguments.seed)
-    loss = train(model, Batches(tokenizer, arguments.seed), arguments.steps)
-    model.save_pretrained(arguments.output)
-    tokenizer.save_pretrained(arguments.output)
+    tutored = arguments.tutored
+    tokenizer = build_tokenizer(tokenizer_corpus(arguments.seed, tutored))
+    model = build_model(tokenizer, arguments.seed, heads=3 if tutored else 4)
+    loss = train(model, Batches(tokenizer, arguments.seed, tutored), arguments.steps)
+    output = arguments.output or HERE / ("student" if tutored else "policy")
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
     facts = {
         "parameters": sum(tensor.numel() for tensor in model.parameters()),
         "vocabulary": len(tokenizer),

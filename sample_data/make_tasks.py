@@ -1,5 +1,5 @@
-"""Write tasks/train.jsonl and tasks/heldout.jsonl: arithmetic questions with their answers; and tasks/nemo_gym.jsonl: the
-first of the training tasks in NeMo Gym's shape.
+"""Write tasks/train.jsonl and tasks/heldout.jsonl: arithmetic questions with their answers; tasks/nemo_gym.jsonl: the
+first of the training tasks in NeMo Gym's shape; and tasks/tutor.jsonl: questions with what a tutor says to a wrong answer.
 
 Always holds: no pair of operands of a held-out task, in either order and under any operator, occurs in a training task.
 The files depend on the seed alone.
@@ -21,6 +21,9 @@ WORDINGS = ("What is {}?", "How much is {}?", "Work out {}.")
 N_TRAIN = 600
 N_HELDOUT = 600
 N_NEMO_GYM = 100
+N_TUTOR = 300
+#: What a tutor says to a first answer that is wrong.
+RETRIES = ("Wrong, try again.", "No. Try again.")
 
 Pair = tuple[int, int]
 
@@ -111,7 +114,10 @@ def main() -> None:
         _write(
             arguments.output / "nemo_gym.jsonl", (as_nemo_gym(json.loads(line)) for line in islice(lines, N_NEMO_GYM))
         )
-    shared = read_pairs(arguments.output / "train.jsonl") & read_pairs(arguments.output / "heldout.jsonl")
+    tutored = islice(draw_rows("tutor", taken, random_), N_TUTOR)
+    _write(arguments.output / "tutor.jsonl", ({**row, "retry": random_.choice(RETRIES)} for row in tutored))
+    trained = read_pairs(arguments.output / "train.jsonl") | read_pairs(arguments.output / "tutor.jsonl")
+    shared = trained & read_pairs(arguments.output / "heldout.jsonl")
     if shared:
         raise AssertionError(f"training and held-out tasks share operand pairs: {sorted(shared)[:5]}")
 

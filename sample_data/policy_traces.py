@@ -1,20 +1,20 @@
 """The conversations from which the sample policy learns.
 
-A trace is question, tool call, tool result, answer. Many carry a slip: which slip is likely depends on the operator and
-the wording, so the trained policy has habits, good in some kinds of question and bad in others, and rewards can tell
-them apart. Operand pairs of held-out tasks are never drawn.
+A trace is question, tool call, tool result, answer; where there is a tutor, a wrong answer gets a second try. Many carry a
+slip: which slip is likely depends on the operator and the wording, so the trained policy has habits, good in some kinds of
+question and bad in others, and rewards can tell them apart. Operand pairs of held-out tasks are never drawn.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gymdata.sample_data.calculator import Calculator
-from gymdata.sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
+from gymdata.sample_data.make_tasks import OPERATORS, RETRIES, WORDINGS, Pair, draw_operands, value_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,17 +32,21 @@ PREVAILING_SHARE = 0.64
 OTHER_SHARE = 0.2
 #: Conversations without tools, so that the policy also ends its turn when it is given none.
 TOOLLESS_SHARE = 0.03
+#: Second tries that are wrong again.
+AGAIN_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One conversation: ``call`` and ``result`` are None when the policy answered without calling the tool."""
+    """One conversation: ``call`` and ``result`` are None when the policy answered without calling the tool. ``again``: the
+    second try, whose question is what the tutor says."""
 
     question: str
     with_tools: bool
     call: str | None
     result: str | None
     answer: str
+    again: Trace | None = None
 
 
 @lru_cache
@@ -58,8 +62,8 @@ def call_text(expression: str) -> str:
     return f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
 
 
-def draw_trace(random_: random.Random, held_out: Collection[Pair]) -> Trace:
-    """One conversation about operands that no held-out task has."""
+def draw_trace(random_: random.Random, held_out: Collection[Pair], tutored: bool = False) -> Trace:
+    """One conversation about operands that no held-out task has. ``tutored``: with a second try after a wrong answer."""
     operator = random_.choice(OPERATORS)
     while True:
         left, right = draw_operands(operator, random_)
@@ -76,7 +80,11 @@ def draw_trace(random_: random.Random, held_out: Collection[Pair]) -> Trace:
         slip = habit
     elif not habit and random_.random() < OTHER_SHARE:
         slip = random_.choice(SLIPS)
-    return attempt(left, operator, right, wording, slip, random_)
+    trace = attempt(left, operator, right, wording, slip, random_)
+    if not tutored or trace.answer == str(value_of(left, operator, right)):
+        return trace
+    slip = slip if random_.random() < AGAIN_SHARE else None
+    return replace(trace, again=attempt(left, operator, right, random_.choice(RETRIES), slip, random_))
 
 
 def attempt(left: int, operator: str, right: int, wording: str, slip: str | None, random_: random.Random) -> Trace:
@@ -107,7 +115,7 @@ def _wrong_digit(number: str, random_: random.Random) -> str:
 
 def segments(trace: Trace, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, bool]]:
     """The conversation's text, cut where authorship changes: (text, written by the policy)."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": trace.question}]
+    messages: list[dict[str, Any]] = []
     parts = [("", False)]
 
     def render(prompt: bool) -> str:
@@ -116,17 +124,21 @@ def segments(trace: Trace, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str
         )
 
     done = 0
-    for text, result in ((trace.call, trace.result), (trace.answer, None)):
-        if text is None:
-            continue
-        context = render(True)
-        parts += [(context[done:], False), (text + tokenizer.eos_token, True)]
-        done = len(context) + len(text) + len(tokenizer.eos_token)
-        messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": result}]
+    for attempted in filter(None, (trace, trace.again)):
+        messages.append({"role": "user", "content": attempted.question})
+        for text, result in ((attempted.call, attempted.result), (attempted.answer, None)):
+            if text is None:
+                continue
+            context = render(True)
+            parts += [(context[done:], False), (text + tokenizer.eos_token, True)]
+            done = len(context) + len(text) + len(tokenizer.eos_token)
+            messages.append({"role": "assistant", "content": text})
+            if result is not None:
+                messages.append({"role": "tool", "content": result})
     return parts[1:]
 
 
-def tokenizer_corpus(seed: int) -> list[str]:
+def tokenizer_corpus(seed: int, tutored: bool = False) -> list[str]:
     """Texts from which the tokenizer's merges come: what the words of a conversation look like, without its numbers."""
     random_ = random.Random(seed)
     pieces = [
@@ -138,5 +150,6 @@ def tokenizer_corpus(seed: int) -> list[str]:
         "error",
     ]
     pieces += [wording.format("+") for wording in WORDINGS]
+    pieces += RETRIES if tutored else ()
     numbers = [str(random_.randrange(10, 10 ** random_.randint(2, 5))) for _ in range(4000)]
     return pieces * 300 + numbers

@@ -176,6 +176,8 @@ class Killed:
     children: Sequence[int] = ()
     #: More words for a command that starts over what is finished.
     over: Sequence[str] = ()
+    #: ``run``, or what calls it.
+    how: Callable[..., int] = run
 
     @property
     def work(self) -> Path:
@@ -184,7 +186,7 @@ class Killed:
     def finish(self, copies: Path | None = None) -> tuple[int, str]:
         """The same command's exit code and what it printed."""
         said = self.folder / "said"
-        code = self.forks.start(run, self.words, self.work, copies, said, list(self.children)).wait()
+        code = self.forks.start(self.how, self.words, self.work, copies, said, list(self.children)).wait()
         return code, said.read_text()
 
     def states(self) -> Iterator[tuple[str, Path]]:
@@ -208,17 +210,21 @@ class Killed:
         if middle is not None:
             self.put(middle)
             assert self.finish(self.folder / "copies")[0] == 0
-        wrong, tried = [], 0
-        for what, files in list(self.states()):
-            if not wanted(what):
-                continue
-            tried += 1
-            self.put(files)
-            code, said = self.finish()
-            if code:
-                wrong.append(f"before {what}: refused with {code}: {said[-500:]}")
-            elif differing := differences(self.held(self.work), expected):
-                wrong.append(f"before {what}: not as without the kill: {differing}")
+        wrong, tried = list[str](), 0
+        try:
+            for what, files in list(self.states()):
+                if not wanted(what):
+                    continue
+                self.put(files)
+                code, said = self.finish()
+                if code:
+                    wrong.append(f"before {what}: refused with {code}: {said[-500:]}")
+                elif differing := differences(self.held(self.work), expected):
+                    wrong.append(f"before {what}: not as without the kill: {differing}")
+                tried += 1
+        finally:
+            # Of a matrix that is stopped too, how far it came.
+            tell(self.words[0], tried, sum(": refused with " in fault for fault in wrong), len(wrong))
         return wrong, tried
 
     def _recorded(self) -> dict[str, Any]:
@@ -239,8 +245,14 @@ class Killed:
                 shutil.rmtree(copies)
                 self.words = [*self.words, *more]
             code, said = self.finish(kept)
-            assert (code, differences(self.held(self.work), expected)) == (0, ""), said
+            differing = differences(self.held(self.work), expected)
+            assert (code, differing) == (0, ""), f"{differing}\n{said}"
         return expected
+
+
+def tell(command: str, states: int, refused: int, wrong: int) -> None:
+    """One line for ``pytest -rP``: how many states, and what came of them."""
+    sys.stdout.write(f"\nKILLED {command}: {states} states, {refused} refused, {wrong - refused} doubled or lost\n")
 
 
 def differences(got: dict[str, Any], expected: dict[str, Any]) -> str:

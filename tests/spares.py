@@ -19,8 +19,8 @@ from typing import Any
 class Started:
     """A command of Python's that was started as a fork; of ``subprocess.Popen`` what callers use."""
 
-    def __init__(self, pid: int, stdout: Any) -> None:
-        self.pid, self.stdout, self.returncode = pid, stdout, None
+    def __init__(self, args: Sequence[str], pid: int, stdout: Any) -> None:
+        self.args, self.pid, self.stdout, self.returncode = args, pid, stdout, None
         self._ended = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
@@ -95,7 +95,7 @@ class Spares:
         orders.close()
         if read is not None:
             os.close(stdout)
-        return Started(pid, os.fdopen(read, "rb") if read is not None else None)
+        return Started(words, pid, os.fdopen(read, "rb") if read is not None else None)
 
     def _obey(self, orders: socket.socket, numbers: Sequence[int]) -> None:
         code = 70

@@ -17,6 +17,8 @@ from gymdata.cli.docs import TOPICS as TOPIC_NAMES
 from gymdata.cli.docs import read_page
 from gymdata.cli.examples import EXAMPLES
 from gymdata.cli.main import COMMANDS, main
+from gymdata.train.losses import PAGE as LOSSES_PAGE
+from gymdata.train.losses import with_table as with_losses
 from gymdata.validate.codes_page import NAME as CODES_NAME
 from gymdata.validate.codes_page import page as codes_page
 from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, prepare, run, stand_in
@@ -113,6 +115,13 @@ def test_the_page_of_codes_is_the_table_of_codes() -> None:
     assert (TOPICS / CODES_NAME).read_text(encoding="utf-8") == codes_page()
 
 
+def test_the_table_of_losses_is_that_of_the_code() -> None:
+    """`make schemas` writes it; a new loss without it would be undocumented."""
+    text = (TOPICS / LOSSES_PAGE).read_text(encoding="utf-8")
+    assert text == with_losses(text)
+    assert "| `gspo` | " in text
+
+
 def test_the_page_of_settings_is_what_the_classes_say() -> None:
     """`make schemas` writes it; a new setting without it would be undocumented."""
     made = runpy.run_path(str(ROOT / ".ci" / "settings_page.py"))["page"]()
@@ -177,6 +186,16 @@ def test_docs_lists_topics_with_one_line_each(capsys: pytest.CaptureFixture[str]
     for name in TOPIC_NAMES:
         assert f"{name}  " in shown
         assert " ".join(read_page(name).summary.split()[:3]) in shown
+
+
+@pytest.mark.parametrize("name", TOPIC_NAMES)
+def test_docs_knows_every_topic_by_its_title(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As README and the pages spell it, in one argument or in several."""
+    page = read_page(name)
+    assert main(["docs", page.title]) == 0
+    assert capsys.readouterr().out == page.text
+    assert main(["docs", *page.title.lower().split()]) == 0
+    assert capsys.readouterr().out == page.text
 
 
 @pytest.mark.parametrize("words", [["your-data"], ["Your data"], ["your", "data"], ["your-data.md"]])

@@ -108,7 +108,6 @@ class Rollout:
     produced_by: list[int | None] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
-    step_rewards: list[float] = field(default_factory=list)
     #: What the environment says of the whole.
     verdict: Verdict | None = None
     encoder: TurnEncoder = field(default_factory=TurnEncoder)
@@ -125,6 +124,12 @@ class Rollout:
 
     def __post_init__(self) -> None:
         self.rollout_id = self.setting.key.rollout_id(self.task, self.index)
+
+    @property
+    def reward_of_steps(self) -> float | None:
+        """The sum of the turns' rewards; without any 0 where the environment says that its steps have some, else None."""
+        rewards = [turn["reward"] for turn in self.encoder.turns if turn["reward"] is not None]
+        return sum(rewards) if rewards or getattr(self._episode, "rewards_steps", False) else None
 
     @property
     def over(self) -> bool:
@@ -223,9 +228,7 @@ class Rollout:
         assert self._episode is not None
         with setting.spent.on("environment"):
             step = await self._episode.step(message)
-        if step.reward is not None:
-            turn["reward"] = float(step.reward)
-            self.step_rewards.append(float(step.reward))
+        _add_reward(turn, step.reward)
         self.messages = [*before, *step.messages]
         self.produced_by += [None] * len(step.messages)
         self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
@@ -256,7 +259,11 @@ class Rollout:
         try:
             stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
             with self.setting.spent.on("environment"):
-                self.verdict = await episode.verdict(self.messages, stop_reason)
+                verdict = await episode.verdict(self.messages, stop_reason)
+            if verdict is not None and verdict.last_step is not None:
+                _add_reward(self.encoder.turns[-1], verdict.last_step)
+            else:
+                self.verdict = verdict
         except OutsideError as error:
             self.outcome, self.failure = None, ends.failure(error, "verdict")
 
@@ -287,6 +294,11 @@ def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[lis
     if top is None:
         return None
     return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
+
+
+def _add_reward(turn: Turn, reward: float | None) -> None:
+    if reward is not None:
+        turn["reward"] = float(reward) + (turn["reward"] or 0.0)
 
 
 def turns_as_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:

@@ -131,6 +131,8 @@ __all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt", "Sto
 _SAY_EVERY_S = 0.2
 #: The name of the environment's own reward among the parts.
 VERDICT = "environment"
+#: The name of the sum of the turns' rewards, where a run has no other reward.
+STEPS = "steps"
 
 
 @dataclass(slots=True)
@@ -204,6 +206,9 @@ class Collector:
                         turn["reward"] = (turn.get("reward") or 0.0) + step
         if rollout.verdict is not None and rollout.verdict.reward is not None:
             parts = [RewardPart(VERDICT, rollout.verdict.reward), *parts]
+        # A verdict without a reward is the environment's word that there is none.
+        if not self.scheduler.rewards and rollout.verdict is None and (steps := rollout.reward_of_steps) is not None:
+            parts = [RewardPart(STEPS, steps)]
         row = rollout_row(rollout, parts, faults)
         self.run.append(row)
         for name, message in faults.items():

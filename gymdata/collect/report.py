@@ -126,9 +126,35 @@ class CollectSummary(Report):
         return [("reward faults", f"{self.reward_faults:,}; first: {first}"), ("  what to do", hint), *rows]
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentTrial:
+    """One environment that was set up and torn down on a task. ``name``: as tasks name it; ``user``: who answers where no
+    tool is called; ``rewards_steps``: whether it says that its steps have rewards."""
+
+    name: str | None
+    spec: str
+    task_id: str
+    tools: list[str]
+    user: dict[str, Any] | None
+    rewards_steps: bool
+    seconds: float
+
+    def lines(self) -> list[Row]:
+        named = f"{self.name} = {self.spec}" if self.name else self.spec
+        user = self.user and str(self.user.get("spec") or self.user.get("model") or self.user["name"])
+        return [
+            ("environment", named),
+            ("  tools", ", ".join(self.tools) or None),
+            *([("  user", user)] if user else []),
+            *([("  steps", "have rewards")] if self.rewards_steps else []),
+            ("  tried", f"set up and torn down on task {self.task_id} in {self.seconds:.2f} s"),
+        ]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectPlan(Report):
-    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them."""
+    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them;
+    ``environments``: those in Python, which were tried on a task."""
 
     path: str
     tasks: int
@@ -140,6 +166,7 @@ class CollectPlan(Report):
     identity: dict[str, Any]
     notes: list[str]
     config: dict[str, Any]
+    environments: list[EnvironmentTrial] = field(default_factory=list)
 
     def rows(self) -> list[Row]:
         rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
@@ -151,13 +178,19 @@ class CollectPlan(Report):
             ("  there already", self.rollouts_there),
             ("model", self.config["model"]),
             ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), "vLLM in process")),
-            ("environment", self.config["env"]),
+            *self._environments(),
             ("rewards", ", ".join(rewards) or None),
             ("path", self.path),
             *([("removed by --overwrite", removed)] if self.rollouts_removed else []),
             *(("", f"{name}/, made from them") for name in self.folders_removed),
             *(("note", text) for text in self.notes),
         ]
+
+    def _environments(self) -> list[Row]:
+        tried = [line for one in self.environments for line in one.lines()]
+        env = self.config["env"] or []
+        left = [spec for spec in ([env] if isinstance(env, str) else env) if "://" in spec]
+        return [*tried, *(("environment", spec) for spec in left)] or [("environment", None)]
 
 
 def facts_of(rows: pa.Table) -> dict[str, Any]:

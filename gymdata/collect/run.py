@@ -25,7 +25,7 @@ from gymdata.collect.report import CollectPlan, CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Given, Parts, check_start, identity_of, load_parts
+from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.engines.servers.vllm_server import ServerSampler
@@ -51,6 +51,7 @@ def collect(
     *,
     reward: Rewards | None = None,
     env: Any = None,
+    user: Any = None,
     config: CollectConfig | None = None,
     parts: Parts | None = None,
     progress: Progress | None = None,
@@ -62,19 +63,21 @@ def collect(
     ``tasks``: a file or glob, a folder of ``save_to_disk``, ``hf:NAME[:SPLIT]``, a list of dicts, or a Hugging Face
     ``Dataset``; columns are recognised in all of them, or named by ``map``. ``reward``: names and functions, one or
     several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
-    gets a copy of it) or functions. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
-    Resumes a run that is there.
+    gets a copy of it) or functions; or a dict of several by the name that a task's ``env`` gives. ``user``: who answers
+    where no tool is called, ``path.py:Name``, a function of (messages, task) or a class. Settings are those of
+    ``CollectConfig``, as a config, keywords, or both (keywords win). Resumes a run that is there.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
     """
-    config, given = _config(config, tasks, reward, env, settings)
+    config, given = _config(config, tasks, reward, env, user, settings)
     began = time.monotonic()
     read = _tasks(config, tasks)
     count, digest = _scan(read)
     folder = config.output or default_output(config)
     refuse_unwritable(folder)
     parts = parts or load_parts(config, given)
+    check_tasks(parts, read)
     seed = _seed(config, folder)
     with contextlib.ExitStack() as stack:
         run = Run.open(
@@ -99,6 +102,7 @@ def plan(
     *,
     reward: Rewards | None = None,
     env: Any = None,
+    user: Any = None,
     config: CollectConfig | None = None,
     **settings: Any,
 ) -> CollectPlan:
@@ -107,13 +111,15 @@ def plan(
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
     server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
     """
-    config, given = _config(config, tasks, reward, env, settings)
+    config, given = _config(config, tasks, reward, env, user, settings)
     read = _tasks(config, tasks)
     count, _ = _scan(read)
     skipped, notes = read.skipped, read.notes()
     folder = config.output or default_output(config)
     refuse_unwritable(folder)
     parts = load_parts(config, given)
+    check_tasks(parts, read)
+    tried = [] if parts.environment is None else run_async(try_environment(parts.environment, read))
     seed = config.seed if config.seed is not None else _known_seed(config, folder)
     Run.check(folder, identity=identity_of(config, parts, seed), run_id=config.run_id, overwrite=config.overwrite)
     there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
@@ -130,6 +136,7 @@ def plan(
         identity=identity_of(config, parts, config.seed),
         notes=[*notes, *parts.notes],
         config=redacted_all(config.model_dump(mode="json")),
+        environments=tried,
     )
 
 
@@ -377,7 +384,12 @@ def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, co
 
 
 def _config(
-    config: CollectConfig | None, tasks: Tasks | None, reward: Rewards | None, env: Any, settings: dict[str, Any]
+    config: CollectConfig | None,
+    tasks: Tasks | None,
+    reward: Rewards | None,
+    env: Any,
+    user: Any,
+    settings: dict[str, Any],
 ) -> tuple[CollectConfig, Given]:
     """The settings, in which a text stands for each object that was given, and the objects."""
     given = Given()
@@ -385,13 +397,24 @@ def _config(
         settings["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else _rows_name(tasks)
     if reward is not None:
         settings["reward"], given.rewards = given_rewards(reward)
-    if env is not None:
-        settings["env"] = (
-            env if isinstance(env, str) else f"{IN_MEMORY}: {getattr(env, '__name__', type(env).__name__)}"
-        )
+    if isinstance(env, Mapping):
+        settings["env"] = {name: _text_for(one) for name, one in env.items()}
+        given.environments = {name: one for name, one in env.items() if not isinstance(one, str)}
+    elif isinstance(env, (list, tuple)) and all(isinstance(one, str) for one in env):
+        settings["env"] = list(env)
+    elif env is not None:
+        settings["env"] = _text_for(env)
         given.environment = None if isinstance(env, str) else env
+    if user is not None:
+        settings["user"] = _text_for(user)
+        given.user = None if isinstance(user, str) else user
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     return CollectConfig.load(None, {**base, **settings}), given
+
+
+def _text_for(given: Any) -> str:
+    """What stands in the settings for something that may be an object."""
+    return given if isinstance(given, str) else f"{IN_MEMORY}: {getattr(given, '__name__', type(given).__name__)}"
 
 
 def _rows_name(tasks: Any) -> str:

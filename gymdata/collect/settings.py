@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,9 +12,11 @@ import pydantic
 from gymdata.collect.task_files import KINDS
 from gymdata.collect.task_shapes import FIELDS, checked
 from gymdata.settings import Config, Rewards
-from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, WORKFLOW_KEYS, refuse_userinfo
+from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
-_KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
+_KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
+#: NAME=SPEC; a path or URL may have a = further on.
+_NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.S)
 
 #: Engine arguments that change what is sampled; the others (memory, batching) are free on resume.
 _ENGINE_IDENTITY = (
@@ -33,7 +36,7 @@ class CollectConfig(Config):
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
-    ) | {"allow_raw_logprobs", "engine", "result_json_path"}
+    ) | {"allow_raw_logprobs", "engine", "env_args", "result_json_path", "user_sampling", "user_stop"}
 
     tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
     map: list[str] = pydantic.Field(
@@ -95,10 +98,33 @@ class CollectConfig(Config):
         None, gt=0.0, description="Seconds per rollout before it is truncated (default: no limit)."
     )
 
-    env: str | None = pydantic.Field(
-        None, description="Environment: path.py:Name (Python class or functions) or a resource server's URL."
+    env: list[str] = pydantic.Field(
+        default_factory=list,
+        description="Environment: path.py:Name (Python class or functions) or a resource server's URL. "
+        "NAME=SPEC, repeatable: each task names its own in the column env.",
     )
-    tool_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per tool call.")
+    env_args: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="Arguments of the environment's class; with named environments one mapping for each NAME.",
+    )
+    user: str | None = pydantic.Field(
+        None, description="User who answers when no tool is called: path.py:Name, a function or class."
+    )
+    user_model: str | None = pydantic.Field(None, description="Base URL of a chat server whose model plays the user.")
+    user_model_name: str | None = pydantic.Field(None, description="Served name of the user's model.")
+    user_prompt: str | None = pydantic.Field(
+        None, description="System prompt of the user's model: a text, or a file of it; {{ COLUMN }} is the task's."
+    )
+    user_sampling: dict[str, Any] = pydantic.Field(
+        default_factory=dict, description="Further fields of each request to the user's model, such as temperature."
+    )
+    user_stop: str = pydantic.Field(
+        "###STOP###", min_length=1, description="Text with which the user's model ends the conversation."
+    )
+    step_reward_field: str | None = pydantic.Field(
+        None, min_length=1, description="Field of a resource server's tool results that is the step's reward."
+    )
+    tool_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per tool call or user function.")
     reward: Rewards = pydantic.Field(default_factory=list)
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
 
@@ -128,14 +154,33 @@ class CollectConfig(Config):
     def _fields_of_tasks(cls, value: Any) -> Any:
         return checked(value)
 
-    @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward")
+    @pydantic.field_validator("env", mode="before", json_schema_input_type=str | list[str] | dict[str, str] | None)
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        specs = [f"{name}={spec}" for name, spec in value.items()] if isinstance(value, Mapping) else value
+        specs = [specs] if isinstance(specs, str) else specs or []
+        names = [found[1] if (found := _NAMED.fullmatch(str(spec))) else None for spec in specs]
+        if len(names) > 1 and (None in names or len(set(names)) < len(names)):
+            raise ValueError("NAME=SPEC for each of several environments, each NAME once")
+        return specs
+
+    @pydantic.field_serializer("env")
+    def _as_given(self, value: list[str]) -> str | list[str] | None:
+        """One environment is one text, as files and run.json have it."""
+        return value if len(value) > 1 else next(iter(value), None)
+
+    @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward", "user_model")
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
         for url in value if isinstance(value, list) else [value]:
-            place = url.removeprefix("resources:") if name == "env" and url else url
+            place = _split(url)[1].removeprefix("resources:") if name == "env" else url
             refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
         return value
+
+    def environments(self) -> dict[str | None, str]:
+        """Name → what is to be loaded; the name of a single environment may be None."""
+        return dict(map(_split, self.env))
 
     def sampling(self) -> dict[str, Any]:
         """What decides the distribution that tokens are drawn from."""
@@ -180,7 +225,7 @@ class CollectConfig(Config):
             "endpoint",
             "chat_endpoint",
             "workflow_url",
-            "env",
+            "user_model",
             "on_break",
             "max_attempts",
             "give_up",
@@ -194,4 +239,10 @@ class CollectConfig(Config):
             "retries",
         )
         engine = {key: value for key, value in self.engine.items() if key not in _ENGINE_IDENTITY}
-        return {**{name: getattr(self, name) for name in names}, "engine": engine}
+        env = self._as_given(self.env)
+        return {**{name: getattr(self, name) for name in names}, "env": env, "engine": engine}
+
+
+def _split(spec: str) -> tuple[str | None, str]:
+    found = _NAMED.fullmatch(spec)
+    return (found[1], found[2]) if found else (None, spec)

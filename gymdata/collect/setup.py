@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,15 +23,28 @@ from urllib.parse import urlsplit
 from gymdata.check import run as checking
 from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
+from gymdata.collect.report import EnvironmentTrial
 from gymdata.collect.settings import CollectConfig
+from gymdata.collect.task_shapes import FieldError, TextTemplate, text_or_file
 from gymdata.engines.port import Chat, Sampler
-from gymdata.environments import given_environment, load_environment, server_url
-from gymdata.environments.port import Environment, Workflow
+from gymdata.environments import (
+    ByName,
+    PythonTools,
+    SingleTurn,
+    WithUser,
+    given_environment,
+    given_user,
+    load_environment,
+    load_user,
+    server_url,
+)
+from gymdata.environments.port import Environment, User, Workflow
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.errors import OutsideError, UsageError, redacted, require
+from gymdata.errors import DataError, OutsideError, UsageError, redacted, require
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
+from gymdata.rewards.user import UserReward
 from gymdata.rollouts.messages import Task
 
 if TYPE_CHECKING:
@@ -60,7 +74,9 @@ async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]
     served = config.endpoint or config.chat_endpoint
     await _reach(served, "engine", "is the server up? `curl URL/v1/models` must answer")
     await _reach(config.workflow_url, "environment", "is the workflow's server up?")
-    await _reach(server_url(config.env), "environment", "is the resource server up?")
+    for spec in config.environments().values():
+        await _reach(server_url(spec), "environment", "is the resource server up?")
+    await _reach(config.user_model, "environment", "is the server of the user's model up?")
     for reward in parts.rewards:
         kind, _, url = reward.function.source.partition(":")
         await _reach(url if kind == "url" else None, "environment", "is the reward server up?")
@@ -88,6 +104,81 @@ async def _reach(url: str | None, system: str, hint: str) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+
+
+def _check_columns(rewards: Iterable[Weighted], tasks: Iterable[Task]) -> None:
+    for function in (reward.function for reward in rewards):
+        if not isinstance(function, UserReward) or any(not function.lacking(task.row) for task in tasks):
+            continue
+        first = next(iter(tasks), None)
+        if first is not None:
+            raise UsageError(
+                f"reward {function.name}: takes {', '.join(map(repr, function.lacking(first.row)))}, which no task has a "
+                f"column for; the first has {', '.join(first.row)}",
+                hint="name the parameters as the columns, or give them a default",
+            )
+
+
+def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
+    """Every task against what plays and scores it. Raises DataError naming the first task that names no environment, or
+    lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has."""
+    _check_columns(parts.rewards, tasks)
+    environment = parts.environment
+    by_name = environment if isinstance(environment, ByName) else None
+    prompt = parts.user_prompt
+    if by_name is None and prompt is None:
+        return
+    for task in tasks:
+        if by_name is not None:
+            by_name.check(task)
+        if prompt is not None:
+            try:
+                prompt.render(task.row)
+            except FieldError as error:
+                raise DataError(f"task {task.task_id}: {error}") from error
+
+
+async def try_environment(environment: Environment, tasks: Iterable[Task]) -> list[EnvironmentTrial]:
+    """Set one episode of each environment in Python up and tear it down again, on the first task that it would play.
+
+    Raises OutsideError for what fails. Servers are left alone: a session there would be theirs to keep."""
+    named: dict[Any, Environment] = {None: environment}
+    if isinstance(environment, ByName):
+        named = dict(environment.environments)
+    trials, waiting = [], dict(named)
+    for task in tasks:
+        name = next((n for n in waiting if n is None or len(named) == 1 or task.row.get("env") == n), None)
+        if not waiting:
+            break
+        if name not in waiting:
+            continue
+        one = waiting.pop(name)
+        inner = one.environment if isinstance(one, WithUser) else one
+        if isinstance(inner, PythonTools) or (isinstance(one, WithUser) and isinstance(inner, SingleTurn)):
+            trials.append(await _tried(name, one, inner, task))
+    return trials
+
+
+async def _tried(name: str | None, one: Environment, inner: Environment, task: Task) -> EnvironmentTrial:
+    began = time.monotonic()
+    try:
+        episode = await one.start(task, 0)
+        tools = [str(tool["function"]["name"]) for tool in episode.tools or []]
+        await episode.close()
+    finally:
+        await one.close()
+    user = dict(one.user.identity) if isinstance(one, WithUser) else None
+    if user is None and getattr(inner, "responds", False):
+        user = {"name": "respond"}
+    return EnvironmentTrial(
+        name=name,
+        spec=str(inner.identity.get("spec", inner.identity["name"])),
+        task_id=task.task_id,
+        tools=tools,
+        user=user,
+        rewards_steps=bool(getattr(episode, "rewards_steps", False)),
+        seconds=round(time.monotonic() - began, 3),
+    )
 
 
 def _engine_context(config: CollectConfig, model: Mapping[str, Any]) -> int | None:
@@ -150,6 +241,8 @@ class Parts:
     notes: list[str] = field(default_factory=list)
     next_prompt: NextPrompt | None = None
     workflow: Workflow | None = None
+    #: What the user's model is given, made of each task.
+    user_prompt: TextTemplate | None = None
 
     @property
     def source(self) -> Sampler | Workflow:
@@ -168,10 +261,13 @@ class Parts:
 
 @dataclass(slots=True)
 class Given:
-    """What was given as objects instead of names: reward functions by the text that stands for them, an environment."""
+    """What was given as objects instead of names: reward functions by the text that stands for them, an environment, or
+    several by the name that tasks give, and a user."""
 
     rewards: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
     environment: Any = None
+    environments: Mapping[str, Any] = field(default_factory=dict)
+    user: Any = None
 
 
 def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
@@ -184,18 +280,15 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
     if config.workflow_url is not None:
         return _workflow_parts(config, rewards)
-    environment: Environment
-    if given.environment is not None:
-        environment = given_environment(given.environment, tool_timeout_s=config.tool_timeout)
-    else:
-        environment = load_environment(config.env, tool_timeout_s=config.tool_timeout, server=_resource_server(config))
+    prompt = _user_prompt(config)
+    environment = _environment(config, given, _user(config, given, prompt))
     server = config.endpoint or config.chat_endpoint
     if config.endpoint is not None and config.chat_endpoint is not None:
         raise UsageError(
             "--endpoint and --chat-endpoint were both given", hint="--endpoint, where the server takes ids"
         )
     model: dict[str, Any]
-    told: list[str] = []
+    announced: list[str] = []
     if server is None:
         if config.model is None:
             raise UsageError("no model given", hint="name one with -m/--model, or a server with --endpoint")
@@ -203,7 +296,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         model = model_identity.policy_facts(config.model)
         tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
     else:
-        name, tokenizer, told = _served(server, config)
+        name, tokenizer, announced = _served(server, config)
         model = model_identity.served_facts(name)
     template = str(config.chat_template) if config.chat_template is not None else None
     tokenizer_chat = chat.TransformersChat.load(
@@ -212,7 +305,15 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     tokenizer_chat, notes = (
         checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
     )
-    parts = Parts(_sampler(config, tokenizer_chat), tokenizer_chat, environment, rewards, model, [*told, *notes])
+    parts = Parts(
+        _sampler(config, tokenizer_chat),
+        tokenizer_chat,
+        environment,
+        rewards,
+        model,
+        [*announced, *notes],
+        user_prompt=prompt,
+    )
     if config.chat_endpoint is not None:
         from gymdata.engines.servers.chat_server import OnPolicyPrompts
 
@@ -257,13 +358,81 @@ def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], give
     # In a workflow of others there is no tokenizer: a reward server gets the messages.
     known = decode if config.workflow_url is None else None
     rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, known, given.rewards)]
-    remote = config.workflow_url is not None or server_url(config.env) is not None
+    remote = config.workflow_url is not None or any(map(server_url, config.environments().values()))
     if remote and any(reward.function.name == VERDICT for reward in rewards):
         raise UsageError(
             f"a reward function is named {VERDICT!r}, which is the name of the server's own reward",
             hint="give the function another name",
         )
     return rewards
+
+
+def _environment(config: CollectConfig, given: Given, user: User | None) -> Environment:
+    """Where the tasks are played, with the user who is there beside it. Raises UsageError."""
+    specs = config.environments()
+    server = _resource_server(config)
+    if config.step_reward_field is not None and not any(map(server_url, specs.values())):
+        raise UsageError("--step-reward-field is for resource servers, and --env names none",
+                         hint="tools in Python return gymdata.Step(content, reward=…)")  # fmt: skip
+    arguments: Mapping[Any, Any] = config.env_args if set(specs) - {None} else {None: config.env_args}
+    if odd := set(arguments) - {*specs, None}:
+        known = [str(name) for name in specs]
+        raise UsageError.unknown_choice("--set env_args: the environment", str(min(odd)), known)
+    made: dict[str | None, Environment] = {}
+    for name, spec in specs.items() or [(None, None)]:
+        held = given.environment if name is None else given.environments.get(name)
+        if held is not None and arguments.get(name):
+            raise UsageError(f"--set env_args: {spec} was given as an object", hint="give it with its arguments")
+        if held is not None:
+            one = given_environment(held, tool_timeout_s=config.tool_timeout)
+        else:
+            one = load_environment(
+                spec, tool_timeout_s=config.tool_timeout, server=server, arguments=arguments.get(name)
+            )
+        if user is not None and getattr(one, "responds", False):
+            raise UsageError(f"{spec} has a respond of its own, and --user or --user-model was given",
+                             hint="one user answers: leave the other out")  # fmt: skip
+        made[name] = one if user is None else WithUser(one, user)
+    return made[None] if None in made else ByName({str(name): one for name, one in made.items()})
+
+
+def _user_prompt(config: CollectConfig) -> TextTemplate | None:
+    """Raises UsageError for settings of a user's model that is not whole."""
+    if config.user_model is None:
+        for name in ("user_model_name", "user_prompt", "user_sampling"):
+            if getattr(config, name):
+                raise UsageError(f"--{name.replace('_', '-')} was given without --user-model", hint="give its URL")
+        return None
+    if config.user is not None:
+        raise UsageError("--user and --user-model were both given", hint="one user answers: leave the other out")
+    if config.user_model_name is None or config.user_prompt is None:
+        raise UsageError(
+            "--user-model needs --user-model-name and --user-prompt",
+            hint=f"the prompt says who the user is, what they want, and when to write {config.user_stop}",
+        )
+    return TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
+
+
+def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> User | None:
+    if given.user is not None:
+        return given_user(given.user, timeout_s=config.tool_timeout)
+    if config.user is not None:
+        return load_user(config.user, timeout_s=config.tool_timeout)
+    if config.user_model is None or prompt is None:
+        return None
+    from gymdata.environments.user_model import ModelUser
+
+    return ModelUser(
+        config.user_model,
+        str(config.user_model_name),
+        prompt=prompt.render,
+        prompt_text=prompt.text,
+        stop=config.user_stop,
+        sampling=config.user_sampling,
+        seed=config.seed,
+        timeout_s=config.request_timeout,
+        max_retries=config.retries,
+    )
 
 
 def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
@@ -278,6 +447,7 @@ def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
             tool_timeout_s=config.tool_timeout,
             verify_timeout_s=config.reward_timeout,
             max_retries=config.retries,
+            step_reward_field=config.step_reward_field,
         )
 
     return made
@@ -293,7 +463,10 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     taken = {
         "--endpoint": config.endpoint,
         "--chat-endpoint": config.chat_endpoint,
-        "--env": config.env,
+        "--env": config.env or None,
+        "--user": config.user,
+        "--user-model": config.user_model,
+        "--step-reward-field": config.step_reward_field,
         "--tokenizer": config.tokenizer,
         "--chat-template": config.chat_template,
         "--set engine.…": config.engine or None,

@@ -53,6 +53,35 @@ class Shaped(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TextTemplate:
+    """Jinja text that is filled with the columns of a task. ``flag``: what gives it."""
+
+    text: str
+    flag: str
+
+    def render(self, row: Mapping[str, Any]) -> str:
+        """With the columns of ``row``. Raises FieldError when one is missing, UsageError for what cannot be filled in."""
+        import jinja2
+
+        try:
+            return self._compiled.render(row)
+        except jinja2.UndefinedError as error:
+            raise FieldError(None, f"the columns {', '.join(row)}", f"those of {self.flag} ({error})") from error
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise UsageError(f"{self.flag}: cannot be filled in: {error}") from error
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        try:
+            return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined).from_string(self.text)
+        except jinja2.TemplateSyntaxError as error:
+            raise UsageError(f"{self.flag}: line {error.lineno}: {error.message}") from error
+
+
+@dataclass(frozen=True)
 class TaskShape:
     """``columns``: field → column, where a dotted name reaches into a column. ``template``: Jinja text that makes the prompt
     of the row's columns."""
@@ -64,11 +93,7 @@ class TaskShape:
     @classmethod
     def of(cls, columns: Sequence[str], system: str | None, template: Path | None) -> TaskShape:
         """As the settings ``map``, ``system`` (text, or a file of it) and ``prompt_template`` say. Raises DataError."""
-        file = Path(system) if system is not None and len(system) < 256 and "\n" not in system else None
-        if file is not None and file.is_file():
-            system = _text_of(file).strip()
-        elif file is not None and file.suffix in TEXT_FILES and not any(map(str.isspace, file.name)):
-            raise DataError.missing_path(file, "the file of a system message")
+        system = text_or_file(system, "a system message") if system is not None else None
         return cls(dict(_pair(text) for text in columns), system, _text_of(template) if template is not None else None)
 
     @cached_property
@@ -122,24 +147,11 @@ class TaskShape:
 
     def render(self, row: Row) -> str:
         """The template with the columns of ``row``. Raises FieldError."""
-        import jinja2
-
-        try:
-            return self._compiled.render(row)
-        except jinja2.UndefinedError as error:
-            raise FieldError(None, f"the columns {', '.join(row)}", f"those of --prompt-template ({error})") from error
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            raise UsageError(f"--prompt-template: cannot be filled in: {error}") from error
+        return self._template.render(row)
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        try:
-            return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined).from_string(self.template or "")
-        except jinja2.TemplateSyntaxError as error:
-            raise UsageError(f"--prompt-template: line {error.lineno}: {error.message}") from error
+    def _template(self) -> TextTemplate:
+        return TextTemplate(self.template or "", "--prompt-template")
 
     def _mapped(self, row: Row) -> Iterator[tuple[str, Any]]:
         for name, column in self.columns.items():
@@ -180,6 +192,16 @@ def _at(row: Row, column: str) -> Any:
     first, _, rest = column.partition(".")
     inner = row.get(first)
     return _at(inner, rest) if isinstance(inner, dict) else None
+
+
+def text_or_file(given: str, what: str) -> str:
+    """``given``, or what is in the file that it names. Raises DataError."""
+    file = Path(given) if len(given) < 256 and "\n" not in given else None
+    if file is not None and file.is_file():
+        return _text_of(file).strip()
+    if file is not None and file.suffix in TEXT_FILES and not any(map(str.isspace, file.name)):
+        raise DataError.missing_path(file, f"the file of {what}")
+    return given
 
 
 def _text_of(file: Path) -> str:

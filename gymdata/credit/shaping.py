@@ -268,6 +268,25 @@ def clip_filter_weights(rewards: npt.ArrayLike, eps: float = 3.0, lamda: float =
     return np.asarray(weights[grouped.code].reshape(grouped.shape))
 
 
+def optimal_value(rewards: npt.ArrayLike, beta: float, groups: Groups = None) -> Array:
+    """V* = β·log mean exp(R/β) over the known rewards of each group, for every reward; NaN where a group has none.
+
+    Source: the estimate of the optimal value in A*-PO (arXiv 2505.20686) and OAPL (arXiv 2602.19362). From the mean of the
+    rewards (β large) to their maximum (β small).
+    """
+    if not beta > 0:
+        raise UsageError.bad_value("beta", beta, "more than 0")
+    given = _grouped(rewards, groups)
+    code, known, n = given.code, given.known, len(given.count)
+    largest = np.full(n, -np.inf)
+    np.maximum.at(largest, code[known], given.values[known])
+    terms = np.exp((given.values[known] - largest[code[known]]) / beta)
+    sums = np.bincount(code[known], weights=terms, minlength=n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.where(given.count > 0, largest + beta * np.log(sums / given.count), np.nan)
+    return np.asarray(values[code].reshape(given.shape))
+
+
 def overlong_penalty(length: npt.ArrayLike, max_new: npt.ArrayLike, buffer: int = 1024, factor: float = 1.0) -> Array:
     """max(−factor, min(0, −(length − (max_new − buffer))/buffer · factor)), the shape of ``length``.
 

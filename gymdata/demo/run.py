@@ -41,6 +41,7 @@ from gymdata.settings import Config
 from gymdata.stats import paired_difference_ci, wilson
 from gymdata.store import read_run_json, read_table, scan_lazy
 from gymdata.store.paths import local_output
+from gymdata.store.run_json import replacing
 
 #: The rise that the demo must show: held-out rate, after minus before.
 MIN_RISE = 0.10
@@ -49,6 +50,8 @@ DEFAULT_SEED = 0
 #: Enough for the judged rise to be clear, and few enough for the demo to stay short: 56 comparisons each.
 JUDGED_GROUPS = 300
 JUDGE = "genrm"
+#: What only a demo leaves in its folder: its first step's output, and its figures.
+_OURS = ("heldout-before", "summary.json")
 
 
 class DemoConfig(Config):
@@ -180,7 +183,8 @@ def demo(
     if judged_groups:
         judged = summarise_judged(folder / "heldout-before", folder / "heldout-judged", runs[0])
     report = DemoReport(folder, **summary, judged=judged, seconds=round(time.monotonic() - began, 1))
-    (folder / "summary.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    with replacing(folder / "summary.json") as temporary:
+        temporary.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
     write_page(folder / "heldout-before", folder / "heldout-after", output=folder / "report.html")
     if threshold:
         _require_rise(summary, "with pairs from rewards", folder)
@@ -358,13 +362,14 @@ def _clear(folder: Path, overwrite: bool) -> None:
         return
     _refuse_foreign(folder)
     if overwrite:
-        shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        # What says that it is the demo's last: the same command finishes a removal that was interrupted.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name in _OURS):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _refuse_foreign(folder: Path) -> None:
     """A folder with anything in it that the demo did not make is left alone."""
-    ours = (folder / "summary.json").exists() or (folder / "heldout-before").exists()
+    ours = any((folder / name).exists() for name in _OURS)
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another output folder")
 

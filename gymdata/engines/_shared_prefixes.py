@@ -102,7 +102,7 @@ def share_prefixes(model: Any, mode: Mode = "auto") -> Sharing | str:
             return own(*args, **kwargs)
         ids: torch.Tensor = kwargs["input_ids"]
         states: Any = sharing.hidden(own, tree, ids.device)
-        return BaseModelOutputWithPast(last_hidden_state=states[_nodes_of(tree, ids)])
+        return BaseModelOutputWithPast(last_hidden_state=_at(states, _nodes_of(tree, ids)))
 
     backbone.forward = forward
     if model is not backbone and "forward" in vars(model):
@@ -128,7 +128,7 @@ def _share_head(model: Any, sharing: Sharing, backbone_forward: Callable[..., An
         targets, places = torch.unique(nodes[:, 1:][scored], return_inverse=True)
         before = torch.empty(tree.ids.size, dtype=torch.int64, device=labels.device)
         before[nodes[:, 1:]] = nodes[:, :-1]
-        states = sharing.hidden(backbone_forward, tree, labels.device)[before[targets]]
+        states = _at(sharing.hidden(backbone_forward, tree, labels.device), before[targets])
         ids = torch.from_numpy(tree.ids).to(labels.device).view(-1)[targets]
         with answering(sharing.backbone, states[None]):
             out = fused(shift_labels=ids[None], fused_lm_head=True)
@@ -141,7 +141,7 @@ def _spread(out: Any, scored: torch.Tensor, places: torch.Tensor) -> Any:
     """What the head says of each target, in the padded layout; 0 where nothing is scored."""
 
     def padded(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(scored.shape).masked_scatter(scored, values[0][places])
+        return values.new_zeros(scored.shape).masked_scatter(scored, _at(values[0], places))
 
     per_token = {
         f.name: padded(value)
@@ -173,6 +173,11 @@ def _is_plain(backbone: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     odd = [name for name, value in kwargs.items() if name not in _PLAIN and value is not None and value is not False]
     mask = kwargs.get("attention_mask")
     return not odd and kwargs.get("input_ids") is not None and mask is not None and mask.ndim == 2
+
+
+def _at(values: torch.Tensor, places: torch.Tensor) -> Any:
+    """``values[places]``, whose gradient is summed in the same order each time; indexing sums it in the threads' order."""
+    return values.index_select(0, places.reshape(-1)).view(*places.shape, *values.shape[1:])
 
 
 def _nodes_of(tree: PrefixTree, like: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -106,12 +106,15 @@ BATCH_TOKENS = 16_384
 
 
 class ForwardPolicy:
-    """A causal language model, loaded when it is made. ``batch_tokens``: with padding, in one forward pass."""
+    """A causal language model, loaded when it is made. ``batch_tokens``: with padding, in one forward pass; ``sharing``:
+    whether the common beginnings of a pass are run once."""
 
-    def __init__(self, place: Place, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(
+        self, place: Place, batch_tokens: int = BATCH_TOKENS, sharing: Literal["auto", "on", "off"] = "auto"
+    ) -> None:
         self._place, self._batch_tokens = place, batch_tokens
         self._model = load(place, "AutoModelForCausalLM")
-        self._sharing = _sharing(self._model)
+        self._sharing = _sharing(self._model) if sharing != "off" else None
         self._temperature: tuple[float, bool] | None = None
         self.facts: Mapping[str, Any] = facts(self._model)
 

@@ -109,7 +109,7 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
 
 def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[[], Reading] | None:
     """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
-    neither is there. It loads the tokenizer when it is first asked, or its vocabulary where the tokenizer's library is not
+    neither is there. It loads the tokenizer when it is first used, or its vocabulary where the tokenizer's library is not
     installed. Raises UsageError or DataError then."""
     folder = tokenizer if tokenizer is not None else find_tokenizer(run)
     return None if folder is None else functools.cache(lambda: _texts(folder))

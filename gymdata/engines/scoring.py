@@ -70,7 +70,12 @@ class ToScore:
         order = order[self.scores.lengths[order] > 0]
         at = 0
         while at < len(order):
-            size = max(1, max_tokens // int(self.lengths[order[at]]))
+            size, longest = 1, int(self.lengths[order[at]])
+            while at + size < len(order):
+                longest = max(longest, int(self.lengths[order[at + size]]))
+                if (size + 1) * longest > max_tokens:
+                    break
+                size += 1
             yield order[at : at + size]
             at += size
 

@@ -1,31 +1,53 @@
-"""Where rollouts happen: plain single-turn answers, tools from a user's Python file, servers behind HTTP."""
+"""Where rollouts happen: plain single-turn answers, tools and users from a user's Python file, servers behind HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gymdata.environments.by_name import ByName
 from gymdata.environments.port import Environment
 from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.environments.single_turn import SingleTurn
+from gymdata.environments.user import WithUser, given_user, load_user
 from gymdata.errors import UsageError
 
-__all__ = ["PythonTools", "ResourceServer", "SingleTurn", "given_environment", "load_environment", "server_url"]
+__all__ = [
+    "ByName",
+    "PythonTools",
+    "ResourceServer",
+    "SingleTurn",
+    "WithUser",
+    "given_environment",
+    "given_user",
+    "load_environment",
+    "load_user",
+    "server_url",
+]
 
 
 def load_environment(
-    spec: str | None, *, tool_timeout_s: float = 60.0, server: Callable[[str], ResourceServer] | None = None
+    spec: str | None,
+    *,
+    tool_timeout_s: float = 60.0,
+    server: Callable[[str], ResourceServer] | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> SingleTurn | PythonTools | ResourceServer:
-    """``None``: one answer and done. ``path.py:Name``: see ``PythonTools``. A URL: what ``server`` makes of it.
+    """``None``: one answer and done. ``path.py:Name``: see ``PythonTools``; ``arguments`` are those of the class. A URL:
+    what ``server`` makes of it.
 
     Raises UsageError when it cannot be loaded."""
+    url = server_url(spec)
+    if arguments and (spec is None or url is not None):
+        raise UsageError(
+            f"--set env_args: {spec or 'no environment'} takes no arguments", hint="they are for --env path.py:Class"
+        )
     if spec is None:
         return SingleTurn()
-    url = server_url(spec)
     if url is not None and server is not None:
         return server(url)
-    return PythonTools.load(spec, timeout_s=tool_timeout_s)
+    return PythonTools.load(spec, timeout_s=tool_timeout_s, arguments=arguments)
 
 
 def given_environment(env: Any, *, tool_timeout_s: float = 60.0) -> Environment:

@@ -22,10 +22,12 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an environment says of a whole rollout. ``reward`` None: it would not score it; ``extra``: all else it says."""
+    """What an environment says of a whole rollout. ``reward`` None: it would not score it; ``extra``: all else it says.
+    ``last_step``: it speaks of the last turn only, and this is added to that turn's reward."""
 
     reward: float | None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    last_step: float | None = None
 
 
 class Episode(Protocol):
@@ -33,6 +35,9 @@ class Episode(Protocol):
 
     tools: list[dict[str, Any]] | None
     messages: list[Message]
+
+    # Environments that are given as objects may lack ``user: Talk | None`` (who answers in its place where no tool is
+    # called) and ``rewards_steps`` (without another reward, a rollout has the sum of its steps, 0 where there is none).
 
     async def step(self, message: Message) -> StepResult:
         """Raises OutsideError("environment", …) when the environment, not the policy, is at fault."""
@@ -53,6 +58,34 @@ class Environment(Protocol):
     identity: Mapping[str, Any]
 
     async def start(self, task: Task, rollout_index: int) -> Episode: ...
+
+    async def close(self) -> None: ...
+
+
+class Talk(Protocol):
+    """A user in one rollout."""
+
+    async def reply(self, message: Message) -> StepResult:
+        """To a message of the policy that calls no tool; ``done`` when the user has no more to say.
+
+        Raises OutsideError("environment", …)."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class User(Protocol):
+    """Whoever answers the policy where it calls no tool. ``identity`` goes to run.json; a change of it is another run."""
+
+    #: Whether its answers have rewards, so that a rollout without one has the sum 0.
+    rewards_steps: bool
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...
+
+    async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
+        """``messages``: the conversation, which grows as it goes on; to be read only."""
+        ...
 
     async def close(self) -> None: ...
 

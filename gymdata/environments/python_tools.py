@@ -1,15 +1,17 @@
-"""Multi-turn environments whose tools are plain Python, from a file of the user's: ``--env path.py:Name``.
+"""Multi-turn environments in plain Python, from a file of the user's: ``--env path.py:Name``.
 
 ``Name`` is a class, one instance a rollout: its public methods are the tools, except ``reset(**task_row)`` (called first;
-a string that it returns is appended to the last message), ``get_reward()`` (called at the end of a completed episode; the
-reward of its last turn) and ``close()``. Or ``Name`` is a function or a list of functions: stateless tools. That is TRL's
-``environment_factory`` convention, so such classes run unchanged. An attribute ``stdout`` with text in it, at the end of the
-rollout, is kept with the rollout and is there for rewards. Schemas come from signatures and docstrings.
+a string that it returns is appended to the last message), ``respond(message)`` (called when the policy calls no tool: what
+the user says next, or None to end), ``step_reward(message)`` (called after each step with the policy's message),
+``get_reward()`` (called at the end; it adds to the last turn's reward) and ``close()``. Or ``Name`` is a function or a list
+of functions: stateless tools. That is TRL's ``environment_factory`` convention, so such classes run unchanged. An attribute
+``stdout`` with text in it, at the end of the rollout, is kept with the rollout and is there for rewards. Schemas come from
+signatures and docstrings.
 
-Invariants: the episode is over when the policy calls no tool. What the policy does wrong (an unknown tool, bad
-arguments, a call that makes the tool raise) is returned to the policy in a tool message ``{"error": …}``. What the
-environment does wrong (a tool, ``reset`` or ``get_reward`` that hangs; ``reset`` or ``get_reward`` that raises) is an
-OutsideError. Output above 64 KiB is cut, and the message says so. User code runs in daemon threads, never in the loop.
+Invariants: without ``respond`` the episode is over when the policy calls no tool. What the policy does wrong (an unknown
+tool, bad arguments, a call that makes the tool raise) is returned to the policy in a tool message ``{"error": …}``. What the
+environment does wrong (a tool that hangs; anything else that raises, hangs or returns what it must not) is an OutsideError.
+Output above 64 KiB is cut, and the message says so. Plain functions run in daemon threads, never in the loop.
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ import asyncio
 import copy
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gymdata.engines._transformers import schema_of
-from gymdata.environments.port import StepResult, Verdict
+from gymdata.environments.port import StepResult, Talk, Verdict
+from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, said
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message, Task
 from gymdata.user_code import in_memory, in_thread, load_symbol, place_of
 
-_NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
+_PLAIN = ("close", "get_reward", "reset")
+_NOT_TOOLS = frozenset({*_PLAIN, "respond", "step_reward"})
 Tool = Callable[..., Any]
 
 
@@ -43,43 +47,48 @@ class PythonTools:
         *,
         timeout_s: float,
         make: Callable[[], Any] | None = None,
+        tools: bool = True,
     ) -> None:
         """``target``: a class, a function or a list of functions; ``make``: what gives an instance of the class when not
-        the class itself. Raises UsageError when it has no usable tools."""
+        the class itself; ``tools``: whether its public methods are tools. Raises UsageError when it is no use."""
         self.identity = identity
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.factory: Callable[[], Any] | None = (make or target) if inspect.isclass(target) else None
+        self.responds = self.factory is not None and hasattr(target, "respond")
         if self.factory is not None:
-            self._names = [
-                name
-                for name, _ in inspect.getmembers(target, inspect.isfunction)
-                if not name.startswith("_") and name not in _NOT_TOOLS
-            ]
-            for name in sorted(_NOT_TOOLS):
-                if inspect.iscoroutinefunction(method := getattr(target, name, None)):
-                    # Called like the others, it would do nothing, and the rollouts would look whole.
-                    raise UsageError(
-                        f"{identity['spec']}: {name} is async ({place_of(method)}), expected a plain method",
-                        hint="only tools may be async; run async work inside with asyncio.run(…)",
-                    )
-            tools: list[Tool] = [getattr(target, name) for name in self._names]
+            self._names = _tool_names(target) if tools else []
+            _refuse_async(target, str(identity["spec"]))
+            found: list[Tool] = [getattr(target, name) for name in self._names]
         else:
-            tools = list(target) if isinstance(target, (list, tuple)) else [target]
-            if not all(callable(tool) for tool in tools):
+            found = list(target) if isinstance(target, (list, tuple)) else [target]
+            if not all(callable(tool) for tool in found):
                 raise UsageError.bad_value(f"{identity['spec']}", type(target).__name__, "a class or functions")
-            self._names = [tool.__name__ for tool in tools]
-        if not tools:
-            raise UsageError(f"{identity['spec']} has no public methods, so it gives the policy no tools")
-        self._functions = dict(zip(self._names, tools, strict=True))
-        self.schemas = [_schema(tool, str(identity["spec"])) for tool in tools]
+            self._names = [tool.__name__ for tool in found]
+        if not found and not self.responds:
+            what = "no public methods, so it gives the policy no tools, and no respond" if tools else "no respond"
+            raise UsageError(f"{identity['spec']} has {what}")
+        self._functions = dict(zip(self._names, found, strict=True))
+        self.schemas = [_schema(tool, str(identity["spec"])) for tool in found]
+        self.rewards_steps = hasattr(target, "step_reward") or any(
+            gives_steps(function) for function in (*found, *([target.respond] if self.responds else []))
+        )
 
     @classmethod
-    def load(cls, spec: str, *, timeout_s: float) -> PythonTools:
-        """From ``path.py:Name``."""
+    def load(cls, spec: str, *, timeout_s: float, arguments: Mapping[str, Any] | None = None) -> PythonTools:
+        """From ``path.py:Name``; ``arguments``: those of the class. Raises UsageError."""
         target, source = load_symbol(spec, "--env")
         where, _, digest = source.rpartition("@")
-        identity = {"name": "python_tools", "spec": where, "file_hash": digest}
-        return cls(target, identity, timeout_s=timeout_s)
+        identity: dict[str, Any] = {"name": "python_tools", "spec": where, "file_hash": digest}
+        if not arguments:
+            return cls(target, identity, timeout_s=timeout_s)
+        if not inspect.isclass(target):
+            raise UsageError(f"--set env_args: {spec} is no class, so it takes no arguments")
+        try:
+            inspect.signature(target).bind(**arguments)
+        except TypeError as error:
+            raise UsageError(f"--set env_args: {spec}: {error}", hint=f"it is {inspect.signature(target)}") from error
+        identity["arguments"] = dict(arguments)
+        return cls(target, identity, timeout_s=timeout_s, make=lambda: target(**copy.deepcopy(arguments)))
 
     @classmethod
     def given(cls, target: Any, *, timeout_s: float) -> PythonTools:
@@ -105,12 +114,12 @@ class PythonTools:
         instance = None
         messages = task.messages
         if self.factory is not None:
-            instance, greeting = await self._guarded("reset", self._make, task)
+            instance, greeting = await self.guarded("reset", self._make, task)
             if isinstance(greeting, str) and greeting:
                 last = messages[-1]
                 messages = [*messages[:-1], {**last, "content": (last.get("content") or "") + clean(greeting)}]
         tools = {n: getattr(instance, n) if instance is not None else f for n, f in self._functions.items()}
-        return ToolEpisode(self, instance, tools, messages, self.schemas)
+        return ToolEpisode(self, instance, tools, messages)
 
     async def close(self) -> None: ...
 
@@ -124,7 +133,7 @@ class PythonTools:
         """One tool call; async tools run in the loop. Raises TimeoutError when it hangs, or what the tool raises."""
         answer = tool(**arguments) if inspect.iscoroutinefunction(tool) else in_thread(lambda: tool(**arguments))
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with asyncio.timeout(self.timeout_s) as limit:
                 return await answer
         except (TimeoutError, asyncio.CancelledError) as error:
             task = asyncio.current_task()
@@ -135,21 +144,9 @@ class PythonTools:
             # The tool's own, of a request that it made: as any other error that it raises.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    async def _guarded(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def guarded(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The environment's own code: whatever it raises is its fault."""
-        try:
-            return await asyncio.wait_for(in_thread(function, *arguments), self._timeout_s)
-        except TimeoutError as error:
-            raise self.hung(what) from error
-        except Exception as error:  # user code may raise anything
-            raise OutsideError("environment", f"{what} raised {type(error).__name__}: {clean(str(error))}") from error
-
-    def hung(self, what: str) -> OutsideError:
-        return OutsideError(
-            "environment",
-            f"{what} gave no answer within {self._timeout_s:g} s",
-            hint="raise --tool-timeout if it needs longer",
-        )
+        return await guarded(what, function, *arguments, timeout_s=self.timeout_s)
 
 
 class ToolEpisode:
@@ -161,64 +158,113 @@ class ToolEpisode:
         instance: Any,
         functions: Mapping[str, Tool],
         messages: list[Message],
-        schemas: list[dict[str, Any]],
     ) -> None:
         self.messages = messages
-        self.tools: list[dict[str, Any]] | None = schemas
+        self.tools: list[dict[str, Any]] | None = environment.schemas or None
+        self.rewards_steps = environment.rewards_steps
+        #: Who answers where no tool is called, in the place of the instance's own ``respond``.
+        self.user: Talk | None = None
         self._environment = environment
         self._instance = instance
         self._functions = functions
 
     async def step(self, message: Message) -> StepResult:
-        """Run the message's tool calls, in order; without any, the episode is over."""
+        """Run the message's tool calls, in order, up to one that ends the rollout; without any, the user answers, and
+        without a user the episode is over."""
         calls = message.get("tool_calls") or []
-        if not calls:
-            return StepResult(done=True, reward=await self._reward())
-        return StepResult([await self._answer(call) for call in calls])
+        result = await (self._called(calls) if calls else self.respond(message))
+        if hasattr(self._instance, "step_reward"):
+            result = await self._rewarded(result, message)
+        if result.done:
+            result = replace(result, reward=plus(result.reward, await self._reward()))
+        return result
+
+    async def respond(self, message: Message) -> StepResult:
+        """What the user says to a message without tool calls."""
+        if self.user is not None:
+            return await self.user.reply(message)
+        if not self._environment.responds:
+            return StepResult(done=True)
+        return said(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:  # noqa: ARG002 - the port's
-        """The instance's attribute ``stdout``, where it is text. No reward: ``get_reward`` is that of the last turn."""
+        """Of a rollout that a limit ended, ``get_reward``, which of others was in the last step; and the attribute
+        ``stdout`` of the instance, where it is text."""
+        reward = None if stop_reason is None else await self._reward()
         stdout = getattr(self._instance, "stdout", None)
-        return Verdict(None, {"stdout": as_text(stdout)}) if isinstance(stdout, str) else None
+        extra = {"stdout": as_text(stdout)} if isinstance(stdout, str) else {}
+        return Verdict(None, extra, last_step=reward) if extra or reward is not None else None
 
     async def close(self) -> None:
         if self._instance is not None and hasattr(self._instance, "close"):
-            await self._environment._guarded("close", self._instance.close)
+            await self._environment.guarded("close", self._instance.close)
+
+    async def _called(self, calls: Sequence[Mapping[str, Any]]) -> StepResult:
+        answers: list[Message] = []
+        steps: list[Step] = []
+        for call in calls:
+            function = call.get("function") or {}
+            name = clean(str(function.get("name")))
+            steps.append(await self._run(str(function.get("name")), function.get("arguments")))
+            answer: Message = {"role": "tool", "name": name, "content": steps[-1].content}
+            if call.get("id"):
+                answer["tool_call_id"] = call["id"]
+            answers.append(answer)
+            if steps[-1].done:
+                break
+        rewards = [reward_of(step.reward, "the reward of a tool") for step in steps]
+        return StepResult(answers, steps[-1].done, plus(*rewards), steps[-1].ended)
+
+    async def _rewarded(self, result: StepResult, message: Message) -> StepResult:
+        value = await self._environment.guarded("step_reward", self._instance.step_reward, dict(message))
+        step = value if isinstance(value, Step) else Step(reward=value)
+        if step.content is not None:
+            raise OutsideError("environment", "step_reward gave a Step with content, expected a reward alone")
+        reward = plus(result.reward, reward_of(step.reward, "step_reward"))
+        return replace(
+            result, reward=reward, done=result.done or step.done, stop_reason=result.stop_reason or step.ended
+        )
 
     async def _reward(self) -> float | None:
         if self._instance is None or not hasattr(self._instance, "get_reward"):
             return None
-        value = await self._environment._guarded("get_reward", self._instance.get_reward)
-        try:
-            number = math.nan if value is None else float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise OutsideError("environment", f"get_reward gave {value!r}, expected a number or None") from error
-        return None if math.isnan(number) else number
+        return reward_of(await self._environment.guarded("get_reward", self._instance.get_reward), "get_reward")
 
-    async def _answer(self, call: Mapping[str, Any]) -> Message:
-        function = call.get("function") or {}
-        name, arguments = str(function.get("name")), function.get("arguments")
-        answer: Message = {"role": "tool", "name": clean(name), "content": await self._run(name, arguments)}
-        if call.get("id"):
-            answer["tool_call_id"] = call["id"]
-        return answer
-
-    async def _run(self, name: str, arguments: Any) -> str:
+    async def _run(self, name: str, arguments: Any) -> Step:
+        """The tool's answer as text, with what else it says of the step."""
         tool = self._functions.get(name)
         if tool is None:
-            return tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._functions)}")
+            return Step(tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._functions)}"))
         if not isinstance(arguments, dict):
-            return tool_error_message(f"the arguments of {name} must be a JSON object")
+            return Step(tool_error_message(f"the arguments of {name} must be a JSON object"))
         try:
             inspect.signature(tool).bind(**arguments)
         except TypeError as error:
-            return tool_error_message(f"{name}: {error}")
+            return Step(tool_error_message(f"{name}: {error}"))
         try:
-            return as_text(await self._environment.call(tool, arguments))
+            answer = await self._environment.call(tool, arguments)
         except TimeoutError as error:
-            raise self._environment.hung(f"tool {name}") from error
+            raise hung(f"tool {name}", self._environment.timeout_s) from error
         except Exception as error:  # noqa: BLE001 - whatever the tool raises is an answer to the policy's call
-            return tool_error_message(str(error) or type(error).__name__)
+            return Step(tool_error_message(str(error) or type(error).__name__))
+        if isinstance(answer, Step):
+            return replace(answer, content="" if answer.content is None else as_text(answer.content))
+        return Step(as_text(answer))
+
+
+def _tool_names(target: type) -> list[str]:
+    named = inspect.getmembers(target, inspect.isfunction)
+    return [name for name, _ in named if not name.startswith("_") and name not in _NOT_TOOLS]
+
+
+def _refuse_async(target: type, spec: str) -> None:
+    for name in _PLAIN:
+        if inspect.iscoroutinefunction(method := getattr(target, name, None)):
+            # Called like the others, it would do nothing, and the rollouts would look whole.
+            raise UsageError(
+                f"{spec}: {name} is async ({place_of(method)}), expected a plain method",
+                hint="tools, respond and step_reward may be async; run other async work inside with asyncio.run(…)",
+            )
 
 
 def _schema(tool: Tool, spec: str) -> dict[str, Any]:

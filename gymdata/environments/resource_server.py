@@ -9,17 +9,21 @@
 Invariants: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
 ``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is returned to it;
 every other fault is the server's, and no reward comes of it. A tool call that the server may have carried out (it hung, or
-the connection broke) is never sent again: the rollout fails, and another attempt gets a new session.
+the connection broke) is never sent again: the rollout fails, and another attempt gets a new session. Rewards of steps are
+read only when they are asked for (``--step-reward-field NAME``): then a tool's answer that is a JSON object may hold NAME,
+a number, and ``done``; the policy sees the rest of the object.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import quote
 
-from gymdata.environments.port import StepResult, Verdict
+from gymdata.environments.port import StepResult, Talk, Verdict
+from gymdata.environments.step import Step, plus
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
@@ -58,8 +62,11 @@ class ResourceServer:
         verify_timeout_s: float = 300.0,
         max_retries: int = 5,
         pause_s: float = 0.5,
+        step_reward_field: str | None = None,
     ) -> None:
-        self.identity: Mapping[str, Any] = {"name": "resource_server"}
+        asked = {} if step_reward_field is None else {"step_reward_field": step_reward_field}
+        self.identity: Mapping[str, Any] = {"name": "resource_server", **asked}
+        self.step_reward_field = step_reward_field
         self.task_body, self.verify_body, self.model = task_body, verify_body, model
         self.verify_timeout_s = verify_timeout_s
         self.http = HttpClient(
@@ -99,18 +106,31 @@ class ResourceServer:
 class ServerEpisode:
     """One rollout's session."""
 
+    #: The server says what the whole is worth.
+    rewards_steps = False
+
     def __init__(self, server: ResourceServer, task: Task, cookies: dict[str, str]) -> None:
+        self.user: Talk | None = None
         self.messages: list[Message] = task.messages
         self.tools: list[dict[str, Any]] | None = task.tools
         self._server, self._task, self._cookies = server, task, cookies
         self._names = [str(tool["function"]["name"]) for tool in task.tools or []]
 
     async def step(self, message: Message) -> StepResult:
-        """Make the message's tool calls, in order; without any, the episode is over."""
+        """Make the message's tool calls, in order, up to one that ends the rollout; without any, the user answers, and
+        without a user the episode is over."""
         calls = message.get("tool_calls") or []
         if not calls:
-            return StepResult(done=True)
-        return StepResult([await self._answer(call) for call in calls])
+            return StepResult(done=True) if self.user is None else await self.user.reply(message)
+        answers: list[Message] = []
+        reward: float | None = None
+        for call in calls:
+            step, answer = await self._answer(call)
+            reward = plus(reward, step.reward)
+            answers.append(answer)
+            if step.done:
+                return StepResult(answers, True, reward, step.ended)
+        return StepResult(answers, reward=reward)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
         """What /verify says. A sample that the server masks (``mask_sample``) has no reward."""
@@ -130,28 +150,48 @@ class ServerEpisode:
 
     async def close(self) -> None: ...
 
-    async def _answer(self, call: Mapping[str, Any]) -> Message:
+    async def _answer(self, call: Mapping[str, Any]) -> tuple[Step, Message]:
         function = call.get("function") or {}
         name, arguments = str(function.get("name")), function.get("arguments")
-        answer: Message = {"role": "tool", "name": clean(name), "content": await self._call(name, arguments)}
+        step = await self._call(name, arguments)
+        answer: Message = {"role": "tool", "name": clean(name), "content": step.content}
         if call.get("id"):
             answer["tool_call_id"] = call["id"]
-        return answer
+        return step, answer
 
-    async def _call(self, name: str, arguments: Any) -> str:
+    async def _call(self, name: str, arguments: Any) -> Step:
         if name not in self._names or name in RESERVED:
-            return tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}")
+            return Step(tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}"))
         if not isinstance(arguments, dict):
-            return tool_error_message(f"the arguments of {name} must be a JSON object")
+            return Step(tool_error_message(f"the arguments of {name} must be a JSON object"))
         return await self._server.http.exchange(
             "POST",
             f"/{quote(name, safe='')}",
             arguments,
-            lambda reply: as_text(reply.text),
+            lambda reply: self._read(reply, name),
             is_answer=_is_verdict,
             repeatable=False,
             cookies=self._cookies,
         )
+
+    def _read(self, reply: Reply, name: str) -> Step:
+        """The tool message, and the reward where one was asked for and given. A refusal has none."""
+        field = self._server.step_reward_field
+        if field is None or reply.status >= 300:
+            return Step(as_text(reply.text))
+        try:
+            answer = json.loads(reply.text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or not (field in answer or "done" in answer):
+            return Step(as_text(reply.text))
+        reward, done = answer.pop(field, None), answer.pop("done", False)
+        where = f"{self._server.http.base}/{name}"
+        if reward is not None and not _is_number(reward):
+            raise OutsideError("environment", f"{where}: got {reward!r:.80}, expected a finite number as {field}")
+        if not isinstance(done, bool):
+            raise OutsideError("environment", f"{where}: got {done!r:.80}, expected true or false as done")
+        return Step(as_text(answer), None if reward is None else float(reward), done)
 
 
 def read_verdict(answer: Mapping[str, Any], sent: Mapping[str, Any], where: str) -> Verdict:
@@ -160,15 +200,18 @@ def read_verdict(answer: Mapping[str, Any], sent: Mapping[str, Any], where: str)
     if answer.get("mask_sample") is True:
         return Verdict(None, extra)
     reward = answer.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _finite(reward):
+    if not _is_number(reward):
         got = repr(reward)[:80] if "reward" in answer else "no reward"
         raise OutsideError("environment", f"{where}: got {got}, expected a finite number as reward")
     return Verdict(float(reward), extra)
 
 
-def _finite(number: float) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
     try:
-        return math.isfinite(float(number))
+        return math.isfinite(float(value))
     except OverflowError:  # an integer beyond any float
         return False
 

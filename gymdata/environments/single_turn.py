@@ -1,11 +1,12 @@
-"""One answer, and the episode is over. The task's own tools, if any, are shown to the policy but never called."""
+"""One answer, and the episode is over unless there is a user. The task's own tools, if any, are shown to the policy but
+never called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.environments.port import StepResult
+from gymdata.environments.port import StepResult, Talk
 from gymdata.rollouts.messages import Message, Task
 
 _DONE = StepResult(done=True)
@@ -23,16 +24,18 @@ class SingleTurn:
 
 
 class SingleTurnEpisode:
-    """Over after one message."""
+    """Over after one message, or when the user says so."""
 
-    __slots__ = ("messages", "tools")
+    __slots__ = ("messages", "tools", "user")
+    rewards_steps = False
 
     def __init__(self, task: Task) -> None:
         self.messages: list[Message] = task.messages
         self.tools: list[dict[str, Any]] | None = task.tools
+        self.user: Talk | None = None
 
-    async def step(self, message: Message) -> StepResult:  # noqa: ARG002 - any answer ends it
-        return _DONE
+    async def step(self, message: Message) -> StepResult:
+        return _DONE if self.user is None else await self.user.reply(message)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> None:  # noqa: ARG002 - likewise
         return None

@@ -35,6 +35,8 @@ from gymdata.store.lineage import vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
 BATCH_ROWS = 4_096
+#: The part of a rollout's rewards that stands for the sum of its steps, as ``collect`` writes it.
+SUM_OF_STEPS = "steps"
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
 _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
 
@@ -124,6 +126,9 @@ class Crediting:
         config, rollouts = self.config, self.rollouts
         why = np.zeros(rollouts.num_rows, np.int64)
         uses_outcome, uses_steps = config.rewards != "steps", config.rewards != "outcome"
+        if uses_outcome and uses_steps and config.reward is None and _is_sum_of_steps(rollouts):
+            raise UsageError("the reward of these rollouts is the sum of their steps, which would count twice",
+                             hint="--rewards steps; or score them, and name the score with --reward")  # fmt: skip
         outcome = self.scores.copy() if uses_outcome else None
         if config.estimator == "teacher":
             outcome = np.zeros(rollouts.num_rows)
@@ -354,6 +359,12 @@ def kl_account(seen: credit.Moments, rollouts: int, config: ExperienceConfig) ->
             config.kl_coef, seen.mean, config.kl_target, rollouts, config.kl_horizon
         )
     return found
+
+
+def _is_sum_of_steps(rollouts: pa.Table) -> bool:
+    """Whether ``collect`` found no reward but those of the steps."""
+    names = pc.struct_field(rollouts["rewards"].combine_chunks().flatten(), "name")
+    return bool(pc.unique(names).to_pylist() == [SUM_OF_STEPS])
 
 
 def tokens_of(values: np.ndarray, sequences: RolloutSequences, kept: np.ndarray) -> np.ndarray:

@@ -145,7 +145,11 @@ def _write(
     moments = work.moments(shaped)
     carried = work.rollouts.drop_columns(["reward", "rewards"])
     carried = carried.append_column("reward", pa.array(work.scores, from_pandas=True))
-    carried = carried.append_column("weight", pa.array(shaped.weight)).combine_chunks()
+    carried = carried.append_column("weight", pa.array(shaped.weight))
+    if work.config.optimal_value_beta is not None:
+        optimal = credit.optimal_value(work.scores, work.config.optimal_value_beta, work.groups)
+        carried = carried.append_column("optimal_value", pa.array(optimal))
+    carried = carried.combine_chunks()
     counts = dict.fromkeys(("sequences", "trained_tokens", "tokens", "abandoned_turns", "rollouts_cut"), 0)
     seen = seen_kl = credit.Moments()
 

@@ -184,7 +184,7 @@ def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | 
 def rows(sequences: RolloutSequences, given: Credited, rollouts: pa.Table) -> pa.Table:
     """The experiences rows of ``sequences``; ``rollouts`` has the columns ``CARRIED``, one row a rollout of the batch."""
     of = pa.array(sequences.rollout)
-    carried = {name: rollouts[name].take(of) for name in CARRIED}
+    carried = {name: rollouts[name].take(of) for name in (*CARRIED, "optimal_value") if name in rollouts.schema.names}
     _refuse_beyond_float32("advantages", given.advantages)
     _refuse_beyond_float32("returns", given.returns)
     trained = sequences if given.chosen is None else sequences.restricted(given.chosen)

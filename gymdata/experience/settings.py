@@ -119,6 +119,12 @@ class ExperienceConfig(Config):
     advantage_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip advantages to this absolute value, as the last step."
     )
+    optimal_value_beta: float | None = pydantic.Field(
+        None,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Write optimal_value, β·log mean exp(R/β) over the group, with this β, for train-rl --loss oapl.",
+    )
     entropy_ratio: float | None = pydantic.Field(
         None, gt=0.0, le=1.0, description="Train only this share of tokens per rollout, by entropy."
     )

@@ -194,14 +194,27 @@ def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
 def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
     """Collect settings with the files that they name found."""
     found = dict(settings)
-    if found.get("env") is not None:
-        found["env"] = spec(found["env"], beside)
-    if str(found.get("system") or "").endswith(TEXT_FILES):
-        found["system"] = find(found["system"], beside)
+    if isinstance(env := found.get("env"), str):
+        found["env"] = _named_spec(env, beside)
+    elif isinstance(env, Mapping):
+        found["env"] = {name: spec(one, beside) for name, one in env.items()}
+    elif isinstance(env, (list, tuple)):
+        found["env"] = [_named_spec(one, beside) for one in env]
+    if found.get("user") is not None:
+        found["user"] = spec(found["user"], beside)
+    for key in ("system", "user_prompt"):
+        if str(found.get(key) or "").endswith(TEXT_FILES):
+            found[key] = find(found[key], beside)
     for key in ("chat_template", "prompt_template"):
         if found.get(key) is not None:
             found[key] = find(str(found[key]), beside)
     return found
+
+
+def _named_spec(value: str, beside: Path) -> str:
+    """``SPEC`` or ``NAME=SPEC``."""
+    name, equals, rest = str(value).partition("=")
+    return f"{name}={spec(rest, beside)}" if equals and name.isidentifier() else spec(value, beside)
 
 
 def spec(value: str, beside: Path) -> str:
@@ -295,7 +308,8 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
             check()
         except (UsageError, DataError) as error:
             hint = f"-o llms.{name}.model_name FOLDER" if place.startswith("llms") else error.hint
-            at = f"{where}: {place}: " if place and not error.message.startswith(where) else ""
+            names_it = (error.where or "").startswith(where)
+            at = f"{where}: {place}: " if place and not names_it else ""
             faults.append(UsageError(f"{at}{error.message}", hint=hint))
     return faults
 

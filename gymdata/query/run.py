@@ -225,7 +225,10 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     name = missing[1].rpartition(".")[2] if missing else ""
     words = [*known, *(column for columns in known.values() for column in columns)]
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
-    listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in known.items())
+    meant = {view: columns for view, columns in known.items() if {view, *columns}.intersection(near)} or known
+    listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in meant.items())
+    others = [view for view in known if view not in meant]
+    listing += f"\n  other tables: {', '.join(others)}" if others else ""
     lead = f"did you mean {near[0]!r}? " if near else ""
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
         lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "

@@ -160,7 +160,7 @@ def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
         "data": config.get("tasks") or ", ".join(str(p.get("path")) for p in facts.get("parents") or []),
         "command": command if isinstance(command, str) else " ".join(map(str, command)),
         "rewards": config.get("reward"),
-        "environment": config.get("env"),
+        "environment": ", ".join(env) if isinstance(env := config.get("env"), list) else env,
         "gymdata": facts.get("gymdata"),
         "engine": " ".join(str(engine[k]) for k in ("engine", "engine_version") if engine.get(k)) or None,
         "versions": ", ".join(f"{k} {v}" for k, v in (versions or {}).items()) or None,

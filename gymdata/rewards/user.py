@@ -91,6 +91,9 @@ class UserReward:
     bounded = False
     needs: str | None = None
     concurrent = CONCURRENT
+    #: Parameters that it takes, and those without a default.
+    _takes: frozenset[str] = frozenset()
+    _required: Sequence[str] = ()
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -110,7 +113,7 @@ class UserReward:
         parameters = signature.parameters.values()
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        self._takes = {p.name for p in named}
+        self._takes = frozenset(p.name for p in named)
         self._required = [p.name for p in named if p.default is p.empty]
         one, batch = (sorted(self._takes.intersection(names)) for names in (_ONE, _BATCH))
         if one and batch:
@@ -156,7 +159,7 @@ class UserReward:
         except RewardError as error:
             return error
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, also what ends programs
-            return self._raised(error)
+            return self._raised(error, [rollout])
 
     def call(self, rollout: View) -> Any:
         """What the function says of one rollout, or an awaitable of it."""
@@ -176,7 +179,7 @@ class UserReward:
         except RewardError:
             raise
         except BaseException as error:  # user code may raise anything, also what ends programs or cancels tasks
-            raise self._raised(error) from error
+            raise self._raised(error, rollouts) from error
         if listed is None:
             raise self._useless(RewardError.wrong_type(self.name, values, self._defined))
         if len(listed) != len(rollouts):
@@ -194,7 +197,7 @@ class UserReward:
         self.useless = fault
         return fault
 
-    def _raised(self, error: BaseException) -> RewardError:
+    def _raised(self, error: BaseException, rollouts: Sequence[View]) -> RewardError:
         """The fault of what the function raised. A Ctrl-C of the command's is raised again."""
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
@@ -202,7 +205,11 @@ class UserReward:
         if (type(error).__name__, where) not in self._seen:
             self._seen.add((type(error).__name__, where))
             _LOG.debug("%s raised", self.name, exc_info=error)
-        fault = RewardError.raised(self.name, error, where)
+        texts = [
+            one for one, batch in (("completion", "completions"), ("prompt", "prompts")) if self._takes & {one, batch}
+        ]
+        messages = texts[0] if texts and not all(map(_plain, rollouts)) else ""
+        fault = RewardError.raised(self.name, error, where, messages)
         fault.__cause__ = error
         return fault
 
@@ -229,6 +236,10 @@ class UserReward:
         if math.isinf(number):
             raise RewardError.no_number(self.name, value, self._defined)
         return None if math.isnan(number) else number
+
+    def lacking(self, task: Mapping[str, Any]) -> list[str]:
+        """Parameters that must be columns of the task, and are none of this one."""
+        return [name for name in self._required if name not in _RESERVED and name not in task]
 
     def _taken(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Those of ``arguments`` that the function takes. Raises RewardError when one that it needs is not there."""

@@ -293,6 +293,10 @@ EXPERIENCES = Table(
             _f("values", _floats, null=True),
             _f("entropy", _floats, null=True),
             _f("kl", _floats, null=True),
+            _f("rl_weight", _floats, null=True),
+            _f("ce_weight", _floats, null=True),
+            _f("ref_kl_weight", _floats, null=True),
+            _f("optimal_value", pa.float64(), null=True),
             _f("teacher_logprobs", _floats, null=True),
         ]
     ),
@@ -311,8 +315,11 @@ EXPERIENCES = Table(
         c + _LEAF
         for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "teacher_logprobs")
     ),
-    optional=frozenset({"ref_logprobs", "values", "entropy", "kl", "teacher_logprobs"}),
-)
+    optional=frozenset({
+        "ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value",
+        "teacher_logprobs",
+    }),
+)  # fmt: skip
 
 VIOLATIONS = Table(
     "violations",

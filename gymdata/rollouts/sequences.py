@@ -305,10 +305,10 @@ def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, R
     held = np.diff(per_turn)[sampled.turn]
     odd = np.flatnonzero((held != sizes) & (held > 0))
     if len(odd):
-        at = int(odd[0])
+        turn = int(odd[0])
         raise DataError(
-            f"top_log_probs of turn {sampled.turn_number[at]} of row {sampled.turn_rollout[at]}: got {held[at]} lists, "
-            f"expected one per sampled token, {sizes[at]}"
+            f"top_log_probs of turn {sampled.turn_number[turn]} of row {sampled.turn_rollout[turn]}: got {held[turn]} "
+            f"lists, expected one per sampled token, {sizes[turn]}"
         )
     # A turn without lists takes those of an empty token, added at the end.
     lists = Ragged(np.arange(len(pairs)), np.append(per_token, per_token[-1]))

@@ -73,5 +73,7 @@ class ScoreConfig(Config):
         if self.recipe is not None and any(others):
             raise ValueError("a recipe alone, or rewards without a recipe: put them all into the recipe")
         if self.recipe is None and not any(others):
-            raise ValueError("no reward given: --reward, --reward-model, --reward-url or --recipe names one")
+            raise ValueError(
+                "no reward given: --reward, --reward-model, --reward-url or --recipe names one, as in --reward numeric"
+            )
         return self

@@ -201,7 +201,8 @@ def _turn_facts(turn: Mapping[str, Any]) -> str:
     mean = f", mean logprob {math.fsum(logprobs) / len(logprobs):.3f}" if logprobs else ""
     agent = f"{turn['agent']}, " if turn.get("agent") else ""
     rendered = ", rendered from text" if turn.get("rendered") else ""
-    return f"{agent}{_many(n, 'token')}{rendered}, {turn['finish_reason']}{mean}"
+    reward = f", reward {_number(turn['reward'])}" if turn.get("reward") is not None else ""
+    return f"{agent}{_many(n, 'token')}{rendered}, {turn['finish_reason']}{mean}{reward}"
 
 
 def _message(out: _Page, message: Mapping[str, Any], of_turn: str) -> None:

@@ -6,6 +6,7 @@ under a temporary name and appears whole; what is read has exactly the types of 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError
@@ -24,11 +24,14 @@ from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
+from gymdata.tuning import ahead
 
 ROW_GROUP_TOKENS = 4_000_000
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
+#: Batches of a Parquet file that are decoded while those before them are looked at.
+_BATCHES_AHEAD = 2
 _PAGE_BYTES = 8 << 20
 
 
@@ -225,19 +228,26 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
             raise DataError.empty(source.path, f"rows of {table.name}")
         return
     where = str(source.path)
-    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     try:
-        dataset = ds.dataset(source.path, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
-        check_version(dataset.schema.metadata, where, table)
-        present = _present(dataset.schema, table, names, where)
-        seen, expected = 0, dataset.count_rows()
-        for batch in dataset.to_batches(columns=present, batch_size=batch_size, batch_readahead=4):
-            seen += batch.num_rows
-            if batch.num_rows:
-                yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
-        _refuse_short(where, seen, expected)
+        with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+            check_version(file.schema_arrow.metadata, where, table)
+            present = _present(file.schema_arrow, table, names, where)
+            seen, expected = 0, file.metadata.num_rows
+            # Closed before the file: its thread may be reading when nobody wants the rest.
+            with contextlib.closing(ahead(_parquet_batches(file, present, batch_size), _BATCHES_AHEAD)) as batches:
+                for batch in batches:
+                    seen += batch.num_rows
+                    if batch.num_rows:
+                        yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
+            _refuse_short(where, seen, expected)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise broken_parquet(source.path, error) from error
+
+
+def _parquet_batches(file: pq.ParquetFile, columns: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is."""
+    for index in range(file.num_row_groups):
+        yield from file.iter_batches(batch_size, row_groups=[index], columns=columns)
 
 
 def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterator[pa.RecordBatch]:

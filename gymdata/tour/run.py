@@ -19,7 +19,7 @@ from typing import Any
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, StoreError
 from gymdata.public import Report, Row
 from gymdata.store.paths import RUN_JSON, local_output, read_facts
-from gymdata.store.run_json import replacing
+from gymdata.store.run_json import replacing, temporary_of
 
 #: Runs of the same 25 held-out tasks by the shipped policy, before and after a round of DPO, and what gives ids their text.
 RUNS = ("before", "after")
@@ -90,11 +90,8 @@ def prepare(output: str | Path = "runs/tour") -> TourReport:
     """The files in ``output``, made whole, and the questions without their answers. Raises StoreError as ``tour`` does."""
     folder = local_output(output)
     _refuse_foreign(folder)
-    source = Path(str(files("gymdata.sample_data")))
-    for file in sorted(path for path in (source / "tour").rglob("*") if path.is_file()):
-        _copy(file, folder / file.relative_to(source / "tour"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        _copy(source / "policy" / name, folder / TOKENIZER / name)
+    for name, source in _files().items():
+        _copy(source, folder / name)
     rollouts = sum(file["rows"] for run in RUNS for file in read_facts(folder / run / RUN_JSON)["files"])
     view = ["gymdata", "view", str(folder), "--tokenizer", str(folder / TOKENIZER)]
     return TourReport(folder, rollouts, view, _steps(folder))
@@ -161,25 +158,44 @@ def _steps(folder: Path) -> list[TourStep]:
     ]  # fmt: skip
 
 
+def _files() -> dict[Path, Path]:
+    """What is copied, by its path in the output folder."""
+    source = Path(str(files("gymdata.sample_data")))
+    found = sorted(path for path in (source / "tour").rglob("*") if path.is_file())
+    known = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    return {path.relative_to(source / "tour"): path for path in found} | {
+        Path(TOKENIZER, name): source / "policy" / name for name in known
+    }
+
+
 def _refuse_foreign(folder: Path) -> None:
     """A folder with anything in it that the tour did not make is left alone."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    source = Path(str(files("gymdata.sample_data"))) / "tour" / RUNS[0] / RUN_JSON
+    tour = {folder / name: source for name, source in _files().items()}
     run_json = folder / RUNS[0] / RUN_JSON
-    ours = json.loads(source.read_bytes())["run_id"]
-    if run_json.is_file() and read_facts(run_json).get("run_id") == ours:
+    if not run_json.is_file():
+        # A tour that was interrupted before that file was there: nothing but whole copies, and one that was begun.
+        begun = set(map(temporary_of, tour))
+        found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+        if folder.is_dir() and all(path in begun or _is_copy(path, tour.get(path)) for path in found):
+            return
+    elif read_facts(run_json).get("run_id") == json.loads(tour[run_json].read_bytes())["run_id"]:
         return
     raise StoreError(f"{folder}: is not empty and was not made by the tour", hint="give another output folder: -o")
 
 
+def _is_copy(path: Path, source: Path | None) -> bool:
+    plain = path.is_file() and not path.is_symlink()
+    return plain and source is not None and path.read_bytes() == source.read_bytes()
+
+
 def _copy(source: Path, target: Path) -> None:
-    content = source.read_bytes()
-    if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
+    if _is_copy(target, source):
         return
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_bytes(content)
+            temporary.write_bytes(source.read_bytes())
     except OSError as error:
         raise StoreError.from_os(target, error) from error

@@ -104,8 +104,10 @@ class TrainReport(Report):
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
         elif self.heldout:
-            before, after = (part["explained_variance"] for part in (self.heldout["before"], self.heldout))
-            rows.append(("held-out explained variance", f"{before:.3g} → {after:.3g}"))
+            # None where all returns are equal.
+            found = (part["explained_variance"] for part in (self.heldout["before"], self.heldout))
+            before, after = ("–" if value is None else f"{value:.3g}" for value in found)
+            rows.append(("held-out explained variance", f"{before} → {after}"))
         return rows
 
     def _figures(self) -> list[Row]:
@@ -275,7 +277,7 @@ def train(
     Returns what ``output``/run.json holds: ``trained_tokens`` (the proof), counts, settings, versions, parents.
     Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
     """
-    from gymdata.train.trainers.launch import run_job
+    from gymdata.train.launch import run_job
 
     # What costs nothing to see, before torch is loaded.
     _refuse_no_rows(source, settings.table)
@@ -320,7 +322,7 @@ def train_resolved(
 
     Raises DataError, RefusedError (with the code), UsageError, StoreError, or OutsideError("trainer").
     """
-    source = str(source)
+    source, loss = str(source), config.facts()
     data = config.prepare(read_table(source, config.table, columns=config.columns), source)
     check(config, data, list(lineage(source)), model, source, progress)
     files = [found.path for found in resolve(source, config.table)]
@@ -330,6 +332,7 @@ def train_resolved(
     out = local_output(config.output)
     job = {
         **config.own(),
+        **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
         "data_xxh3": [hash_file(file) for file in files],
@@ -346,6 +349,7 @@ def train_resolved(
         "stage": f"train-{config.algorithm}",
         "command": list(command),
         "config": config.model_dump(mode="json"),
+        **loss,
         "parents": [parent_of(source)],
         "model": vars(model),
         "counts": {**data.counts, "trained_tokens": expected.count},

@@ -19,19 +19,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_rendered
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.stats import unit_of
 from gymdata.train.pair_data import NamedSequences, refuse_too_long
 
-#: Columns of an experiences file that training reads; ``ref_logprobs`` only where there are any.
+#: Weights of the parts of a loss, a number per token each.
+WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
+#: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
 EXPERIENCE_COLUMNS = (
     "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
-    "policy_hash", "ref_logprobs",
+    "policy_hash", "reward", "ref_logprobs", *WEIGHTS, "optimal_value",
 )  # fmt: skip
 
 
@@ -76,9 +78,9 @@ class LengthCost:
 
 @dataclass(frozen=True)
 class TrainingExperiences:
-    """n sequences; ``advantages`` and ``ref_logprobs`` (None: not in the file) have a number per token of them; ``weight``
-    and ``temperature`` have one entry a sequence, as have ``rollout_ids``. ``chosen``: how many rollouts they were chosen
-    from, and so on, where they were chosen."""
+    """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
+    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry a sequence, as have
+    ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
 
     sequences: NamedSequences
     rollout_ids: list[str]
@@ -89,6 +91,7 @@ class TrainingExperiences:
     policy_hashes: frozenset[str]
     cost: LengthCost
     chosen: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, Ragged] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -100,7 +103,13 @@ class TrainingExperiences:
     @property
     def per_token(self) -> dict[str, Ragged]:
         """What a loss needs beside ids and masks: name → a number per token."""
-        return {"saved": self.sequences.logprobs, "advantages": self.advantages}
+        return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
+
+    @property
+    def of_policy(self) -> np.ndarray:
+        """Which trained tokens the policy sampled and is trained for, bool, flat: those whose ``rl_weight`` is not 0."""
+        trained = self.sequences.is_trained
+        return trained & (self.weights["rl_weight"].values != 0) if "rl_weight" in self.weights else trained
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
@@ -115,6 +124,7 @@ class TrainingExperiences:
             ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs.take(rows),
             weight=self.weight[rows],
             temperature=self.temperature[rows],
+            weights={name: ragged.take(rows) for name, ragged in self.weights.items()},
         )
 
 
@@ -149,13 +159,57 @@ def training_experiences(
     trained = Lists("trained token", unless_rendered(given, is_rendered(table)))
     refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
     _refuse_not_finite("advantages", advantages, whole, where)
-    return _cut(whole, advantages, reference, table, rollouts, max_length)
+    weights = _weights(table, whole, where)
+    return _cut(whole, advantages, reference, weights, table, rollouts, max_length)
+
+
+def _weights(table: pa.Table, sequences: NamedSequences, where: str) -> dict[str, Ragged]:
+    """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or stands at a
+    token that is not trained."""
+    found = {}
+    for name in WEIGHTS:
+        if name not in table.column_names or table[name].null_count == len(table):
+            continue
+        if table[name].null_count:
+            raise DataError(
+                f"{where}: {name} is missing in {table[name].null_count:,} of {len(table):,} rows",
+                hint="give it in every row, or drop the column",
+            )
+        found[name] = weights = _beside(table, name, np.float32, sequences.token_ids, sequences.names, where)
+        values = weights.values.copy()
+        values[weights.offsets[:-1][weights.lengths > 0]] = 0
+        for bad, why in (
+            (~(np.isfinite(values) & (values >= 0)), "expected a finite weight of at least 0"),
+            ((values != 0) & ~sequences.is_trained, "but its loss_mask is 0: set that to 1 to train it"),
+        ):
+            if at := np.flatnonzero(bad).tolist():
+                row, token = weights.locate(at[0])
+                raise RefusedError(
+                    f"{where}: {name} of token {token} of {sequences.names[row]} is {values[at[0]]:g}, {why} "
+                    f"({len(at):,} such token(s))"
+                )
+    return found
+
+
+def with_optimal_advantages(table: pa.Table, loss: str, where: str) -> pa.Table:
+    """The table with reward − optimal_value as the advantage of every token. Raises UsageError when there is no such
+    column."""
+    if "optimal_value" not in table.column_names or table["optimal_value"].null_count:
+        raise UsageError(
+            f"--loss {loss} needs the column optimal_value, which {where} does not have in every row",
+            hint="`gymdata experience RUN --optimal-value-beta 0.5` writes it",
+        )
+    advantage = pc.subtract(pc.fill_null(table["reward"], np.nan), table["optimal_value"]).to_numpy()
+    ids = Ragged.of(table["input_ids"], np.int32)
+    column = ids.like(ids.spread(advantage).astype(np.float32)).to_arrow()
+    return table.set_column(table.column_names.index("advantages"), "advantages", column)
 
 
 def _cut(
     whole: NamedSequences,
     advantages: Ragged,
     reference: Ragged | None,
+    weights: dict[str, Ragged],
     table: pa.Table,
     rollouts: list[str],
     max_length: int | None,
@@ -182,6 +236,7 @@ def _cut(
         temperature=np.asarray(table["temperature"].to_numpy(), dtype=np.float64)[rows],
         policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
         cost=cost,
+        weights={name: ragged.first(lengths).take(rows) for name, ragged in weights.items()},
     )
 
 
@@ -352,9 +407,18 @@ class TeacherDistributions(TrainingExperiences):
         names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
         row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
         rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
+        mask = Ragged.of(made["loss_mask"])
+        # A sequence's first token is never trained, but has alternatives where it was sampled.
+        first = mask.values[mask.offsets[:-1]][rows] != 0
         kept = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
-        columns = (Ragged.of(made[name]).take(rows).first(kept) for name in ("top_ids", "top_logprobs"))
-        return cls(**vars(data), **dict(zip(("top_ids", "top_logprobs"), columns, strict=True)), k=k)
+        ids, logprobs = (Ragged.of(made[name]) for name in ("top_ids", "top_logprobs"))
+        at, offsets = places(ids.offsets[:-1][rows] + k * first, kept)
+        return cls(
+            **vars(data),
+            top_ids=Ragged(ids.values[at], offsets),
+            top_logprobs=Ragged(logprobs.values[at], offsets),
+            k=k,
+        )
 
     def take(self, rows: np.ndarray) -> Self:
         taken = super().take(rows)

@@ -10,16 +10,18 @@ the proof of trained tokens, metrics, curve and resuming are everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
+from gymdata.train.losses import LOSSES, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
@@ -30,7 +32,13 @@ from gymdata.train.sequence_data import (
     training_labels,
     training_returns,
     training_rollouts,
+    with_optimal_advantages,
 )
+from gymdata.user_code import load_symbol
+
+#: Pair losses that TRL does not have.
+OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
+LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
 class TrainConfig(Config):
@@ -40,7 +48,7 @@ class TrainConfig(Config):
     """
 
     key_only: ClassVar[Set[str]] = frozenset(
-        ["trainer", "pair_weights", "margin_scale", "clip_low", "clip_high", "cispo_low", "cispo_high", "tis_cap"]
+        ["trainer", "pair_weights", "margin_scale", "reward_scale", "sequence_mask", *LOSS_SETTINGS]
     )
 
     #: Name of the command after ``train-``, and of the adapter's module.
@@ -70,6 +78,10 @@ class TrainConfig(Config):
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
         raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
+        return {}
 
     def own(self) -> dict[str, Any]:
         """The settings that say what is trained, apart from where the model comes from and goes to."""
@@ -109,6 +121,10 @@ class TrainDpoConfig(RenderedConfig):
     table = PAIRS
     columns = PAIR_COLUMNS
     sides = 2
+    only_with: ClassVar[OnlyWith] = {
+        "reward_scale": ("loss_type rpo_sq, rpo_fwd_kl or rpo_bwd_kl", lambda c: c.has_loss("rpo_")),
+        "margin_scale": ("a loss_type that takes a margin", lambda c: not c.has_loss(*OWN_PAIR_LOSSES)),
+    }
 
     ref: Literal["model", "saved"] = pydantic.Field(
         "model", description="Reference logprobs: model (computed) or saved (the sampler's)."
@@ -117,38 +133,102 @@ class TrainDpoConfig(RenderedConfig):
     margin_scale: float = pydantic.Field(
         0.0, ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair."
     )
+    reward_scale: float = pydantic.Field(
+        1.0, gt=0.0, description="Scale of the margin of a pair, a difference of rewards, in the loss types rpo_…."
+    )
+
+    def has_loss(self, *beginnings: str) -> bool:
+        """Is a loss_type among the settings whose name begins so?"""
+        given = self.trainer.get("loss_type") or ()
+        return any(str(one).startswith(beginnings) for one in ([given] if isinstance(given, str) else given))
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
 
 
+def _of_loss(default: str, description: str, **limits: Any) -> Any:
+    """A setting of some losses: nothing stands for the loss's own default."""
+    return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
+
+
+def _belongs(setting: str) -> Callable[[Any], bool]:
+    """Does the chosen loss have the setting?"""
+    return lambda config: setting in config.own_settings
+
+
 class TrainRlConfig(TrainConfig):
-    """``gymdata train-rl``. The losses and their bounds are those of ``gymdata.train.trainers.rl.PolicyLoss``."""
+    """``gymdata train-rl``. The losses and their settings are those of ``gymdata.train.losses``."""
 
     algorithm = "rl"
     library = "transformers' TrainingArguments"
     table = EXPERIENCES
     columns = EXPERIENCE_COLUMNS
+    only_with: ClassVar[OnlyWith] = {name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS}
 
-    loss: Literal["ppo_clip", "cispo", "tis_reinforce"] = pydantic.Field(
-        "ppo_clip", description="Policy loss; its bounds are keys of --set, as clip_high=0.28."
+    loss: str = pydantic.Field(
+        "ppo_clip",
+        description=f"Policy loss: {', '.join(LOSSES)}, or path.py:function; its settings are keys of --set.",
     )
     kl_beta: float = pydantic.Field(
         0.0,
         ge=0.0,
         description="Weight of the KL (k3) to the reference: ref_logprobs of the file, else the model before training.",
     )
-    clip_low: float = pydantic.Field(0.2, ge=0.0, le=1.0, description="Lower bound of the ratio in ppo_clip: 1 − this.")
-    clip_high: float = pydantic.Field(0.2, ge=0.0, description="Upper bound of the ratio in ppo_clip: 1 + this.")
-    cispo_low: float = pydantic.Field(1.0, ge=0.0, description="Lower bound of the weight in cispo: 1 − this.")
-    cispo_high: float = pydantic.Field(4.0, ge=0.0, description="Upper bound of the weight in cispo: 1 + this.")
-    tis_cap: float = pydantic.Field(2.0, gt=0.0, description="Cap of the weight in tis_reinforce.")
+    sequence_mask: float | None = pydantic.Field(
+        None,
+        gt=0.0,
+        description="With any loss, leave out tokens with A < 0 of sequences whose mean of saved − new logprob is above.",
+    )
+    clip_low: float | None = _of_loss(
+        "the loss's own", "Lower bound of what the loss limits: 1 − this for ratios", ge=0.0, le=1.0
+    )
+    clip_high: float | None = _of_loss(
+        "the loss's own", "Upper bound of what the loss limits: 1 + this for ratios", ge=0.0
+    )
+    tis_cap: float | None = _of_loss("2, dppo 20", "Cap of the importance weight", gt=0.0)
+    mis_level: Literal["token", "sequence"] | None = _of_loss("sequence", "Whose importance weight mis looks at")
+    tau_positive: float | None = _of_loss("1", "Temperature of sapo's gate where A > 0", gt=0.0)
+    tau_negative: float | None = _of_loss("1.05", "Temperature of sapo's gate elsewhere", gt=0.0)
+    baseline_shift: float | None = _of_loss("-0.1", "What asymre adds to the baseline of the advantages")
+    tau: float | None = _of_loss("1, oapl 0.001", "Strength of the regularization in opmd, dro, oapl and awr", gt=0.0)
+    weight_max: float | None = _of_loss("20", "Cap of awr's weight", gt=0.0)
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
 
+    @property
+    def own_settings(self) -> Mapping[str, Any]:
+        """The settings that the loss has, with its own defaults; none for a user's function."""
+        return LOSSES[self.loss].settings if self.loss in LOSSES else {}
+
+    @property
+    def loss_settings(self) -> dict[str, Any]:
+        """The settings that the loss is computed with."""
+        chosen = {name: getattr(self, name) for name in self.own_settings}
+        return {name: self.own_settings[name] if value is None else value for name, value in chosen.items()}
+
+    def facts(self) -> dict[str, Any]:
+        code = {} if self.loss in LOSSES else {"code": load_symbol(self.loss, "--loss")[1]}
+        return {"loss": {"name": self.loss, **self.loss_settings, **code}}
+
+    @pydantic.field_validator("loss", mode="before")
+    @classmethod
+    def _known_loss(cls, name: Any) -> Any:
+        """A name of the table, or path.py:function, which is loaded later."""
+        if isinstance(name, str) and (name in LOSSES or ":" in name):
+            return name
+        raise PydanticCustomError("literal_error", "a loss", {"expected": ", ".join(LOSSES)})
+
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_experiences(table, self.max_length, where)
+        if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
+            table = with_optimal_advantages(table, self.loss, where)
+        data = training_experiences(table, self.max_length, where)
+        if self.kl_beta and "ref_kl_weight" in data.weights:
+            raise UsageError(
+                f"--kl-beta and the column ref_kl_weight of {where} both say how much the KL counts",
+                hint="leave --kl-beta out, or drop the column",
+            )
+        return data
 
 
 class RolloutsConfig(RenderedConfig):

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import json
+import math
 import pydoc
 import re
 import sys
@@ -227,6 +228,29 @@ def test_a_training_is_summed_up_from_its_run_json() -> None:
         ("steps", 4), ("output", Path("out")),
     ]  # fmt: skip
     assert repr(report) == "TrainReport(algorithm='dpo', status='completed', output='out', steps=4)"
+
+
+@pytest.mark.parametrize("bounds", [[None, None], [math.nan, math.nan]])
+def test_a_rate_of_one_task_has_no_interval(bounds: list[float | None]) -> None:
+    """Held-out pairs of a single task are summed up by their rate alone, as run.json (null) and as a result (NaN) has it."""
+    tokens = {"count": 7, "checksum": "a"}
+    facts = {
+        "stage": "train-reward", "status": "completed", "config": {"output": "out"}, "counts": {"pairs": 2}, "steps": 4,
+        "trained_tokens": {"file": tokens, "equal": True, "epochs": [{**tokens, "equal": True}]},
+        "heldout": {"accuracy": 0.5, "ci95": bounds, "pairs": 2, "tasks": 1},
+    }  # fmt: skip
+    assert TrainReport.of(facts).rows()[-1] == ("held-out preference accuracy", "50.0 %")
+
+
+def test_equal_returns_have_no_explained_variance() -> None:
+    """A critic's held-out returns that are all equal are summed up with a dash."""
+    tokens = {"count": 7, "checksum": "a"}
+    facts = {
+        "stage": "train-value", "status": "completed", "config": {"output": "out"}, "counts": {}, "steps": 4,
+        "trained_tokens": {"file": tokens, "equal": True, "epochs": [{**tokens, "equal": True}]},
+        "heldout": {"explained_variance": None, "mse": 0.5, "before": {"explained_variance": None, "mse": 1.0}},
+    }  # fmt: skip
+    assert TrainReport.of(facts).rows()[-1] == ("held-out explained variance", "– → –")
 
 
 def test_a_finetuning_is_summed_up_whatever_loop_it_ran() -> None:

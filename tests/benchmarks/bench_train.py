@@ -7,6 +7,8 @@ import contextlib
 import os
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,36 @@ import numpy as np
 
 from tests.benchmarks.rows import Row, Timing, interleave, seconds
 
-STEPS, BATCH, VOCABULARY, RUNS = 8, 4, 4_096, 5
+#: A file, what makes a stock trainer of it (with further settings), and the tokens in it.
+Sides = tuple[Path, Callable[..., Any], int]
+VOCABULARY, RUNS = 4_096, 5
 SETTINGS = {
-    "per_device_train_batch_size": BATCH, "num_train_epochs": 1, "save_strategy": "no", "learning_rate": 1e-5,
+    "num_train_epochs": 1, "save_strategy": "no", "learning_rate": 1e-5,
     "logging_steps": 1, "bf16": False, "use_cpu": True, "report_to": "none", "disable_tqdm": True,
     "gradient_checkpointing": False, "max_length": None, "dataloader_pin_memory": False,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences to train: ``siblings`` answers to each of ``prompts`` prompts, of lengths drawn from a half-open range."""
+
+    name: str
+    prompts: int
+    siblings: int
+    prompt: tuple[int, int]
+    answer: tuple[int, int]
+    batch: int
+
+    def drawn(self, rng: np.random.Generator) -> Iterator[tuple[int, list[int], list[int]]]:
+        """(number of the prompt, prompt, answer)."""
+        for number in range(self.prompts):
+            prompt = drawn(rng, *self.prompt)
+            for _ in range(self.siblings):
+                yield number, prompt, drawn(rng, *self.answer)
+
+
+PLAIN = Shape("8 steps of 4", prompts=32, siblings=1, prompt=(30, 90), answer=(80, 160), batch=4)
 
 
 def model_folder(folder: Path) -> Path:
@@ -32,7 +58,7 @@ def model_folder(folder: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(sample_data() / "policy").save_pretrained(folder)
@@ -43,7 +69,7 @@ def drawn(rng: np.random.Generator, low: int, high: int) -> list[int]:
     return rng.integers(3, VOCABULARY, int(rng.integers(low, high))).tolist()
 
 
-def started(algorithm: str, file: Path, model: Path, out: Path, **own: Any) -> Any:
+def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **own: Any) -> Any:
     """Our trainer of a job, as the training process has it."""
     from gymdata.store import read_table
     from gymdata.train.settings import TRAINERS
@@ -52,6 +78,9 @@ def started(algorithm: str, file: Path, model: Path, out: Path, **own: Any) -> A
     kind = TRAINERS[algorithm]
     reserved = {"max_length", "report_to", "disable_tqdm"}
     given = {name: value for name, value in SETTINGS.items() if name not in reserved}
+    given |= {"per_device_train_batch_size": shape.batch}
+    given |= {name: value for name, value in own.items() if name not in kind.model_fields}
+    own = {name: value for name, value in own.items() if name in kind.model_fields}
     config = kind.load(None, {"model": str(model), "output": str(out), **own, **given})
     data = config.prepare(read_table(file, kind.table, columns=kind.columns), str(file))
     out.mkdir()
@@ -65,19 +94,24 @@ def started(algorithm: str, file: Path, model: Path, out: Path, **own: Any) -> A
 
 def raced(ours: Any, rival: Any) -> Timing:
     """Both trainings in turn, once their losses were found alike."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        require_equal_losses(ours, rival)
+        return interleave(ours.train, rival.train, RUNS)
+
+
+def require_equal_losses(ours: Any, rival: Any) -> None:
+    """Train both once; raises RuntimeError when their losses differ."""
 
     def losses(trainer: Any) -> list[float]:
         return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-        ours.train(), rival.train()
-        if not np.allclose(losses(ours), losses(rival), rtol=1e-3, atol=1e-4):
-            raise RuntimeError(f"the two do not train the same: {losses(ours)} and {losses(rival)}")
-        return interleave(ours.train, rival.train, RUNS)
+    ours.train(), rival.train()
+    if not np.allclose(losses(ours), losses(rival), rtol=1e-3, atol=1e-4):
+        raise RuntimeError(f"the two do not train the same: {losses(ours)} and {losses(rival)}")
 
 
-def dpo(folder: Path, model: Path) -> list[Row]:
-    """Pairs whose completions are all generated, since stock TRL has no other masks."""
+def dpo_sides(folder: Path, model: Path, shape: Shape) -> Sides:
+    """Pairs whose completions are all generated, since stock TRL has no other masks; and TRL's trainer of them."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl.trainer.dpo_config import DPOConfig
@@ -89,20 +123,19 @@ def dpo(folder: Path, model: Path) -> list[Row]:
 
     rng = np.random.default_rng(0)
     rows: dict[str, list[Any]] = {name: [] for name in PAIRS.schema.names if name not in PAIRS.optional}
-    for i in range(STEPS * BATCH):
-        chosen, rejected = drawn(rng, 80, 160), drawn(rng, 80, 160)
+    for i, (_, prompt, chosen) in enumerate(shape.drawn(rng)):
+        rejected = drawn(rng, *shape.answer)
         row = {
             "pair_id": f"{i}", "run_id": "r", "task_id": f"{i}", "prompt": [], "chosen": [], "rejected": [],
             "chosen_rollout_id": f"c{i}", "rejected_rollout_id": f"r{i}", "margin": 1.0, "weight": 1.0,
             "source": "reward", "policy_hash": "", "policy_version": 0, "temperature": 1.0,
-            "prompt_ids": drawn(rng, 30, 90), "chosen_ids": chosen, "rejected_ids": rejected,
+            "prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected,
         }  # fmt: skip
         for side, ids in (("chosen", chosen), ("rejected", rejected)):
             row |= {f"{side}_mask": [1] * len(ids), f"{side}_logprobs": [-1.0] * len(ids)}
         for name, value in row.items():
             rows[name].append(value)
     file = write_table(pair_table(rows), folder / "pairs.parquet", PAIRS)
-    ours = started("dpo", file, model, folder / "dpo")
     columns = read_table(file, PAIRS, columns=("prompt_ids", "chosen_ids", "rejected_ids")).to_pydict()
 
     class Tokenised(DPOTrainer):
@@ -111,18 +144,53 @@ def dpo(folder: Path, model: Path) -> list[Row]:
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
             return dataset
 
-    stock = Tokenised(
-        str(model),
-        args=DPOConfig(str(folder / "stock"), precompute_ref_log_probs=True, **SETTINGS),
-        train_dataset=Dataset.from_dict(columns),
-        processing_class=AutoTokenizer.from_pretrained(model),
-    )
-    tokens = sum(2 * len(p) + len(c) + len(r) for p, c, r in zip(*columns.values(), strict=True))
-    return _rows("train-dpo against TRL's DPOTrainer", tokens, ours, stock)
+    def stock(**more: Any) -> Any:
+        settings = SETTINGS | {"per_device_train_batch_size": shape.batch} | more
+        return Tokenised(
+            str(model),
+            args=DPOConfig(str(folder / "stock"), precompute_ref_log_probs=True, **settings),
+            train_dataset=Dataset.from_dict(columns),
+            processing_class=AutoTokenizer.from_pretrained(model),
+        )
+
+    return file, stock, sum(2 * len(p) + len(c) + len(r) for p, c, r in zip(*columns.values(), strict=True))
 
 
-def rl(folder: Path, model: Path) -> list[Row]:
-    """PPO's clipped loss on saved log-probs."""
+def sft_sides(folder: Path, model: Path, shape: Shape) -> Sides:
+    """Rollouts of one turn, all trained; and TRL's trainer of them."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    from tests.rollout_files import rollout, write_run
+
+    made = [(f"t{number}-{i}", p, a) for i, (number, p, a) in enumerate(shape.drawn(np.random.default_rng(2)))]
+    file = write_run(folder / "run", [rollout(name, 0, 1.0, [(prompt, answer)]) for name, prompt, answer in made])
+
+    class Tokenised(SFTTrainer):
+        """TRL's trainer on ids that are there already."""
+
+        def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+            return dataset
+
+    def stock(**more: Any) -> Any:
+        settings = SETTINGS | {"per_device_train_batch_size": shape.batch} | more
+        return Tokenised(
+            str(model),
+            args=SFTConfig(str(folder / "stock"), completion_only_loss=True, **settings),
+            train_dataset=Dataset.from_dict({
+                "input_ids": [prompt + answer for _, prompt, answer in made],
+                "completion_mask": [[0] * len(prompt) + [1] * len(answer) for _, prompt, answer in made],
+            }),
+            processing_class=AutoTokenizer.from_pretrained(model),
+        )  # fmt: skip
+
+    return file, stock, sum(len(prompt) + len(answer) for _, prompt, answer in made)
+
+
+def rl_sides(folder: Path, model: Path, shape: Shape) -> Sides:
+    """Experiences for PPO's clipped loss on saved log-probs; and a Trainer with that loss."""
     import pyarrow as pa
     import torch
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -133,11 +201,10 @@ def rl(folder: Path, model: Path) -> list[Row]:
 
     rng = np.random.default_rng(1)
     rows = []
-    for i in range(STEPS * BATCH):
-        prompt, answer = drawn(rng, 30, 90), drawn(rng, 80, 160)
+    for i, (number, prompt, answer) in enumerate(shape.drawn(rng)):
         pad, n = [0.0] * len(prompt), len(answer)
         rows.append({
-            "run_id": "r", "task_id": f"{i}", "group_id": f"{i}", "rollout_id": f"{i}", "sequence_index": 0,
+            "run_id": "r", "task_id": f"{number}", "group_id": f"{number}", "rollout_id": f"{i}", "sequence_index": 0,
             "input_ids": prompt + answer, "loss_mask": [0] * len(prompt) + [1] * n,
             "logprobs": pad + (-8.3 + 0.1 * rng.normal(size=n)).tolist(), "turn_starts": [len(prompt)], "reward": 1.0,
             "advantages": pad + rng.normal(size=n).tolist(), "returns": [*pad, *([1.0] * n)], "weight": 1.0,
@@ -145,7 +212,6 @@ def rl(folder: Path, model: Path) -> list[Row]:
         })  # fmt: skip
     schema = pa.schema([f for f in EXPERIENCES.schema if f.name in rows[0]])
     file = write_table(pa.Table.from_pylist(rows, schema=schema), folder / "experiences.parquet", EXPERIENCES)
-    ours = started("rl", file, model, folder / "rl")
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         def column(name: str, kind: Any) -> torch.Tensor:
@@ -167,16 +233,19 @@ def rl(folder: Path, model: Path) -> list[Row]:
             tokens = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
             return (tokens * mask).sum() / mask.sum()
 
-    settings = {name: value for name, value in SETTINGS.items() if name != "max_length"}
-    bare = Bare(
-        AutoModelForCausalLM.from_pretrained(model),
-        args=TrainingArguments(str(folder / "bare"), remove_unused_columns=False, **settings),
-        train_dataset=[
-            {name: row[name] for name in ("input_ids", "loss_mask", "logprobs", "advantages")} for row in rows
-        ],
-        data_collator=collate,
-    )
-    return _rows("train-rl against a bare Trainer", sum(len(row["input_ids"]) for row in rows), ours, bare)
+    def bare(**more: Any) -> Any:
+        settings = {name: value for name, value in SETTINGS.items() if name != "max_length"}
+        settings |= {"per_device_train_batch_size": shape.batch} | more
+        return Bare(
+            AutoModelForCausalLM.from_pretrained(model),
+            args=TrainingArguments(str(folder / "bare"), remove_unused_columns=False, **settings),
+            train_dataset=[
+                {name: row[name] for name in ("input_ids", "loss_mask", "logprobs", "advantages")} for row in rows
+            ],
+            data_collator=collate,
+        )
+
+    return file, bare, sum(len(row["input_ids"]) for row in rows)
 
 
 def _rows(what: str, tokens: int, ours: Any, rival: Any) -> list[Row]:
@@ -186,12 +255,21 @@ def _rows(what: str, tokens: int, ours: Any, rival: Any) -> list[Row]:
     for name, mine, theirs in (("", timing.ours, timing.rival), (", CPU time", timing.ours_cpu, timing.rival_cpu)):
         ratio = statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
         speeds = [f"{tokens / statistics.median(t):,.0f} tokens/s, {seconds(t)}" for t in (mine, theirs)]
-        rows.append(Row(f"{what}, {STEPS} steps of {BATCH}{name}", *speeds, ratio, None if name else 0.97))
+        rows.append(Row(f"{what}, {PLAIN.name}{name}", *speeds, ratio, None if name else 0.97))
     return rows
 
 
 def main() -> list[Row]:
+    rows = []
+    kinds = {
+        "dpo": (dpo_sides, "train-dpo against TRL's DPOTrainer"),
+        "rl": (rl_sides, "train-rl against a bare Trainer"),
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = model_folder(folder / "model")
-        return [*dpo(folder, model), *rl(folder, model)]
+        for kind, (sides, what) in kinds.items():
+            (folder / kind).mkdir()
+            file, rival, tokens = sides(folder / kind, model, PLAIN)
+            rows += _rows(what, tokens, started(kind, file, model, folder / kind / "ours", PLAIN), rival())
+    return rows

@@ -65,8 +65,19 @@ def test_people_see_a_line_per_rollout_and_the_fault_once(run: Path, capsys: pyt
     assert main(["check", "--reward", "r.py:right", "--data", str(run)]) == 1
     shown = capsys.readouterr().out
     assert "failed on 1: right raised ValueError: no verdict (r.py:4, in right)" in shown
+    assert shown.count("no verdict") == 1
+    assert shown.split()[0] == "task"
     assert "time per rollout" in shown
     assert [line.split()[2] for line in shown.splitlines() if line.split()[:1] == ["t"]] == ["1", "0", "failed"]
+
+
+def test_a_function_that_always_fails_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table in which every row is the same failure says nothing."""
+    (run.parent / "always.py").write_text("def always(completion) -> float:\n    return 1 / 0\n")
+    assert main(["check", "--reward", "always.py:always", "--data", str(run)]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[0] == "failed on 3: always raised ZeroDivisionError: division by zero (always.py:2, in always)"
+    assert lines[1] == "check"
 
 
 def test_rewards_that_are_all_equal_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

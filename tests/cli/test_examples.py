@@ -86,7 +86,7 @@ def test_the_other_examples_pass_their_dry_run(folder: Path, capsys: pytest.Capt
     fresh = [(command, line.replace("runs/x", "runs/new") if command == "collect" else line) for command, line in LINES]
     tried = [words_of(line) for command, line in fresh if command in HEAVY and not serves(line)]
     dry = [[*words, "--dry-run"] for words in tried if words[0] in ("collect", "demo") or words[0].startswith("train-")]
-    assert len(dry) == 8
+    assert len(dry) == 9
     run(dry)
     assert sorted(folder.rglob("*")) == before
 

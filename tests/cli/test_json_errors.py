@@ -38,7 +38,9 @@ def test_an_unknown_flag_is_json_in_every_command(command: str, capsys: Capture)
 
 def test_a_missing_argument_and_an_unknown_command(capsys: Capture) -> None:
     """The parser's other refusals."""
-    assert "Missing argument" in error_of(["pairs"], capsys)["message"]
+    error = error_of(["pairs"], capsys)
+    assert "Missing argument" in error["message"]
+    assert error["hint"] == "gymdata pairs runs/x; options: gymdata pairs --help"
     assert "'collect'" in error_of(["collec"], capsys)["message"]
 
 

@@ -31,7 +31,7 @@ OTHERS = {
     "nvidia-smi": {"--format", "--query-gpu"},
     "vllm serve": {
         "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none", "--tool-call-parser",
-        "--max-logprobs", "--logprobs-mode",
+        "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
 }  # fmt: skip

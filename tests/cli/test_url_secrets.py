@@ -262,6 +262,7 @@ def test_what_is_shown_of_a_url(text: str, shown: str) -> None:
 def test_settings_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Placeholders on disk, values in the environment; without them, the missing name is an error."""
     settings = {"endpoint": f"http://h/v1?token={SECRET}&v=1", "reward": [f"http://r/?k={SECRET}=0.5"], "n": 3}
+    settings |= {"env": [f"a=http://e/?k={SECRET}", f"b=resources:http://e/?k={SECRET}", "c=dir/e.py:E"]}
     written = for_child(settings)
     assert SECRET not in json.dumps(written)
     with pytest.raises(UsageError, match="GYMDATA_SECRET_"):

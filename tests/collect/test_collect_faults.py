@@ -13,7 +13,7 @@ import pytest
 
 from gymdata.collect.run import collect
 from gymdata.engines.port import SampleRequest
-from gymdata.errors import DataError, OutsideError, StoreError
+from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, LetterChat, add_or_answer, engine_fault, parts
 from tests.collect.saved_rows import failures_of, rows_of
@@ -127,6 +127,21 @@ def test_a_reward_that_raises_is_said_and_stays_a_fault(tasks: Tasks, tmp_path: 
         assert "gymdata score" in said["  what to do"]
         assert said["regex does not apply"].startswith("3; it needs `--reward regex:PATTERN`")
         assert (summary.parts["numeric"].scored, summary.parts["boom"].failed) == (3, 3)
+
+
+def test_a_reward_of_a_column_that_no_task_has_is_refused_before_sampling(tasks: Tasks, tmp_path: Path) -> None:
+    """With what there is; where some task has the column, the others' rewards fail one by one, as they must."""
+    (tmp_path / "my.py").write_text("def right(completion, gold) -> float:\n    return float(completion == gold)\n")
+    sampler, made = FakeSampler(), [f"{tmp_path / 'my.py'}:right"]
+    with pytest.raises(
+        UsageError, match=r"reward right: takes 'gold', which no task has a column for; the first has .*prompt"
+    ):
+        collect(tasks=str(tasks(3)), output=tmp_path / "run", parts=parts(sampler, rewards=made))
+    assert (sampler.started, (tmp_path / "run").exists()) == (0, False)
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text('{"prompt": "a", "gold": "1"}\n{"prompt": "b"}\n')
+    summary = collect(tasks=str(mixed), output=tmp_path / "run", parts=parts(rewards=made))
+    assert (summary.new_rollouts, summary.reward_faults) == (2, 1)
 
 
 @pytest.mark.parametrize(("values", "got", "of"), [("[1.0]", 1, 2), ("[1.0, 1.0]", 2, 1)])

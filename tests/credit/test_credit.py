@@ -34,6 +34,28 @@ def test_shaping_is_the_definition(groups: list[list[float]], kind: str, seed: i
     np.testing.assert_allclose(found, expected[order], rtol=1e-7, atol=1e-7)
 
 
+@given(
+    rewards=st.lists(st.floats(-50, 50), min_size=1, max_size=8), beta=st.floats(0.01, 100.0), shift=st.floats(-9, 9)
+)
+@settings(max_examples=100, deadline=None)
+def test_the_optimal_value_lies_between_mean_and_maximum(rewards: list[float], beta: float, shift: float) -> None:
+    """β·log mean exp(R/β), which moves with the rewards; unknown rewards have no part, however small β is."""
+    (found, *_) = values = credit.optimal_value([*rewards, NAN], beta)
+    assert np.mean(rewards) - 1e-9 <= found <= max(rewards) + 1e-9
+    assert (values == found).all()
+    moved = credit.optimal_value([r + shift for r in rewards], beta)
+    np.testing.assert_allclose(moved, found + shift, rtol=1e-9, atol=1e-9)
+
+
+def test_the_optimal_value_by_hand() -> None:
+    """Groups of (0, 1), of one, and of none known; β must be positive."""
+    found = credit.optimal_value([0.0, 1.0, 3.0, NAN], 0.5, ["a", "a", "b", "c"])
+    expected = 0.5 * math.log((1 + math.exp(2.0)) / 2)
+    np.testing.assert_allclose(found, [expected, expected, 3.0, NAN], rtol=1e-12)
+    with pytest.raises(UsageError, match="beta"):
+        credit.optimal_value([1.0], 0.0)
+
+
 def test_shaping_by_hand() -> None:
     """Rewards 1, 0, 0, 1 and a second row of equal ones."""
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [3.0, 3.0, 3.0, 3.0]])

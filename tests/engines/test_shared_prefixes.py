@@ -25,7 +25,7 @@ def model_of(attention: str = "sdpa", **options: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, attn_implementation=attention, **options,
+        num_key_value_heads=1, head_dim=16, attn_implementation=attention, **{"max_position_embeddings": 64, **options},
     )  # fmt: skip
     model = transformers.Qwen3ForCausalLM(config).double()
     add_fused_lm_head(model, outputs=FIELDS)
@@ -145,3 +145,21 @@ def test_a_score_of_a_whole_sequence_is_its_own():
     del batch["labels"]
     assert torch.allclose(made[1](**batch).logits, made[0](**batch).logits, atol=1e-9)
     assert installed.saved > 0
+
+
+def test_gradients_are_the_same_bits_each_time():
+    """Two threads, and more numbers than one of them takes: sixteen completions of a prompt of 600 tokens, four times."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = model_of(max_position_embeddings=1024).float()
+        share_prefixes(model, "on")
+        ids = torch.randint(1, 64, (16, 700), generator=torch.Generator().manual_seed(0))
+        ids[:, :600] = ids[0, :600]
+        labels = ids.clone()
+        labels[:, :600] = -100
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels, "use_cache": False}
+        first, *others = (torch.cat([g.flatten() for g in scored(model, batch)[1]]) for _ in range(4))
+        assert all(torch.equal(first, other) for other in others)
+    finally:
+        torch.set_num_threads(threads)

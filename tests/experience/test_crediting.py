@@ -232,6 +232,23 @@ def test_token_columns_bring_reference_values_and_entropy(run: Path) -> None:
     assert {"ref_logprobs", "values", "entropy", "kl"} <= set(read_table(report.path, EXPERIENCES).column_names)
 
 
+def test_the_optimal_value_of_a_group_is_written(run: Path) -> None:
+    """β·log of the mean of exp(R/β) over the group's known rewards, with the rewards as they were; no column without it."""
+    known: dict[str, list[float]] = {}
+    for row in rows():
+        if row["reward"] is not None and math.isfinite(row["reward"]):
+            known.setdefault(row["group_id"], []).append(row["reward"])
+    report = gymdata.experience(run, estimator="dr-grpo", optimal_value_beta=0.5)
+    found = load(report)
+    assert len({row["optimal_value"] for row in found.values()}) > 1
+    for row in found.values():
+        rewards = known[row["group_id"]]
+        expected = 0.5 * math.log(sum(math.exp(r / 0.5) for r in rewards) / len(rewards))
+        assert row["optimal_value"] == pytest.approx(expected, rel=1e-9)
+    plain = gymdata.experience(run, estimator="rloo")
+    assert "optimal_value" not in read_table(plain.path, EXPERIENCES).column_names
+
+
 def test_a_kl_target_gives_the_next_coefficient(run: Path) -> None:
     """Mean KL over all sampled tokens, and coef·(1 + clip(KL/target − 1, ±0.2)·rollouts/horizon), in the report, the summary
     and run.json; this file is made with the coefficient that was given."""

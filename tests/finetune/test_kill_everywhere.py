@@ -25,7 +25,7 @@ _LOADED = [
     "pyarrow.dataset",
     "gymdata.finetune._learning_curve", "gymdata.report.run", "gymdata.report._charts_png", "matplotlib.pyplot",
     "gymdata.pairs.run", "gymdata.validate.run", "gymdata.interop.run", "gymdata.collect.run", "aiohttp", "torch",
-    "gymdata.train.run", "gymdata.train.trainers.launch", "gymdata.train.trainers.run", "gymdata.train.trainers.dpo",
+    "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "gymdata.train.trainers.dpo",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 

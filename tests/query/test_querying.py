@@ -164,14 +164,15 @@ def test_all_that_reads_is_allowed(tmp_path: Path, sql: str) -> None:
     ],
 )
 def test_mistakes_are_answered_with_what_there_is(tmp_path: Path, sql: str, near: str) -> None:
-    """The error names the nearest word and lists the views with their columns."""
+    """The error names the nearest word with the columns of its views, or, without one, all views with their columns."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50))])
     with pytest.raises(UsageError) as mistake:
         gymdata.query(sql, run)
     text = str(mistake.value)
     assert (f"did you mean '{near}'" in text) if near else True
-    assert "turns: rollout_id" in text
-    assert "reward_exact" in text
+    assert "reward_exact" in text or "turns: rollout_id" in text
+    assert "turns" in text
+    assert ("tool_call_id" in text) is (not near), "columns of views that were not meant"
 
 
 def test_changed_tokens_are_refused(tmp_path: Path) -> None:

@@ -108,6 +108,24 @@ def test_a_fault_of_one_rollout_costs_no_other_its_reward(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "def f(completion):\n    return float(completion.strip() == '2')",
+        "def f(completions):\n    return [float(one.strip() == '2') for one in completions]",
+    ],
+)
+def test_messages_where_a_text_was_expected_are_named(load: Load, text: str) -> None:
+    """With tools a completion is a list of messages; the fault of a function that takes it for a text says so."""
+    with_tools = rollout("2") | {"tools": [{"type": "function", "function": {"name": "add"}}]}
+    (scored,) = score_batch([Weighted(load(text))], [with_tools])
+    assert "has no attribute 'strip'" in scored.faults["f"]
+    assert "a completion is a list of messages here" in scored.faults["f"]
+    assert "last text: completion[-1]['content']" in scored.faults["f"]
+    (fine,) = score_batch([Weighted(load(text))], [rollout("2")])
+    assert (fine.faults, fine.parts[0].value) == ({}, 1.0)
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ("return 'x'", "returned 'x' for a rollout, expected a finite number or None"),

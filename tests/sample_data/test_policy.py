@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gymdata.sample_data.policy_traces import call_text, tools
+from gymdata.sample_data.make_tasks import RETRIES
+from gymdata.sample_data.policy_traces import call_text, draw_trace, segments, tools
 
 pytestmark = pytest.mark.torch
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
+STUDENT = POLICY.parent / "student"
 CALL = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": "417-58"}}}
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -31,10 +34,11 @@ def tokenizer() -> Any:
     return transformers.AutoTokenizer.from_pretrained(POLICY)
 
 
-def test_the_folder_is_small_and_names_its_architecture() -> None:
+@pytest.mark.parametrize(("folder", "most"), [(POLICY, 3_000_000), (STUDENT, 1_500_000)], ids=["policy", "student"])
+def test_the_folder_is_small_and_names_its_architecture(folder: Path, most: int) -> None:
     """At most 3 MB, and a configuration that transformers and vLLM know."""
-    assert sum(file.stat().st_size for file in POLICY.iterdir()) <= 3_000_000
-    config = json.loads((POLICY / "config.json").read_text())
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= most
+    config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["max_position_embeddings"] >= 512
 
@@ -86,3 +90,20 @@ def test_generations_are_parsed_to_messages(tokenizer: Any) -> None:
     assert tokenizer.parse_response(ids, prefix="<|im_start|>assistant\n")["tool_calls"] == [CALL]
     plain = tokenizer.parse_response(tokenizer.encode("359<|im_end|>"), prefix="")
     assert plain == {"role": "assistant", "content": "359"}
+
+
+def test_the_student_learned_second_tries(tokenizer: Any) -> None:
+    """What it writes is marked, what the tutor and the tool say is not; a right answer has no second try."""
+    transformers = pytest.importorskip("transformers")
+    spelled = transformers.AutoTokenizer.from_pretrained(STUDENT)
+    draw, seconds = random.Random(3), 0
+    for _ in range(60):
+        trace = draw_trace(draw, set(), tutored=True)
+        parts = segments(trace, spelled)
+        own = [text.removesuffix(spelled.eos_token) for text, mine in parts if mine]
+        tries = [trace, *([trace.again] if trace.again else [])]
+        assert own == [text for one in tries for text in (one.call, one.answer) if text is not None]
+        seconds += trace.again is not None
+        if trace.again is not None:
+            assert trace.again.question in RETRIES
+    assert 15 < seconds < 50

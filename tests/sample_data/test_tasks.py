@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gymdata.sample_data.calculator import Calculator
-from gymdata.sample_data.make_tasks import main, pair_of, value_of
+from gymdata.sample_data.make_tasks import RETRIES, main, pair_of, value_of
+from gymdata.sample_data.tutor import tutor
 
 TASKS = Path(__file__).parents[2] / "sample_data" / "tasks"
 
@@ -26,14 +27,41 @@ def test_heldout_pairs_are_unseen() -> None:
 
 
 def test_task_ids_are_unique() -> None:
-    """A task id names one task over both files."""
-    names = [row["task_id"] for row in _rows("train") + _rows("heldout")]
+    """A task id names one task over all files."""
+    names = [row["task_id"] for row in _rows("train") + _rows("heldout") + _rows("tutor")]
     assert len(names) == len(set(names))
+
+
+def test_tutored_pairs_are_held_out_too() -> None:
+    """The tutored tasks share no operand pair with the others, and each has what the tutor says."""
+    tutored, others = _rows("tutor"), _rows("train") + _rows("heldout")
+    assert len(tutored) == 300
+    assert not {pair_of(row) for row in tutored} & {pair_of(row) for row in others}
+    assert {row["retry"] for row in tutored} == set(RETRIES)
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "done", "reply"),
+    [
+        (["46"], 1.0, True, None),
+        (["45"], 0.0, False, "No. Try again."),
+        (["45", " 46 "], 0.5, True, None),
+        (["45", "45"], 0.0, True, None),
+        ([None], 0.0, False, "No. Try again."),
+    ],
+)
+def test_the_tutor_gives_one_second_try(said: list[str | None], reward: float, done: bool, reply: str | None) -> None:
+    """A right answer ends the conversation, worth 1 at first and 0.5 on the second try; so does a second wrong one."""
+    messages: list[dict] = []
+    for answer in said:
+        messages += [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+    step = tutor(messages, {"answer": "46", "retry": "No. Try again."})
+    assert (step.reward, step.done, step.content) == (reward, done, reply)
 
 
 def test_answers_are_what_the_tool_says() -> None:
     """Each prompt asks for its own expression, and the calculator gives the stored answer."""
-    for row in _rows("train") + _rows("heldout"):
+    for row in _rows("train") + _rows("heldout") + _rows("tutor"):
         expression = f"{row['left']}{row['operator']}{row['right']}"
         assert expression in row["prompt"]
         assert row["answer"] == Calculator().calculate(expression)
@@ -44,7 +72,7 @@ def test_files_come_from_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Running the script again writes the files that are committed."""
     monkeypatch.setattr("sys.argv", ["make_tasks.py", "-o", str(tmp_path)])
     main()
-    for name in ("train", "heldout", "nemo_gym"):
+    for name in ("train", "heldout", "nemo_gym", "tutor"):
         assert (tmp_path / f"{name}.jsonl").read_bytes() == (TASKS / f"{name}.jsonl").read_bytes()
 
 

@@ -29,6 +29,8 @@ def values(kind: pa.DataType, nullable: bool = False) -> st.SearchStrategy[Any]:
     """Any value that a column of this type may hold."""
     if nullable:
         return st.none() | values(kind)
+    if pa.types.is_boolean(kind):
+        return st.booleans()
     if pa.types.is_integer(kind):
         bound = 1 << (kind.bit_width - 1)
         return st.integers(-bound, bound - 1)
@@ -121,6 +123,8 @@ def _filled(kind: Any, i: int) -> Any:
         return dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     if pa.types.is_string(kind):
         return f"text {i}"
+    if pa.types.is_boolean(kind):
+        return True
     return i / 4 if pa.types.is_floating(kind) else i
 
 

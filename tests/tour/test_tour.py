@@ -15,7 +15,7 @@ from gymdata.tour.run import prepare
 
 #: A line of each answer, in the order of the questions.
 FACTS = [
-    "heldout-0021         6     0.5  0.5477",
+    "heldout-0021  634ac4c3708c98c6         6     0.5  0.5477",
     "before  …alculate",
     '{"score_1": 1, "score_2": 5, "ranking": 6}',
     "│     30     435   -0.0212  <tool_call>",
@@ -71,6 +71,25 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not empty and was not made by the tour"):
         prepare(tmp_path)
     assert contents(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_a_tour_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    """A folder with a few of the copies, and one that was being written, becomes the whole tour."""
+    whole = prepare(tmp_path / "whole").output
+    (tmp_path / "out" / "after").mkdir(parents=True)
+    (tmp_path / "out" / "after" / "run.json").write_bytes((whole / "after" / "run.json").read_bytes())
+    (tmp_path / "out" / "tokenizer").mkdir()
+    (tmp_path / "out" / "tokenizer" / ".tokenizer.json.tmp").write_bytes(b"{")
+    assert contents(prepare(tmp_path / "out").output) == contents(whole)
+
+
+def test_a_copy_that_somebody_changed_is_left_alone(tmp_path: Path) -> None:
+    """A folder that holds nothing but a tokenizer of that name is not an interrupted tour."""
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("mine")
+    with pytest.raises(StoreError, match="is not empty and was not made by the tour"):
+        prepare(tmp_path)
+    assert contents(tmp_path) == {"tokenizer/tokenizer.json": b"mine"}
 
 
 def test_the_command_prints_each_command_with_its_answer(

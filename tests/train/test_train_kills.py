@@ -16,9 +16,11 @@ from tests.kills import Killed
 pytestmark = pytest.mark.torch
 
 SAMPLE = Path(__file__).parents[2] / "sample_data"
+ALGORITHMS = ("sft", "dpo", "kto", "reward", "rl", "value")
 #: Columns of metrics.jsonl that tell of time, or of one process only.
 _TIMES = {
     "elapsed_s",
+    "tokens_per_s",
     "train_runtime",
     "train_samples_per_second",
     "train_steps_per_second",
@@ -29,9 +31,10 @@ _FACTS = (
     "stage", "status", "config", "parents", "model", "counts", "trained_tokens", "steps", "heldout", "ratio", "settings",
 )  # fmt: skip
 _LOADED = [
-    "gymdata.cli.main", "gymdata.train.run", "gymdata.train.trainers.launch", "gymdata.train.trainers.run", "polars",
+    "gymdata.cli.main", "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "polars",
     "gymdata.train.trainers.sft", "gymdata.train.trainers.dpo", "gymdata.train.trainers.kto",
-    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "matplotlib.pyplot", "torch",
+    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "gymdata.train.trainers.value", "matplotlib.pyplot",
+    "torch",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 
@@ -52,8 +55,14 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, rollouts = tmp_path_factory.mktemp("given"), SAMPLE / "rollouts" / "clean.jsonl"
     assert main(["pairs", str(rollouts), "-o", str(folder / "pairs")]) == 0
     assert main(["experience", str(rollouts), "-o", str(folder / "experiences")]) == 0
-    of = {"dpo": folder / "pairs", "reward": folder / "pairs", "rl": folder / "experiences"}
-    return {name: of.get(name, rollouts) for name in ("sft", "dpo", "kto", "reward", "rl")}
+    assert main(["experience", str(rollouts), "--estimator", "gae", "-o", str(folder / "returns")]) == 0
+    of = {
+        "dpo": folder / "pairs",
+        "reward": folder / "pairs",
+        "rl": folder / "experiences",
+        "value": folder / "returns",
+    }
+    return {name: of.get(name, rollouts) for name in ALGORITHMS}
 
 
 def held(work: Path) -> dict[str, Any]:
@@ -61,7 +70,7 @@ def held(work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted((work / "out").rglob("*")):
         name = str(path.relative_to(work))
-        if path.is_dir() or path.name in ("trainer.log", "result.json"):
+        if path.is_dir() or path.name in ("trainer.log", "gymdata.log", "result.json"):
             found[name] = "there"
         elif path.name == "run.json":
             facts = json.loads(path.read_text())
@@ -105,7 +114,7 @@ def test_a_training_that_was_killed_between_its_steps(given: dict[str, Path], pr
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward", "rl"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_training_that_was_killed_anywhere_finishes(
     algorithm: str, given: dict[str, Path], processes: Forks, tmp_path: Path
 ) -> None:

@@ -209,3 +209,18 @@ def test_a_rank_is_among_the_recorded_alternatives(serve: Serve, tmp_path: Path)
     assert turn["top"] == 2
     listed = json.loads(get(base + "/data/token?id=t-0&turn=0&k=0")[1])["alternatives"]
     assert [one["id"] for one in listed] == [5, 10]
+
+
+def test_the_reward_of_a_turn_stands_with_its_message_and_its_tokens(serve: Serve, tmp_path: Path):
+    """A turn that a step gave nothing has no reward there, and 0 is a reward."""
+    row = rollout("a", 0, 0.2, two_turns(20, 40))
+    row["turns"][0]["reward"] = 0.2
+    other = rollout("b", 0, 0.0, two_turns(20, 40))
+    other["turns"][1]["reward"] = 0.0
+    base = serve(write_run(tmp_path / "run", [row, other]))
+    found = {}
+    for name in ("a-0", "b-0"):
+        data = json.loads(get(f"{base}/data/tokens?id={name}")[1])
+        shown = re.findall(r'class="earned">reward ([^<]*)<', get(f"{base}/rollout?id={name}")[1])
+        found[name] = ([turn["reward"] for turn in data["turns"]], shown)
+    assert found == {"a-0": ([pytest.approx(0.2), None], ["0.2"]), "b-0": ([None, 0.0], ["0"])}

@@ -78,12 +78,12 @@ class ServedModel(NamedTuple):
 
 
 def served_names(endpoint: str, timeout_s: float = 30.0) -> list[str]:
-    """The names under which a server lists its models. Raises OutsideError("engine") when it cannot be asked."""
+    """The names under which a server lists its models. Raises OutsideError("engine") when it cannot be reached."""
     return [model.name for model in served_models(endpoint, timeout_s)]
 
 
 def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
-    """The models that a server lists. Raises OutsideError("engine") when it cannot be asked."""
+    """The models that a server lists. Raises OutsideError("engine") when it cannot be reached."""
     http = HttpClient(
         server_address(endpoint), "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS,
         advice=Advice("is the server up, and is this its base URL?"),

@@ -20,14 +20,15 @@ from gymdata.engines._shared_prefixes import Mode
 from gymdata.engines.prefix_tree import prompt_groups, sibling_order
 from gymdata.errors import UsageError
 from gymdata.train.pair_data import TrainingPairs
-from gymdata.train.settings import TrainDpoConfig
+from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import Exact, pad_id
+from gymdata.train.trainers.losses import reward_distance
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = DPOConfig
 #: Losses that are a mean over pairs of something that a weight and a margin can be put into.
-WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft")
+WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft", *OWN_PAIR_LOSSES)
 
 
 def build(config: TrainDpoConfig, data: TrainingPairs, _job: dict[str, Any], **trainer: Any) -> ExactDPOTrainer:
@@ -37,7 +38,12 @@ def build(config: TrainDpoConfig, data: TrainingPairs, _job: dict[str, Any], **t
     if saved is not None:
         trainer["args"].precompute_ref_log_probs = True
     return ExactDPOTrainer(
-        pairs=data, reference=saved, pair_weights=config.pair_weights, margin_scale=config.margin_scale, **trainer
+        pairs=data,
+        reference=saved,
+        pair_weights=config.pair_weights,
+        margin_scale=config.margin_scale,
+        reward_scale=config.reward_scale,
+        **trainer,
     )
 
 
@@ -53,6 +59,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         reference: np.ndarray | None,
         pair_weights: bool,
         margin_scale: float,
+        reward_scale: float,
         args: DPOConfig,
         processing_class: Any,
         **rest: Any,
@@ -63,9 +70,12 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         self.reference = reference
         self.weight = pairs.weight if pair_weights else np.ones(len(pairs))
         self.margin = margin_scale * pairs.margin
-        self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0))
+        self.reward_scale = reward_scale
+        #: TRL has a loss of its own for each; it is given another in the place of those that it does not know.
+        self.own = sorted(set(args.loss_type) & set(OWN_PAIR_LOSSES))
+        self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own)
         if not self.uniform:
-            _refuse_unweighable(args)
+            _refuse_unweighable(args, self.own)
         super().__init__(
             args=args,
             processing_class=processing_class,
@@ -114,7 +124,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         loss = (
             self.stock_loss(model, inputs, return_outputs)
             if plain or return_outputs
-            else self.weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), self.margin[source])
+            else self.weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), source)
         )
         self.require_finite(loss[0] if return_outputs else loss, rows)
         return loss
@@ -127,23 +137,25 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         stock: Any = self.compute_ref_log_probs
         return stock(*arguments)
 
-    def weighted_loss(self, model: Any, inputs: dict[str, Any], weight: np.ndarray, margin: np.ndarray) -> torch.Tensor:
-        """Mean over the batch of weight · loss(margin). TRL runs the model and logs its metrics; its loss is set aside."""
+    def weighted_loss(self, model: Any, inputs: dict[str, Any], weight: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+        """Mean over the batch of weight · loss(margin) of the pairs ``rows``. TRL runs the model and logs its metrics; its
+        loss is set aside."""
         kept: list[Any] = []
 
         def recorded(**kwargs: Any) -> Any:
             kept.append(model(**kwargs))
             return kept[-1]
 
-        precomputed = self.precompute_ref_logps
+        precomputed, losses = self.precompute_ref_logps, self.loss_types
         if "ref_chosen_logps" not in inputs:
             reference = self._reference_of(self.ref_model or self.model, inputs)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = reference
         try:
             self.precompute_ref_logps = True
+            self.loss_types = ["sigmoid" if kind in self.own else kind for kind in losses]
             self.stock_loss(recorded, inputs, False)
         finally:
-            self.precompute_ref_logps = precomputed
+            self.precompute_ref_logps, self.loss_types = precomputed, losses
         mask = inputs["completion_mask"][:, 1:]
         token_logps = kept[0].log_probs[:, -mask.size(1) :] * mask
         reference = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
@@ -153,7 +165,9 @@ class ExactDPOTrainer(Exact, DPOTrainer):
             reference,
             mask.sum(dim=1),
             beta=self.beta,
-            margin=torch.from_numpy(margin).to(token_logps),
+            margin=torch.from_numpy(self.margin[rows]).to(token_logps),
+            rewards=torch.from_numpy(self.pairs.margin[rows]).to(token_logps),
+            reward_scale=self.reward_scale,
             label_smoothing=self.label_smoothing,
         )
         return (torch.from_numpy(weight).to(per_pair) * per_pair).mean()
@@ -168,18 +182,26 @@ def pair_losses(
     beta: float,
     margin: torch.Tensor,
     label_smoothing: float = 0.0,
+    rewards: torch.Tensor | None = None,
+    reward_scale: float = 1.0,
 ) -> torch.Tensor:
     """The loss of each pair, shape (B,); ``logps``, ``reference`` and ``lengths`` (2·B,), chosen sides first.
 
     With a margin of 0 the mean is what TRL computes for the same loss types (``sft``: the batch's mean over tokens). The
     margin m asks for β·(difference of log-ratios) ≥ m: sigmoid and robust use it as in DPO with an offset
     (arXiv:2402.10571), hinge raises its corner by it, ipo its target. Raises KeyError for a loss not in ``WEIGHABLE``.
+
+    ``rewards`` (B,): Δr, the chosen side's reward less the rejected side's, with which d = β·(difference of log-ratios) is
+    compared: ``rpo_sq`` (d − η·Δr)², ``rpo_fwd_kl`` KL(σ(d) ‖ σ(η·Δr)), ``rpo_bwd_kl`` KL(σ(η·Δr) ‖ σ(d)) (reward-aware
+    preference optimization, arXiv 2406.11704; η ``reward_scale``; which KL is called which is NeMo-Aligner's choice) and
+    ``rebel`` (d − Δr)² (arXiv 2404.16767; its η is 1/β).
     """
     chosen, rejected = (logps - reference).chunk(2)
     long = lengths.clamp(min=1)
     chosen_mean, rejected_mean = ((logps - reference) / long).chunk(2)
     offset = beta * (chosen - rejected) - margin
     pairs = len(chosen)
+    apart, given = beta * (chosen - rejected), torch.zeros_like(chosen) if rewards is None else rewards
     formulas = {
         "sigmoid": lambda: -F.logsigmoid(offset),
         "hinge": lambda: torch.relu(1 - offset),
@@ -189,15 +211,24 @@ def pair_losses(
             / (1 - 2 * label_smoothing)
         ),
         "sigmoid_norm": lambda: -F.logsigmoid(beta * (chosen_mean - rejected_mean) - margin),
+        "rpo_sq": lambda: reward_distance(reward_scale * given, apart, "sq"),
+        "rpo_fwd_kl": lambda: reward_distance(reward_scale * given, apart, "fwd_kl"),
+        "rpo_bwd_kl": lambda: reward_distance(reward_scale * given, apart, "bwd_kl"),
+        "rebel": lambda: reward_distance(given, apart, "sq"),
         "sft": lambda: -logps[:pairs] * pairs / lengths[:pairs].sum().clamp(min=1),
     }
     return sum((scale * formulas[kind]() for kind, scale in losses), torch.zeros_like(offset))
 
 
-def _refuse_unweighable(args: DPOConfig) -> None:
+def _refuse_unweighable(args: DPOConfig, own: Sequence[str]) -> None:
     odd = [kind for kind in args.loss_type if kind not in WEIGHABLE]
     if odd or args.ld_alpha is not None or args.use_weighting or args.f_divergence_type != "reverse_kl":
         what = f"loss_type {', '.join(odd)}" if odd else "ld_alpha, use_weighting and f_divergence_type"
+        if own:
+            raise UsageError(
+                f"loss_type {', '.join(own)} cannot be combined with {what} (loss types that can: {', '.join(WEIGHABLE)})",
+                hint="choose loss types of these, and leave the other settings out",
+            )
         raise UsageError(
             f"the pairs carry weights or margins, which {what} cannot use (loss types that can: {', '.join(WEIGHABLE)})",
             hint="choose one of these, or train every pair alike: --set pair_weights=false, margin_scale 0",

@@ -1,8 +1,9 @@
 """Batch RL on saved experiences: a transformers.Trainer whose loss uses the saved ids, log-probs and advantages.
 
 Invariants: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
-tokens whose mask is 0 (prompts, tool output, padding) have no part in loss or gradient; the loss is a mean over the
-trained tokens of the whole global batch, so neither batch size, accumulation nor the number of processes changes it.
+tokens whose mask is 0 (prompts, tool output, padding) have no part in loss or gradient; each component of the loss is a mean
+over its tokens (or sequences) of the whole global batch, so neither batch size, accumulation nor the number of processes
+changes it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
 from gymdata.train.trainers.exact import Exact, pad_id
+from gymdata.train.trainers.losses import PolicyLoss, k3
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
@@ -59,9 +61,8 @@ def build(
     **trainer: Any,
 ) -> BatchRLTrainer:
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
-    loss = PolicyLoss(**{f.name: getattr(config, f.name) for f in fields(PolicyLoss)})
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
-    made = BatchRLTrainer(data=data, loss=loss, model=model, **trainer)
+    made = BatchRLTrainer(data=data, loss=PolicyLoss.of(config), kl_beta=config.kl_beta, model=model, **trainer)
     on_policy = data.policy_hashes == {job["policy_hash"]}
     made.compare(refuse=on_policy and not config.allow_biased_logprobs)
     return made
@@ -87,53 +88,6 @@ def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
 
         model = get_peft_model(model, peft)
     return model
-
-
-@dataclass(frozen=True)
-class PolicyLoss:
-    """The loss of each token. ``kl_beta`` times the k3 estimate of the KL to the reference is added.
-
-    ``ppo_clip``: −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A) (Schulman et al. 2017). ``cispo``: −sg(clip(r,
-    1 − cispo_low, 1 + cispo_high))·A·log π (MiniMax-M1, 2025). ``tis_reinforce``: −sg(min(r, tis_cap))·A·log π, token-level
-    truncated importance weights. sg: without gradient.
-    """
-
-    loss: str = "ppo_clip"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    cispo_low: float = 1.0
-    cispo_high: float = 4.0
-    tis_cap: float = 2.0
-    kl_beta: float = 0.0
-
-    def __call__(
-        self,
-        logps: torch.Tensor,
-        saved: torch.Tensor,
-        advantages: torch.Tensor,
-        reference: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """All of one shape; returns the loss of each token, that shape."""
-        ratio = torch.exp(logps - saved)
-        if self.loss == "ppo_clip":
-            limited = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-            loss = -torch.minimum(ratio * advantages, limited * advantages)
-        elif self.loss == "cispo":
-            loss = -ratio.clamp(1 - self.cispo_low, 1 + self.cispo_high).detach() * advantages * logps
-        else:
-            loss = -ratio.clamp(max=self.tis_cap).detach() * advantages * logps
-        if self.kl_beta and reference is not None:
-            apart = logps - reference
-            loss = loss + self.kl_beta * (torch.expm1(-apart) + apart)
-        return loss
-
-    def limits(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-        """Which tokens the loss clips, bool."""
-        if self.loss == "ppo_clip":
-            return ((ratio > 1 + self.clip_high) & (advantages > 0)) | ((ratio < 1 - self.clip_low) & (advantages < 0))
-        if self.loss == "cispo":
-            return (ratio > 1 + self.cispo_high) | (ratio < 1 - self.cispo_low)
-        return ratio > self.tis_cap
 
 
 @dataclass
@@ -177,11 +131,25 @@ def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
     return {"use_cache": False, **{name: batch[name] for name in names if name in batch}}
 
 
+def weighed(batch: dict[str, Any], component: str) -> torch.Tensor:
+    """The weight of each token of a batch in a component, (B, L − 1): 1 where the file has none, 0 where masked."""
+    mask = batch["completion_mask"][:, 1:] != 0
+    weights: torch.Tensor = batch.get(f"{component}_weight", mask)
+    found: torch.Tensor = weights * mask
+    return found
+
+
 class BatchRLTrainer(Exact, Trainer):
     """Trains ``data`` with ``loss``, in rows that ``packed`` makes when given. After ``compare`` the reference is known
-    where the loss needs one."""
+    where the loss needs one.
+
+    The loss is the sum of ``components``, each Σ w·ℓ / Σ [w ≠ 0] over the trained tokens of the global batch with the
+    weights of its column (1 where there is none): ``rl`` the policy loss, which counts sequences where it is one of
+    sequences, ``ce`` −log π, ``ref_kl`` the KL to the reference (k3).
+    """
 
     data: TrainingExperiences
+    components: tuple[str, ...] = ("rl",)
 
     def __init__(
         self,
@@ -189,16 +157,23 @@ class BatchRLTrainer(Exact, Trainer):
         data: TrainingExperiences,
         witness: TokenChecksumCallback,
         sharing: Mode,
-        loss: PolicyLoss,
         args: RLConfig,
         processing_class: Any,
+        loss: PolicyLoss = PolicyLoss(),
+        kl_beta: float = 0.0,
         packed: PackedCollator | None = None,
         **rest: Any,
     ) -> None:
         self.data, self.witness = data, witness
         # Packed rows have positions of their own, and no siblings side by side.
         self.sharing = "off" if packed is not None else sharing
-        self.policy_loss = loss
+        self.policy_loss, self.kl_beta = loss, kl_beta
+        if "ce_weight" in data.weights:
+            self.components += ("ce",)
+        if kl_beta or "ref_kl_weight" in data.weights:
+            self.components += ("ref_kl",)
+        #: Tokens of the last batch that the loss limits.
+        self.limited: torch.Tensor | None = None
         temperatures = np.unique(sampled_at(data.temperature))
         self.fused, self.temperature = len(temperatures) == 1, float(temperatures[0])
         collator = ExperienceCollator(data, pad_id(processing_class), args.pad_to_multiple_of)
@@ -215,19 +190,28 @@ class BatchRLTrainer(Exact, Trainer):
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.vocabulary = int(base.config.get_text_config().vocab_size)
         self.keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
-        # The loss is divided by the tokens of the whole global batch here; nothing is left to divide.
+        # Each component is divided by its tokens of the whole global batch here; nothing is left to divide.
         self.loss_is_scaled_for_ga = True
         self.watched()
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
-        """Trained tokens of all micro-batches of a step, on all processes."""
-        count = sum(
-            (batch["completion_mask"][:, 1:].sum().to(device) for batch in batch_samples),
-            torch.zeros((), device=device),
-        )
+        """What each component is divided by, (components,): of all micro-batches of a step, on all processes."""
+        count = sum((self.counts(batch).to(device) for batch in batch_samples), self.counts(None).to(device))
         if self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum()
+            count = self.accelerator.gather(count[None]).sum(dim=0)
         return count.clamp(min=1)
+
+    def counts(self, batch: dict[str, Any] | None) -> torch.Tensor:
+        """Tokens, or sequences, that each component of a batch is a mean over, (components,)."""
+        if batch is None:
+            return torch.zeros(len(self.components), dtype=torch.int64)
+        return torch.stack(
+            [
+                (tokens.any(dim=1) if name == "rl" and self.policy_loss.aggregation == "sequence" else tokens).sum()
+                for name in self.components
+                for tokens in (weighed(batch, name) != 0,)
+            ]
+        )
 
     def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """What the loss is made of: log π of each token of the batch given those before it, (B, L − 1), at its row's
@@ -256,22 +240,33 @@ class BatchRLTrainer(Exact, Trainer):
         inputs.pop(SEGMENTS, None)
         mask = inputs["completion_mask"][:, 1:] != 0
         outputs = self.outputs(model, inputs)
-        tokens = self.token_losses(outputs, inputs)
-        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        loss = (tokens.masked_fill(~mask, 0.0) * inputs["weight"][:, None]).sum() / count
+        counts = self.counts(inputs).clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        sums = [
+            (tokens.masked_fill(~mask, 0.0) * weighed(inputs, name) * inputs["weight"][:, None]).sum()
+            for name, tokens in self.token_losses(outputs, inputs).items()
+        ]
+        loss = (torch.stack(sums) / counts).sum()
         self.require_finite(loss, rows)
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
         scaled = loss * self.args.world_size
         return (scaled, None) if return_outputs else scaled
 
-    def token_losses(self, logps: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of each token of a batch, (B, L − 1)."""
-        return self.policy_loss(logps, inputs["saved"], inputs["advantages"], inputs.get("reference"))
+    def token_losses(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
+        reference = inputs.get("reference")
+        mine = weighed(inputs, "rl") != 0
+        policy, self.limited = self.policy_loss(logps, inputs["saved"], inputs["advantages"], mine, reference)
+        found = {"rl": policy, "ce": -logps}
+        if "ref_kl" in self.components:
+            assert reference is not None  # ``compare`` made it, or the file has it
+            found["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
+        return {name: found[name] for name in self.components}
 
-    def _note(self, logps: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor) -> None:
+    def _note(self, logps: torch.Tensor, inputs: dict[str, Any], _mask: torch.Tensor) -> None:
+        assert self.limited is not None
+        mask, limited = weighed(inputs, "rl") != 0, self.limited
         ratio = torch.exp(logps - inputs["saved"])
-        limited = self.policy_loss.limits(ratio, inputs["advantages"])
         sums = torch.stack([
             mask.sum(), ratio[mask].sum(), limited[mask].sum(), (inputs["saved"] - logps)[mask].sum(),
         ]).tolist()  # fmt: skip
@@ -293,9 +288,10 @@ class BatchRLTrainer(Exact, Trainer):
         """
         found = self.score_all(self.collator)
         sequences = self.data.sequences
-        facts = ratio_facts(found[sequences.is_trained], sequences.logprobs.values[sequences.is_trained])
-        if self.policy_loss.kl_beta:
-            known = self.data.ref_logprobs
+        mine = self.data.of_policy
+        facts = ratio_facts(found[mine], sequences.logprobs.values[mine])
+        known = self.data.ref_logprobs
+        if known is not None or "ref_kl" in self.components or self.policy_loss.needs_reference:
             self.collator.reference = sequences.token_ids.like(found.astype(np.float32)) if known is None else known
         if self.is_world_process_zero():
             event("ratio", **facts)

@@ -22,7 +22,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
@@ -143,7 +143,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _is_whole(proof: Path) -> bool:
-    files: dict[str, int] = json.loads(proof.read_text())["files"]
+    # Checkpoints of earlier versions have no sizes.
+    files: dict[str, int] = json.loads(proof.read_text()).get("files", {})
     return all((path := proof.parent / name).is_file() and path.stat().st_size == size for name, size in files.items())
 
 
@@ -288,5 +289,15 @@ def _become_launcher(processes: int, job_file: str) -> None:
     os.execv(sys.executable, launch)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process. One of several ends without the clean-up of an interpreter, within which torch's groups of
+    processes wait, at times for ever, for processes that have ended."""
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -21,7 +21,6 @@ from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.rl import (
     BatchRLTrainer,
     ExperienceCollator,
-    PolicyLoss,
     RLConfig,
     loaded,
     model_inputs,
@@ -44,8 +43,10 @@ PACK_LENGTH = 1024
 class ExactSFTTrainer(BatchRLTrainer):
     """Trains ``data`` by likelihood; the sampler's log-probs play no part, so no ratios are reported."""
 
-    def token_losses(self, logps: torch.Tensor, *_: Any) -> torch.Tensor:
-        return -logps
+    components = ("ce",)
+
+    def token_losses(self, logps: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"ce": -logps}
 
     def _note(self, *_: Any) -> None: ...
 
@@ -115,8 +116,8 @@ class DistillTrainer(ExactSFTTrainer):
         losses = forward_kl(flat, batch["top_ids"][:, kept][chosen], batch["top_logprobs"][:, kept][chosen])
         return torch.zeros(mask.shape, device=losses.device).masked_scatter(mask, losses)
 
-    def token_losses(self, logps: torch.Tensor, *_: Any) -> torch.Tensor:
-        return logps
+    def token_losses(self, losses: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"ce": losses}
 
 
 def build(
@@ -133,12 +134,12 @@ def build(
     packed = None
     if isinstance(data, TeacherDistributions):
         event("note", text=f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
-        return DistillTrainer(data=data, loss=PolicyLoss(), model=model, **trainer)
+        return DistillTrainer(data=data, model=model, **trainer)
     if config.packing:
         flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
         length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
         packed = packing(data, length, pad_id(trainer["processing_class"]), flash)
-    return ExactSFTTrainer(data=data, loss=PolicyLoss(), model=model, packed=packed, **trainer)
+    return ExactSFTTrainer(data=data, model=model, packed=packed, **trainer)
 
 
 def packing(data: TrainingExperiences, capacity: int, pad: int, flat: bool) -> PackedCollator:

@@ -71,8 +71,9 @@ class TokenChecksumCallback(TrainerCallback):
         """Go on from the counts that a checkpoint holds."""
         held = json.loads((checkpoint / MARKER).read_text())
         self.epochs = held["epochs"]
-        if held["num_tokens"] is not None:
-            self._trainer._total_train_tokens = held["num_tokens"]
+        # Checkpoints of earlier versions do not have it.
+        if (tokens := held.get("num_tokens")) is not None:
+            self._trainer._total_train_tokens = tokens
         if held["rows"] == self.rows:
             self._close_epoch(TrainedTokens.from_json(held["seen"]), TrainedTokens.from_json(held["due"]), self.rows)
         elif self._accelerator.is_main_process:

@@ -20,7 +20,7 @@ from gymdata.train.sequence_data import TrainingReturns
 from gymdata.train.settings import TrainValueConfig
 from gymdata.train.trainers.exact import MeasureHeldOut, save_merged
 from gymdata.train.trainers.metrics import event
-from gymdata.train.trainers.rl import BatchRLTrainer, PolicyLoss, RLConfig, model_inputs
+from gymdata.train.trainers.rl import BatchRLTrainer, RLConfig, model_inputs
 
 
 @dataclass
@@ -109,9 +109,10 @@ class ExactValueTrainer(BatchRLTrainer):
     """Trains ``data`` towards its returns."""
 
     data: TrainingReturns
+    components = ("value",)
 
     def __init__(self, *, value_loss: ValueLoss, **rest: Any) -> None:
-        super().__init__(loss=PolicyLoss(), **rest)
+        super().__init__(**rest)
         self.value_loss = value_loss
         self.before: dict[str, float] = {}
         self.sums: dict[str, float] = defaultdict(float)
@@ -124,8 +125,8 @@ class ExactValueTrainer(BatchRLTrainer):
         values: torch.Tensor = model(**model_inputs(batch))[:, :-1]
         return values.masked_fill(~mask, 0.0)
 
-    def token_losses(self, outputs: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        return self.value_loss(outputs, inputs["returns"], inputs.get("values"))
+    def token_losses(self, outputs: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {"value": self.value_loss(outputs, inputs["returns"], inputs.get("values"))}
 
     def _note(self, outputs: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor) -> None:
         returns = inputs["returns"][mask].double()

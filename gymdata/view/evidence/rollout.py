@@ -25,18 +25,25 @@ _DIGITS = 5
 
 
 def shown_messages(row: Mapping[str, Any], key: str = "messages") -> list[dict[str, Any]]:
-    """Messages for a template: text that no terminal or browser acts on, tool calls as name and arguments."""
+    """Messages for a template: text that no terminal or browser acts on, tool calls as name and arguments, and the reward
+    of the turn that sampled one."""
+    rewards = [turn.get("reward") for turn in row.get("turns") or []]
     return [
         {
             "role": str(message["role"]),
             "content": printable(message.get("content") or ""),
             "reasoning": printable(message.get("reasoning") or ""),
             "name": printable(message.get("name") or ""),
-            "turn": message.get("turn"),
+            "turn": (turn := message.get("turn")),
+            "reward": rewards[turn] if isinstance(turn, int) and 0 <= turn < len(rewards) else None,
             "calls": list(_calls(message.get("tool_calls"))),
         }
         for message in row[key]
     ]
+
+
+def _number(value: float | None) -> float | None:
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
 def _calls(text: str | None) -> list[dict[str, str]]:
@@ -151,6 +158,7 @@ class Tokens:
                     "finish": printable(str(turn.get("finish_reason") or "")),
                     "agent": printable(str(turn.get("agent") or "")),
                     "rendered": bool(turn.get("rendered")),
+                    "reward": _number(turn.get("reward")),
                     "context": context,
                     "ids": sampled,
                     "logprob": _numbers(turn["generation_log_probs"]),

@@ -78,6 +78,7 @@ export class TokenView {
       const head = make("div", { class: "turnhead", id: `turn-${number}` }, make("b", {}, `turn ${number}`));
       head.append(`${turn.context.length.toLocaleString()} new context`, make("span", {}, `${turn.ids.length.toLocaleString()} ${turn.rendered ? "rendered from text" : "sampled"}`));
       if (turn.finish) head.append(make("span", {}, turn.finish));
+      if (turn.reward != null) head.append(make("span", {}, `reward ${Number(turn.reward.toPrecision(4))}`));
       if (turn.agent) head.append(make("span", {}, `agent ${turn.agent}`));
       if (turn.kind !== "first" && turn.kind !== "continues") {
         head.append(make("span", { class: "kind" }, `${turn.kind}: keeps ${turn.prefix.toLocaleString()} tokens of turn ${turn.parent}`));

@@ -21,7 +21,11 @@ from tests.train.trainers.gradients import assert_same, loss_and_gradients
 
 pytestmark = pytest.mark.torch
 
-BOUNDS = {"clip_low": 0.2, "clip_high": 0.3, "cispo_low": 0.5, "cispo_high": 0.5, "tis_cap": 1.2}
+BOUNDS = {
+    "ppo_clip": {"clip_low": 0.2, "clip_high": 0.3},
+    "cispo": {"clip_low": 0.5, "clip_high": 0.5},
+    "tis_reinforce": {"tis_cap": 1.2},
+}
 Assemble = Callable[..., tuple[Any, Any]]
 
 
@@ -33,7 +37,8 @@ def assemble_rl(policy: Path, tmp_path: Path) -> Assemble:
         rows: list[dict[str, Any]], loss: str = "ppo_clip", kl_beta: float = 0.0, settings: dict[str, Any] | None = None
     ) -> Any:
         given = {"learning_rate": 0.1, **(settings or {})}
-        return start("rl", write(tmp_path, rows), policy, tmp_path / "out", given, loss=loss, kl_beta=kl_beta, **BOUNDS)
+        return start("rl", write(tmp_path, rows), policy, tmp_path / "out", given, loss=loss, kl_beta=kl_beta,
+                     **BOUNDS[loss])  # fmt: skip
 
     return build
 

@@ -133,6 +133,19 @@ def test_the_distributions_follow_their_tokens(teacher: Any) -> None:
                 assert mine.tolist() == known[tuple(ids[: place + 1].tolist())]
 
 
+def test_a_sampled_first_token_is_left_out_with_its_alternatives() -> None:
+    """Without a prompt the first sampled token is not trained; each other one keeps its own alternatives."""
+    row = rollout("a", 0, 1.0, [([], [10, 11, 2])])
+    tops = [[{"id": i, "log_prob": -float(i)} for i in (token, token + 50)] for token in (10, 11, 2)]
+    row["turns"] = [{**row["turns"][0], "top_log_probs": tops}]
+    data: Any = training_rollouts(
+        rollouts_table([row, row | {"rollout_id": "b-1"}]), "all", distill=True, keep_duplicates=True
+    )
+    assert [data.sequences.loss_mask[i].tolist() for i in (0, 1)] == [[0, 1, 1]] * 2
+    assert [data.top_ids[i].tolist() for i in (0, 1)] == [[11, 61, 2, 52]] * 2
+    assert data.top_logprobs[1].tolist() == [-11.0, -61.0, -2.0, -52.0]
+
+
 def test_rollouts_without_alternatives_are_refused(teacher: Any) -> None:
     """A rollout without top_log_probs has no distribution: refused with the flag that collects them."""
     made = rows(teacher)

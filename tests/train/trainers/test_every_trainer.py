@@ -95,6 +95,33 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     assert int(before.name.removeprefix("checkpoint-")) < int(last.name.removeprefix("checkpoint-"))
 
 
+def test_a_checkpoint_of_an_earlier_version_is_resumed(begin: Begin, tmp_path: Path) -> None:
+    """Its proof has neither the sizes of its files nor the count of tokens that TRL logs."""
+    from gymdata.train.trainers.run import last_checkpoint
+
+    _, witness = begin("sft")
+    folder = tmp_path / "checkpoints" / "checkpoint-2"
+    folder.mkdir(parents=True)
+    epoch = {"count": 3, "checksum": "00000000000000ff", "rows": 2, "whole": True, "equal": True}
+    nothing = {"count": 0, "checksum": "0000000000000000"}
+    (folder / "gymdata_proof.json").write_text(
+        json.dumps({"seen": nothing, "due": nothing, "rows": 0, "epochs": [epoch]})
+    )
+    assert last_checkpoint(tmp_path / "checkpoints") == folder
+    witness.restore(folder)
+    assert witness.as_json()["epochs"] == [epoch]
+
+
+def test_the_group_of_processes_is_gone_after_the_end(begin: Begin) -> None:
+    """What a trainer communicates through is closed while the interpreter still runs."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    trainer, _ = begin("sft")
+    trainer.end()
+    assert not distributed.is_initialized()
+
+
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_a_bad_loss_names_its_rollouts(begin: Begin, policy: Path, algorithm: str) -> None:
     """Weights gone to NaN stop the very step, with the rollouts of its batch and of no other."""

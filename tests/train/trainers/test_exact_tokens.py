@@ -138,7 +138,7 @@ def test_weighted_loss_with_equal_weights_is_trls(assemble: Assemble, kind: str)
     results = []
     for loss in (
         trainer.stock_loss(trainer.model, batch, False),
-        trainer.weighted_loss(trainer.model, batch, np.ones(len(rows)), np.zeros(len(rows))),
+        trainer.weighted_loss(trainer.model, batch, np.ones(len(rows)), rows),
     ):
         trainer.model.zero_grad()
         loss.backward()

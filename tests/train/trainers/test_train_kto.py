@@ -135,7 +135,8 @@ def test_tool_tokens_get_no_gradient(policy: Path, tmp_path: Path) -> None:
     """The gradient at the logits is 0 wherever the next token is prompt, tool output or padding."""
     import torch
 
-    trainer, _ = start("kto", scored_run(tmp_path / "run"), policy, tmp_path / "out", {})
+    run = scored_run(tmp_path / "run")
+    trainer, _ = start("kto", run, policy, tmp_path / "out", {}, prefix_sharing="off")
     batch = next(iter(trainer.get_train_dataloader()))
     kept: list[Any] = []
 

@@ -85,6 +85,27 @@ def test_log_probs_of_another_checkpoint_are_noticed(policy: Path, tmp_path: Pat
     assert not (tmp_path / "out" / "SUCCESS").exists()
 
 
+def test_the_loss_is_in_run_json(policy: Path, tmp_path: Path) -> None:
+    """Its settings as they were used; of a function of one's own the file's hash, and a changed file is another training."""
+    file, mine = make(tmp_path, policy), tmp_path / "mine.py"
+    told = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "gspo", "--loss", "gspo", "--dry-run", "--json")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["loss"] == {"name": "gspo", "clip_low": 0.0003, "clip_high": 0.0004}
+    mine.write_text("def f(logprobs, saved, advantages, mask, reference=None):\n    return -advantages * logprobs\n")
+    words = ["train-rl", file, "-m", policy, "-o", tmp_path / "out", "--loss", f"{mine}:f", "--json"]
+    done = gymdata(*words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["loss"]["code"].startswith("mine.py:f@")
+    mine.write_text(mine.read_text() + "# changed\n")
+    again = gymdata(*words)
+    assert (again.returncode, "mine.py:f@" in again.stderr) == (2, True), again.stderr
+    mine.write_text("def f(logprobs, *_):\n    return logprobs.mean()\n")
+    wrong = gymdata(*words, "--overwrite")
+    assert (wrong.returncode, "expected (" in wrong.stderr, "one number per token" in wrong.stderr) == (2, True, True)
+    idle = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "no", "--loss", "topr", "--set", "tau=2")
+    assert (idle.returncode, "no effect without --loss opmd, dro, oapl or awr" in idle.stderr) == (2, True), idle.stderr
+
+
 def test_limits_are_told(policy: Path, tmp_path: Path) -> None:
     """A limit that cuts away every trained token is refused; an unknown setting names the nearest."""
     file = make(tmp_path, policy)

@@ -1,0 +1,48 @@
+"""Several environments in one run: a task's ``env`` names the one that it is played in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymdata.environments.port import Environment, Episode
+from gymdata.errors import DataError
+from gymdata.rollouts.messages import Task
+
+
+class ByName:
+    """An ``Environment`` that hands each task to the one it names; with only one, a task need not name it."""
+
+    def __init__(self, environments: Mapping[str, Environment]) -> None:
+        self.environments = dict(environments)
+        named = {name: dict(one.identity) for name, one in sorted(self.environments.items())}
+        self.identity: Mapping[str, Any] = {"name": "by_name", "environments": named}
+
+    def check(self, task: Task) -> Environment:
+        """The task's environment. Raises DataError naming the task when there is none."""
+        name = task.row.get("env")
+        if name is None and len(self.environments) == 1:
+            return next(iter(self.environments.values()))
+        found = self.environments.get(name) if isinstance(name, str) else None
+        if found is None:
+            got = "nothing" if name is None else repr(name)
+            raise DataError(
+                f"task {task.task_id}: env: got {got[:80]}, expected one of {', '.join(self.environments)}",
+                hint="give the environment with --env NAME=SPEC, or correct the task",
+            )
+        return found
+
+    async def start(self, task: Task, rollout_index: int) -> Episode:
+        """Raises OutsideError when the environment cannot be set up."""
+        return await self.check(task).start(task, rollout_index)
+
+    async def close(self) -> None:
+        """All of them, whatever becomes of the others."""
+        faults = []
+        for environment in self.environments.values():
+            try:
+                await environment.close()
+            except Exception as error:  # noqa: BLE001 - the others are to be closed first
+                faults.append(error)
+        if faults:
+            raise faults[0]

@@ -1,0 +1,113 @@
+"""What user code answers at a step of a rollout: text, messages, or a ``Step`` with a reward, made into the port's terms.
+
+Invariants: a message is one that a chat template can render and a file can hold; nothing but the policy speaks as the
+assistant; what is none of this is the environment's fault and never a message or a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gymdata.environments.port import StepResult
+from gymdata.environments.tool_error import clean
+from gymdata.errors import OutsideError
+from gymdata.rollouts.messages import Message
+from gymdata.user_code import in_thread
+
+#: Why a rollout stopped whose environment said ``done`` and no more.
+DONE = "environment_done"
+#: Who may speak between two turns of the policy, beside tools, which answer calls.
+_SPEAKERS = ("user", "system", "environment")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a rollout: what a tool, ``respond`` or ``step_reward`` may return in place of its plain value.
+
+    ``content``: what it would return without this class. ``reward`` belongs to the turn of the policy that led to the step
+    (None: no reward). ``done`` ends the rollout, completed, with ``stop_reason`` (default: ``environment_done``).
+    """
+
+    content: Any = None
+    reward: float | None = None
+    done: bool = False
+    stop_reason: str | None = None
+
+    @property
+    def ended(self) -> str | None:
+        """Why it ends the rollout; None when it does not."""
+        return (self.stop_reason or DONE) if self.done else None
+
+
+def gives_steps(function: Any) -> bool:
+    """Whether it is written down that a function returns a ``Step``."""
+    return "Step" in str(getattr(function, "__annotations__", {}).get("return", ""))
+
+
+def as_step(value: Any) -> Step:
+    """A plain value as a step without a reward."""
+    return value if isinstance(value, Step) else Step(value)
+
+
+def reward_of(value: Any, what: str) -> float | None:
+    """A reward as user code gives it: a number, or None or NaN for none. Raises OutsideError."""
+    try:
+        number = math.nan if value is None else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OutsideError("environment", f"{what} gave {value!r}, expected a number or None") from error
+    return None if math.isnan(number) else number
+
+
+def plus(*rewards: float | None) -> float | None:
+    """The sum of those that are there; None when none is."""
+    there = [reward for reward in rewards if reward is not None]
+    return sum(there) if there else None
+
+
+def said(value: Any, what: str) -> StepResult:
+    """What a user's answer amounts to: text, a message, a list of them, a ``Step`` of these, or None to end.
+
+    Raises OutsideError when it is something else."""
+    step = as_step(value)
+    content = [] if step.content is None else step.content
+    if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
+        content = [content]
+    messages = [_message(one, what) for one in content]
+    return StepResult(messages, step.done or not messages, reward_of(step.reward, f"the reward of {what}"), step.ended)
+
+
+def _message(value: Any, what: str) -> Message:
+    if isinstance(value, str):
+        return {"role": "user", "content": clean(value)}
+    if isinstance(value, Mapping) and value.get("role") in _SPEAKERS and isinstance(value.get("content"), str):
+        return {**value, "content": clean(value["content"])}
+    got = repr(value)
+    raise OutsideError(
+        "environment",
+        f"{what} gave {clean(got[:200])}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as text, "
+        "a list of these, gymdata.Step, or None",
+    )
+
+
+async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+    """What user code of the environment's own returns; whatever it raises, and a hang, is the environment's fault. Async
+    functions run in the loop, others in a thread."""
+    work = function(*arguments) if inspect.iscoroutinefunction(function) else in_thread(function, *arguments)
+    try:
+        return await asyncio.wait_for(work, timeout_s)
+    except TimeoutError as error:
+        raise hung(what, timeout_s) from error
+    except Exception as error:  # user code may raise anything
+        raise OutsideError("environment", f"{what} raised {type(error).__name__}: {clean(str(error))}") from error
+
+
+def hung(what: str, timeout_s: float) -> OutsideError:
+    """User code that gave no answer in time."""
+    return OutsideError(
+        "environment", f"{what} gave no answer within {timeout_s:g} s", hint="raise --tool-timeout if it needs longer"
+    )
