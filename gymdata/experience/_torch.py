@@ -28,6 +28,10 @@ COLUMNS = {
     "advantages": "advantages",
     "kl": "kl",
     "action_entropy": "entropy",
+    "rl_weight": "rl_weight",
+    "ce_weight": "ce_weight",
+    "ref_kl_weight": "ref_kl_weight",
+    "teacher_log_probs": "teacher_logprobs",
 }
 _Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
 _Batch = TypeVar("_Batch", "Experience", "Samples")
@@ -40,9 +44,9 @@ class Experience:
     """A batch of B sequences: S the longest of them, A the longest response (from a row's first trained token to its end).
 
     sequences, attention_mask: (B, S) int64, padded on the left. action_mask (bool) and action_log_probs,
-    base_action_log_probs, values, returns, advantages, kl, action_entropy (float32): (B, A), for the last A places of
-    ``sequences``; 0 where action_mask is False. Packed: (1, total_length) all of them, attention_mask holding the number of
-    the sequence from 1, and packed_seq_lens (B,).
+    base_action_log_probs, values, returns, advantages, kl, action_entropy, rl_weight, ce_weight, ref_kl_weight,
+    teacher_log_probs (float32): (B, A), for the last A places of ``sequences``; 0 where action_mask is False. Packed:
+    (1, total_length) all of them, attention_mask holding the number of the sequence from 1, and packed_seq_lens (B,).
 
     info: reward, weight, temperature, response_length, total_length, num_actions, each (B,), and the lists rollout_id and
     sequence_index. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
@@ -63,6 +67,10 @@ class Experience:
     labels: list[str] | None = None
     references: list[str] | None = None
     packed_seq_lens: torch.Tensor | None = None
+    rl_weight: torch.Tensor | None = None
+    ce_weight: torch.Tensor | None = None
+    ref_kl_weight: torch.Tensor | None = None
+    teacher_log_probs: torch.Tensor | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Experience:
         """The batch with every tensor on ``device``, in place; fields that are None stay None."""

@@ -299,6 +299,7 @@ EXPERIENCES = Table(
             _f("ce_weight", _floats, null=True),
             _f("ref_kl_weight", _floats, null=True),
             _f("optimal_value", pa.float64(), null=True),
+            _f("teacher_logprobs", _floats, null=True),
         ]
     ),
     dictionary=(
@@ -312,11 +313,15 @@ EXPERIENCES = Table(
         "policy_version",
         "loss_mask" + _LEAF,
     ),
-    split=tuple(c + _LEAF for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")),
-    optional=frozenset(
-        {"ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value"}
+    split=tuple(
+        c + _LEAF
+        for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "teacher_logprobs")
     ),
-)
+    optional=frozenset({
+        "ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value",
+        "teacher_logprobs",
+    }),
+)  # fmt: skip
 
 VIOLATIONS = Table(
     "violations",

@@ -525,6 +525,8 @@ def check(
         _check_reference(source, runs, model)
     if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
         _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
+    if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
+        _check_teacher(data, runs, source, progress)
     if isinstance(config, TrainValueConfig):
         _check_returns(runs, source, progress)
 
@@ -569,6 +571,22 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
             f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
             code="L304",
             hint="--ref model computes the reference with the model",
+        )
+
+
+def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
+    """Saved distributions that are not the teacher's whole one at the temperature of its rows teach something else."""
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    temperatures = set(data.temperature.tolist())
+    reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
+    if not identities:
+        progress.message(f"warning: {source} does not lead back to a run: how its top_log_probs were made is not known")
+    if reasons:
+        raise RefusedError(
+            f"{source}: the saved top_log_probs are not the teacher's distribution: {'; '.join(sorted(reasons))}",
+            code="L304",
+            hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw ones "
+            "are the same), top_p 1, top_k 0, min_p 0 and no penalties",
         )
 
 

@@ -254,7 +254,10 @@ class TrainSftConfig(RolloutsConfig):
     algorithm = "sft"
     library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
-    only_with: ClassVar[OnlyWith] = {"pack_length": ("--packing", lambda c: c.packing)}
+    only_with: ClassVar[OnlyWith] = {
+        "pack_length": ("--packing", lambda c: c.packing),
+        "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
+    }
 
     select: Literal["best", "above", "all"] = pydantic.Field(
         "best", description="Rollouts to train: best (per group), above (all with a reward) or all."
@@ -262,13 +265,18 @@ class TrainSftConfig(RolloutsConfig):
     min_reward: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Train only rollouts with at least this reward."
     )
+    distill: bool = pydantic.Field(
+        False, description="Train towards the saved top_log_probs of the teacher that sampled (forward KL)."
+    )
     packing: bool = pydantic.Field(False, description="Pack several sequences into one row, with separate attention.")
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.choice())
+        return training_rollouts(
+            table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
+        )
 
 
 class TrainKtoConfig(RolloutsConfig):

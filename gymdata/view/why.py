@@ -37,6 +37,13 @@ FORMULAS = {
     "dr-grpo": ("A = r − mean", False),
     "reinforce": ("A = r", False),
     "gae": ("GAE(γ, λ) over the token rewards and values", False),
+    "maxrl": ("A = (r − mean) / (mean + 1e-6)", True),
+    "pass-at-k": ("A = (best of the k-subsets with it − best of all) / (std + 1e-6)", False),
+    "gdpo": ("A = Σ over parts of (r − mean) / (std + 1e-6), whitened", False),
+    "gigpo": ("A = A of the rollout + A of the turn among turns in its state", False),
+    "otb": ("A = G − Σ G·W / Σ W at the token's place", False),
+    "rae": ("A = r − running baseline of its agent", False),
+    "teacher": ("A = log π_teacher − log π", False),
 }
 _BINS = 2_000
 #: Log-ratios beyond this are counted at it: of tokens, and of whole sequences, whose bounds are much narrower.
@@ -89,7 +96,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
     group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
-    shaped = credit.shape_rewards(rewards, estimator) if len(rewards) else rewards
+    shaped = _shaped(rewards, estimator, int(config.get("pass_k") or 4))
     known = rewards[np.isfinite(rewards)]
     saved = None if tokens.advantages[turn] is None else float(tokens.advantages[turn][k])  # type: ignore[index]
     for one, value in zip(group, shaped.tolist(), strict=True):
@@ -113,6 +120,17 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
         "saved": _finite(saved),
         "dropped": tokens.left_out,
     }
+
+
+def _shaped(rewards: npt.NDArray[np.float64], estimator: str, pass_k: int) -> npt.NDArray[np.float64]:
+    """What the rewards alone make of a rollout; NaN where the estimator reads more than them, or other ones."""
+    unknown = np.full(len(rewards), np.nan)
+    if not len(rewards) or estimator in ("gdpo", "gigpo", "otb", "rae", "teacher"):
+        return unknown
+    try:
+        return credit.shape_rewards(rewards, estimator, pass_k=pass_k)
+    except GymdataError:
+        return unknown  # rewards that this estimator does not take: another score was used
 
 
 #: Settings of ``gymdata experience`` that change an advantage after the group's arithmetic.

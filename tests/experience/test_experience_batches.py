@@ -19,6 +19,7 @@ from gymdata.store import tables, write_run_json, write_table
 pytestmark = pytest.mark.torch
 
 N = 23
+OPTIONAL = ("ref_logprobs", "values", "rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 
 
 def rows(n: int = N, optional: bool = True) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ def rows(n: int = N, optional: bool = True) -> list[dict[str, Any]]:
         mask = [0] * context + [1] + rng.integers(0, 2, length - 1).tolist()
         floats = {
             name: [float(np.float32(x)) if m else 0.0 for x, m in zip(rng.normal(size=len(mask)), mask, strict=True)]
-            for name in ("logprobs", "advantages", "returns", *(("ref_logprobs", "values") if optional else ()))
+            for name in ("logprobs", "advantages", "returns", *(OPTIONAL if optional else ()))
         }
         made.append({
             "run_id": "r", "task_id": "t", "group_id": "g", "rollout_id": f"rollout-{i}", "sequence_index": 0,
@@ -52,7 +53,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 FIELDS = {"action_log_probs": "logprobs", "base_action_log_probs": "ref_logprobs", "values": "values",
-          "returns": "returns", "advantages": "advantages"}  # fmt: skip
+          "returns": "returns", "advantages": "advantages", "rl_weight": "rl_weight", "ce_weight": "ce_weight",
+          "ref_kl_weight": "ref_kl_weight", "teacher_log_probs": "teacher_logprobs"}  # fmt: skip
 
 
 def test_padded_batches_hold_the_rows(file: Path) -> None:
