@@ -963,6 +963,7 @@ def train_rl(
     tau: float | None = None,
     weight_max: float | None = None,
     allow_biased_logprobs: bool = False,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
@@ -991,6 +992,7 @@ def train_rl(
     tau: Strength of the regularization in opmd, dro, oapl and awr (default: 1, oapl 0.001).
     weight_max: Cap of awr's weight (default: 20).
     allow_biased_logprobs: Train even if the saved logprobs are biased (L304).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_sft(
@@ -1014,6 +1016,7 @@ def train_sft(
     distill: bool = False,
     packing: bool = False,
     pack_length: int | None = None,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
@@ -1034,6 +1037,7 @@ def train_sft(
     distill: Train towards the saved top_log_probs of the teacher that sampled (forward KL).
     packing: Pack several sequences into one row, with separate attention.
     pack_length: Tokens per packed row (default: --max-length, else 1024, or the longest sequence).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_value(

@@ -59,6 +59,7 @@ _KINDS = {
     "fix": "repaired rollouts",
     "export": "an export",
     "audit": "an audit",
+    "annotations": "what a training saw",
     "train": "a training",
     "finetune": "a finetuning run",
     "serve-genrm": "what serve-genrm keeps",
