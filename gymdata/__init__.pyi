@@ -1054,6 +1054,7 @@ def train_value(
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train a critic from ``model`` on the saved returns of ``experiences`` and save it to ``output``, which
@@ -1070,6 +1071,7 @@ def train_value(
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.
     value_clip: Clip the change from the values of the file to [−C, C] (PPO).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def view(

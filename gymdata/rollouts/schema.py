@@ -363,11 +363,12 @@ ANNOTATIONS = Table(
             _f("logprobs", _floats, null=True),
             _f("ratios", _floats, null=True),
             _f("clipped", _mask, null=True),
+            _f("values", _floats, null=True),
             _f("losses", _floats),
         ]
     ),
     dictionary=("turn", "step", "training", "clipped" + _LEAF),
-    split=("logprobs" + _LEAF, "ratios" + _LEAF, "losses" + _LEAF),
+    split=tuple(c + _LEAF for c in ("logprobs", "ratios", "values", "losses")),
 )
 
 TABLES: dict[str, Table] = {

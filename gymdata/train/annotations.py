@@ -39,7 +39,7 @@ FILE = "annotations.parquet"
 _PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")
 _BATCH_ROWS = 512
 #: What is written of a token that was not trained.
-_NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "losses": 0.0}
+_NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan, "losses": 0.0}
 #: Stages whose output is made from rollouts that lie elsewhere.
 _MADE = ("experiences", "pairs")
 

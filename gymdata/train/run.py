@@ -368,7 +368,7 @@ def train_resolved(
 
 def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
     """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
-    if not (isinstance(config, (TrainRlConfig, TrainSftConfig)) and config.annotate):
+    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
         return None
     run = run_behind(source)
     place_of(run, out)

@@ -342,6 +342,7 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         data = training_returns(table, self.split, self.trainer.get("seed", 0), self.max_length, where)

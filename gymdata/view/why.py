@@ -153,7 +153,7 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict
             "step": row["step"],
             "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
             **{one: _finite(row[many][k]) if row[many] else None
-               for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("loss", "losses"))},
+               for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))},
         }
         for row in rows.rows(of_turn[-_STEPS:])
         if k < len(row["losses"])

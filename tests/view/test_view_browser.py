@@ -155,7 +155,8 @@ def test_what_training_saw_of_a_token(page: Any, serve: Serve, tmp_path: Path):
     page.goto(serve(run) + "/rollout?id=t-0")
     ready(page)
     for token, expected in ((1, [["1", "-2", "2", "yes", "0.125"], ["2", "-2", "4", "yes", "0.25"]]),
-                            (4, [["1", "–", "2", "yes", "0.125"], ["2", "–", "4", "yes", "0.25"]])):  # fmt: skip
+                            (3, [["1", "-4", "2", "no", "0.125"], ["2", "-4", "4", "no", "0.25"]]),
+                            (4, [["1", "2", "yes", "0.125"], ["2", "4", "yes", "0.25"]])):  # fmt: skip
         page.locator(".t.g").nth(token).click()
         seen = page.locator("#why [data-seen]")
         expect(seen.locator("tbody tr").first.locator("td").nth(1)).to_have_text(expected[0][1])

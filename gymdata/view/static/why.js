@@ -70,10 +70,11 @@ function Credit({ credit }) {
 
 function Seen({ seen }) {
   const several = new Set(seen.steps.map((one) => one.training)).size > 1;
-  const ratios = seen.steps.some((one) => one.ratio != null);
+  const columns = [["logprob", "logprob", 6], ["ratio", "ratio", 4], ["clipped", "limited"], ["value", "value", 6], ["loss", "part of the loss", 6]].filter(([key]) => seen.steps.some((one) => one[key] != null));
+  const cell = (one, [key, , n]) => (key === "clipped" ? html`<td class=${one.clipped ? "bad" : ""}>${one.clipped == null ? "–" : one.clipped ? "yes" : "no"}</td>` : html`<td class="num">${digits(one[key], n)}</td>`);
   return html`<section data-seen><h3>What training saw</h3>
-    <table class="small"><thead><tr>${several && html`<th>training</th>`}<th class="num">step</th><th class="num">logprob</th>${ratios && html`<th class="num">ratio</th><th>limited</th>`}<th class="num">part of the loss</th></tr></thead>
-      <tbody>${seen.steps.map((one) => html`<tr>${several && html`<td>${one.training}</td>`}<td class="num">${one.step}</td><td class="num">${digits(one.logprob, 6)}</td>${ratios && html`<td class="num">${digits(one.ratio)}</td><td class=${one.clipped ? "bad" : ""}>${one.clipped == null ? "–" : one.clipped ? "yes" : "no"}</td>`}<td class="num">${digits(one.loss, 6)}</td></tr>`)}</tbody></table>
+    <table class="small"><thead><tr>${several && html`<th>training</th>`}<th class="num">step</th>${columns.map(([key, label]) => html`<th class=${key === "clipped" ? "" : "num"}>${label}</th>`)}</tr></thead>
+      <tbody>${seen.steps.map((one) => html`<tr>${several && html`<td>${one.training}</td>`}<td class="num">${one.step}</td>${columns.map((column) => cell(one, column))}</tr>`)}</tbody></table>
     <p class="muted">${several ? "" : html`Training <code>${seen.steps[0].training}</code>. `}Written by <code>--annotate</code>.${seen.more > 0 && html` ${seen.more.toLocaleString()} earlier steps are not shown.`}</p></section>`;
 }
 

@@ -73,7 +73,8 @@ def train(kind: str, source: Path, policy: Path, out: Path, *more: object, rate:
     return json.loads(done.stdout)
 
 
-def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, processes: int) -> None:
     """Each epoch has one row for each turn, token for token: log π is that of a float64 model on the turn alone, the ratio
     is to the turn's saved log-prob, PPO's bounds say what is clipped, and a step's parts add up to its loss."""
     made = rows(temperature=0.7)
@@ -82,13 +83,14 @@ def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> None
     assert (done := gymdata(*words)).returncode == 0, done.stderr
     source, out = run / "experiences-reinforce-baseline", tmp_path / "rl"
     report = train("rl", source, policy, out, "--annotate", "--set", "num_train_epochs=2",
-                   "--set", "gradient_accumulation_steps=2", "--set", "lr_scheduler_type=constant")  # fmt: skip
+                   "--set", f"gradient_accumulation_steps={3 - processes}", "--num-processes", processes)  # fmt: skip
     table = read_table(run, ANNOTATIONS)
     assert report["annotations"] == {"file": str(run / "annotations-rl" / "annotations.parquet"), "rows": len(table)}
     turns, found = sampled(made), table.to_pylist()
     assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted([*turns, *turns])
     assert {row["training"] for row in found} == {"rl"}
-    assert [row["step"] for row in found] == sorted(row["step"] for row in found)
+    if processes == 1:
+        assert [row["step"] for row in found] == sorted(row["step"] for row in found)
     advantage = {row["rollout_id"]: row["reward"] - 1.0 for row in made}
     total: dict[int, float] = defaultdict(float)
     for row in found:
@@ -147,6 +149,25 @@ def test_sft_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, packin
     for row in found:
         total[row["step"]] += math.fsum(row["losses"])
     assert dict(total) == pytest.approx(losses(out), rel=1e-4)
+
+
+def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> None:
+    """A critic has a value for each token, here 0 of a head of zeros, and half its squared distance to the return, divided
+    by the tokens of the step, as the token's part of the loss."""
+    made = rows()
+    run, out = write_run(tmp_path / "run", made), tmp_path / "value"
+    assert gymdata("experience", run, "--estimator", "gae", "-o", tmp_path / "returns").returncode == 0
+    train("value", tmp_path / "returns", policy, out, "--annotate", "--set", "split=0", "--set", "num_train_epochs=1")
+    found, reward = read_table(run, ANNOTATIONS).to_pylist(), {row["rollout_id"]: row["reward"] for row in made}
+    assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted(sampled(made))
+    tokens: dict[int, int] = defaultdict(int)
+    for row in found:
+        tokens[row["step"]] += len(row["values"])
+    for row in found:
+        assert row["values"] == [0.0] * len(row["values"])
+        part = reward[row["rollout_id"]] ** 2 / 2 / tokens[row["step"]]
+        assert row["losses"] == pytest.approx([part] * len(row["values"]))
+        assert row["logprobs"] is row["ratios"] is row["clipped"] is None
 
 
 def test_off_writes_nothing(policy: Path, tmp_path: Path) -> None:
@@ -214,7 +235,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert pq.read_table(files[0]).to_pydict() == {
         "rollout_id": ["a", "b", "a", "b"], "turn": [0, 1, 0, 1], "step": [1, 1, 2, 2], "training": ["t"] * 4,
         "logprobs": [None] * 4, "ratios": [None] * 4, "clipped": [None] * 4,
-        "losses": [[1.0, 2.0, 0.0, 3.0], [0.0, 4.0, 0.0]] * 2,
+        "values": [None] * 4, "losses": [[1.0, 2.0, 0.0, 3.0], [0.0, 4.0, 0.0]] * 2,
     }  # fmt: skip
     AnnotationWriter(tmp_path / "annotations", places, "t").begin(2)
     assert parts(tmp_path / "annotations") == files[:2]
