@@ -969,6 +969,7 @@ def train_rl(
     tau: float | None = None,
     weight_max: float | None = None,
     allow_biased_logprobs: bool = False,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
@@ -997,6 +998,7 @@ def train_rl(
     tau: Strength of the regularization in opmd, dro, oapl and awr (default: 1, oapl 0.001).
     weight_max: Cap of awr's weight (default: 20).
     allow_biased_logprobs: Train even if the saved logprobs are biased (L304).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_sft(
@@ -1020,6 +1022,7 @@ def train_sft(
     distill: bool = False,
     packing: bool = False,
     pack_length: int | None = None,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
@@ -1040,6 +1043,7 @@ def train_sft(
     distill: Train towards the saved top_log_probs of the teacher that sampled (forward KL).
     packing: Pack several sequences into one row, with separate attention.
     pack_length: Tokens per packed row (default: --max-length, else 1024, or the longest sequence).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_value(
@@ -1056,6 +1060,7 @@ def train_value(
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train a critic from ``model`` on the saved returns of ``experiences`` and save it to ``output``, which
@@ -1072,6 +1077,7 @@ def train_value(
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.
     value_clip: Clip the change from the values of the file to [−C, C] (PPO).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def view(

@@ -28,11 +28,10 @@ COLUMNS = {
     "advantages": "advantages",
     "kl": "kl",
     "action_entropy": "entropy",
-    "rl_weight": "rl_weight",
-    "ce_weight": "ce_weight",
-    "ref_kl_weight": "ref_kl_weight",
-    "teacher_log_probs": "teacher_logprobs",
 }
+#: Columns that have no published field: in ``info`` under their own name.
+BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
+_FLOATS = COLUMNS | {name: name for name in BESIDE}
 _Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
 _Batch = TypeVar("_Batch", "Experience", "Samples")
 _SCALARS = {"reward": np.float64, "weight": np.float64, "temperature": np.float32}
@@ -44,12 +43,13 @@ class Experience:
     """A batch of B sequences: S the longest of them, A the longest response (from a row's first trained token to its end).
 
     sequences, attention_mask: (B, S) int64, padded on the left. action_mask (bool) and action_log_probs,
-    base_action_log_probs, values, returns, advantages, kl, action_entropy, rl_weight, ce_weight, ref_kl_weight,
-    teacher_log_probs (float32): (B, A), for the last A places of ``sequences``; 0 where action_mask is False. Packed:
-    (1, total_length) all of them, attention_mask holding the number of the sequence from 1, and packed_seq_lens (B,).
+    base_action_log_probs, values, returns, advantages, kl, action_entropy (float32): (B, A), for the last A places of
+    ``sequences``; 0 where action_mask is False. Packed: (1, total_length) all of them, attention_mask holding the number of
+    the sequence from 1, and packed_seq_lens (B,).
 
     info: reward, weight, temperature, response_length, total_length, num_actions, each (B,), and the lists rollout_id and
-    sequence_index. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
+    sequence_index; where the file has them, rl_weight, ce_weight, ref_kl_weight and teacher_logprobs in the shape of
+    advantages. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
     batch of a rank has weight 0 and an empty action_mask.
     """
 
@@ -67,10 +67,6 @@ class Experience:
     labels: list[str] | None = None
     references: list[str] | None = None
     packed_seq_lens: torch.Tensor | None = None
-    rl_weight: torch.Tensor | None = None
-    ce_weight: torch.Tensor | None = None
-    ref_kl_weight: torch.Tensor | None = None
-    teacher_log_probs: torch.Tensor | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Experience:
         """The batch with every tensor on ``device``, in place; fields that are None stay None."""
@@ -253,7 +249,7 @@ def _padded(rows: Sequence[_Row]) -> Experience:
     n = len(rows)
     ids, attention = np.zeros((n, width), np.int64), np.zeros((n, width), np.int64)
     mask = np.zeros((n, actions), np.bool_)
-    fields = [(f, c) for f, c in COLUMNS.items() if c in rows[0].lists]
+    fields = [(f, c) for f, c in _FLOATS.items() if c in rows[0].lists]
     floats = {f: np.zeros((n, actions), np.float32) for f, _ in fields}
     for line, row in enumerate(rows):
         ids[line, width - row.length :] = row.lists["input_ids"]
@@ -265,12 +261,13 @@ def _padded(rows: Sequence[_Row]) -> Experience:
     for values in floats.values():
         values[~mask] = 0
     made: dict[str, Any] = {f: torch.from_numpy(values) for f, values in floats.items()}
+    beside = {name: made.pop(name) for name in BESIDE if name in made}
     return Experience(
         torch.from_numpy(ids),
         attention_mask=torch.from_numpy(attention),
         action_mask=torch.from_numpy(mask),
         **made,
-        info=_info(rows),
+        info=_info(rows) | beside,
     )
 
 
@@ -278,17 +275,18 @@ def _packed(rows: Sequence[_Row]) -> Experience:
     lengths = np.array([row.length for row in rows])
     mask = np.concatenate([row.lists["loss_mask"] for row in rows]) != 0
     made: dict[str, Any] = {}
-    for f, column in COLUMNS.items():
+    for f, column in _FLOATS.items():
         if column in rows[0].lists:
             values = np.concatenate([row.lists[column] for row in rows]).astype(np.float32, copy=False)
             made[f] = torch.from_numpy(np.where(mask, values, np.float32(0))[None])
+    beside = {name: made.pop(name) for name in BESIDE if name in made}
     return Experience(
         torch.from_numpy(np.concatenate([row.lists["input_ids"] for row in rows]).astype(np.int64)[None]),
         attention_mask=torch.from_numpy(np.repeat(np.arange(1, len(rows) + 1), lengths)[None]),
         action_mask=torch.from_numpy(mask[None]),
         **made,
         packed_seq_lens=torch.from_numpy(lengths),
-        info=_info(rows),
+        info=_info(rows) | beside,
     )
 
 

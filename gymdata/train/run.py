@@ -32,6 +32,7 @@ from gymdata.store.lock import LOCK, Lock, refuse_held
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
+from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import (
@@ -56,7 +57,7 @@ CHECKPOINTS = "checkpoints"
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
 #: What of run.json is a field of the report.
-_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training")
+_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = ("num_processes", "dry_run", "output", "own_keys")
 
@@ -66,7 +67,8 @@ class TrainReport(Report):
     """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
     the file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens a second; ``run_json``: all of it, as run.json holds it."""
+    (means), and tokens a second; ``annotations``: the file of what its steps saw of each token, and its rows;
+    ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -78,6 +80,7 @@ class TrainReport(Report):
     heldout: dict[str, Any] | None = None
     ratio: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> TrainReport:
@@ -100,6 +103,8 @@ class TrainReport(Report):
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
+        if self.annotations:
+            rows.append(("annotations", self.annotations["file"]))
         if self.heldout and "accuracy" in self.heldout:
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
@@ -330,8 +335,10 @@ def train_resolved(
         progress.message(cost)
     expected = data.sequences.trained()
     out = local_output(config.output)
+    run = _annotated_run(config, source, out)
     job = {
         **config.own(),
+        **({"rollouts": str(run)} if run else {}),
         **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
@@ -357,6 +364,15 @@ def train_resolved(
     }
     del data
     return run_training(out, job, begun, run_job, progress, overwrite=overwrite, dry_run=dry_run)
+
+
+def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
+    """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
+    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
+        return None
+    run = run_behind(source)
+    place_of(run, out)
+    return run
 
 
 def run_training(
@@ -394,6 +410,7 @@ def run_training(
         log_to(out)
         try:
             announced = run_job(job_file.resolve(), progress)
+            kept = {"annotations": publish(out, Path(job["rollouts"]), begun["command"])} if job.get("annotate") else {}
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -402,7 +419,7 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
+        facts = complete({**begun, "status": "completed", **result, **kept, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         _drop_checkpoints(out, job)
@@ -428,6 +445,7 @@ def _tidy(out: Path, job: dict[str, Any]) -> None:
 
 
 def _drop_checkpoints(out: Path, job: dict[str, Any]) -> None:
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
     if "save_total_limit" not in job["settings"]:
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 

@@ -146,6 +146,14 @@ class TrainDpoConfig(RenderedConfig):
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
 
 
+def _annotate() -> Any:
+    # Not False, which a training of an earlier version does not have in its job file.
+    return pydantic.Field(
+        None,
+        description="Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).",
+    )
+
+
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
     """A setting of some losses: nothing stands for the loss's own default."""
     return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
@@ -195,6 +203,7 @@ class TrainRlConfig(TrainConfig):
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
+    annotate: bool | None = _annotate()
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
@@ -272,6 +281,7 @@ class TrainSftConfig(RolloutsConfig):
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_rollouts(
@@ -332,6 +342,7 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         data = training_returns(table, self.split, self.trainer.get("seed", 0), self.max_length, where)

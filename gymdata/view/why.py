@@ -26,7 +26,7 @@ from gymdata.rollouts.turns import sequences
 from gymdata.store.tables import read_table
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens
-from gymdata.view.evidence.stages import facts_of
+from gymdata.view.evidence.stages import Stages, facts_of
 
 #: What an estimator makes of the rewards of a group, as it is written.
 FORMULAS = {
@@ -46,6 +46,8 @@ FORMULAS = {
     "teacher": ("A = log π_teacher − log π", False),
 }
 _BINS = 2_000
+#: Steps of trainings that are listed for a token.
+_STEPS = 60
 #: Log-ratios beyond this are counted at it: of tokens, and of whole sequences, whose bounds are much narrower.
 _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
@@ -136,6 +138,28 @@ def _shaped(rewards: npt.NDArray[np.float64], estimator: str, pass_k: int) -> np
 #: Settings of ``gymdata experience`` that change an advantage after the group's arithmetic.
 _SHAPING = ("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", "overlong_buffer", "clip_filter_weights",
             "whiten", "normalize_cross_batch", "mean_only", "advantage_clip", "entropy_ratio")  # fmt: skip
+
+
+def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict[str, Any]:
+    """What steps of trainings saw of a token (``train-* --annotate``), at most 60, the last ones; ``more``: how many there
+    are beside them."""
+    rows = stages.rows("annotations")
+    here = rows.where("rollout_id", rollout_id)
+    of_turn = [n for n, one in zip(here, rows.keys["turn"].take(pa.array(here, pa.int64())).to_pylist(), strict=True)
+               if one == turn]  # fmt: skip
+    shown = [
+        {
+            "training": row["training"],
+            "step": row["step"],
+            "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
+            **{one: _finite(row[many][k]) if row[many] else None
+               for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))},
+        }
+        for row in rows.rows(of_turn[-_STEPS:])
+        if k < len(row["losses"])
+    ]  # fmt: skip
+    shown.sort(key=lambda one: (one["training"], one["step"]))
+    return {"steps": shown, "more": len(of_turn) - len(shown)}
 
 
 def _sequence(tokens: Tokens, turn: int) -> dict[str, Any] | None:

@@ -53,8 +53,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 FIELDS = {"action_log_probs": "logprobs", "base_action_log_probs": "ref_logprobs", "values": "values",
-          "returns": "returns", "advantages": "advantages", "rl_weight": "rl_weight", "ce_weight": "ce_weight",
-          "ref_kl_weight": "ref_kl_weight", "teacher_log_probs": "teacher_logprobs"}  # fmt: skip
+          "returns": "returns", "advantages": "advantages"}  # fmt: skip
+#: In ``info``, under their own names.
+BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 
 
 def test_padded_batches_hold_the_rows(file: Path) -> None:
@@ -75,8 +76,8 @@ def test_padded_batches_hold_the_rows(file: Path) -> None:
             whole = [0] * (width - length) + row["loss_mask"]
             assert batch.action_mask[line].tolist() == [bool(m) for m in whole[width - actions :]]
             assert sum(whole[: width - actions]) == 0
-            for field, column in FIELDS.items():
-                value = getattr(batch, field)
+            values = {column: getattr(batch, field) for field, column in FIELDS.items()}
+            for column, value in (values | {name: batch.info[name] for name in BESIDE}).items():
                 assert (value.shape, value.dtype) == ((n, actions), torch.float32)
                 expected = ([0.0] * (width - length) + row[column])[width - actions :]
                 assert value[line].tolist() == expected
@@ -96,6 +97,7 @@ def test_packed_batches_hold_the_rows(file: Path) -> None:
         assert batch.sequences.tolist() == [[x for r in some for x in r["input_ids"]]]
         assert batch.action_mask.int().tolist() == [[x for r in some for x in r["loss_mask"]]]
         assert batch.advantages.tolist() == [[x for r in some for x in r["advantages"]]]
+        assert batch.info["ce_weight"].tolist() == [[x for r in some for x in r["ce_weight"]]]
         assert batch.attention_mask.tolist() == [[i + 1 for i, r in enumerate(some) for _ in r["input_ids"]]]
         assert batch.samples().sequences is batch.sequences
     assert at == N

@@ -28,10 +28,20 @@ from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
 from gymdata.store import read_table
 from gymdata.store.paths import RUN_JSON
+from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
 from gymdata.train.settings import TRAINERS
 from gymdata.train.token_checksum import TrainedTokens
 from gymdata.train.trainer_settings import fields_of, sort_settings
-from gymdata.train.trainers.metrics import METRICS, Recorder, StopOnSignal, draw_curve, event, read_metrics, summary
+from gymdata.train.trainers.metrics import (
+    METRICS,
+    AnnotationsCallback,
+    Recorder,
+    StopOnSignal,
+    draw_curve,
+    event,
+    read_metrics,
+    summary,
+)
 
 _THIS = "gymdata.train.trainers.run"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
@@ -118,6 +128,7 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     config = TRAINERS[job["trainer"]].of_job(job)
     data = config.prepare(read_table(job["data"], config.table, columns=config.columns), job["data"])
     stopper = StopOnSignal()
+    writer = _annotations(job, data, args.process_index)
     witness = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
@@ -129,10 +140,20 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
         model=_model(job, args),
         peft_config=peft,
         processing_class=_tokenizer(job["model"]),
-        callbacks=[Recorder(out, witness), stopper],
+        callbacks=[Recorder(out, witness), stopper, *([AnnotationsCallback(writer)] if writer else [])],
     )
+    if writer is not None:
+        trainer.annotations = writer
     _quiet(trainer)
     return trainer, witness, stopper
+
+
+def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:
+    """What keeps what this process sees of each token, where that was asked for."""
+    if not job.get("annotate"):
+        return None
+    out = Path(job["output"])
+    return AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, rank)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
