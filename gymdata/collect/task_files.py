@@ -19,6 +19,7 @@ from typing import IO, Any
 import orjson
 
 from gymdata.errors import DataError, UsageError
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import BOM
 
 HUB = "hf:"
@@ -42,6 +43,7 @@ def task_files(path: Path | str) -> list[Path]:
         from gymdata.engines._hub import hub_files
 
         return hub_files(text)
+    text = str(located(text))
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
     is_pattern = glob.has_magic(text) and not Path(text).exists()
     found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
