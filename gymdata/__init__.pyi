@@ -818,6 +818,10 @@ def train_dpo(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     ref: Literal["model", "saved"] = "model",
@@ -833,7 +837,11 @@ def train_dpo(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -854,6 +862,10 @@ def train_kto(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -870,7 +882,11 @@ def train_kto(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -893,6 +909,10 @@ def train_reward(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     split: float = 0.1,
@@ -908,7 +928,11 @@ def train_reward(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -928,6 +952,10 @@ def train_rl(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     loss: str = "ppo_clip",
     kl_beta: float = 0.0,
@@ -952,7 +980,11 @@ def train_rl(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     loss: Policy loss: ppo_clip, cispo, tis_reinforce, tis_sequence, mis, icepop, gspo, gmpo, dppo_tv, dppo_kl,
@@ -983,6 +1015,10 @@ def train_sft(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -1000,7 +1036,11 @@ def train_sft(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -1024,6 +1064,10 @@ def train_value(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
@@ -1038,7 +1082,11 @@ def train_value(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.

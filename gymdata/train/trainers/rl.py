@@ -21,7 +21,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
 from gymdata.engines.prefix_tree import prompt_groups, sibling_order
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError
 from gymdata.rollouts.logprobs import NEAR, ratio_facts, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged
 from gymdata.train.sequence_data import TrainingExperiences
@@ -165,6 +165,7 @@ class BatchRLTrainer(Exact, Trainer):
         **rest: Any,
     ) -> None:
         self.data, self.witness = data, witness
+        self.packed = packed
         # Packed rows have positions of their own, and no siblings side by side.
         self.sharing = "off" if packed is not None else sharing
         self.policy_loss, self.kl_beta = loss, kl_beta
@@ -193,6 +194,10 @@ class BatchRLTrainer(Exact, Trainer):
         # Each component is divided by its tokens of the whole global batch here; nothing is left to divide.
         self.loss_is_scaled_for_ga = True
         self.watched()
+
+    @property
+    def rows(self) -> int:
+        return len(self.data) if self.packed is None else len(self.packed.bins)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """What each component is divided by, (components,): of all micro-batches of a step, on all processes."""
@@ -311,23 +316,11 @@ class BatchRLTrainer(Exact, Trainer):
         sequences = collator.data.sequences
         order = sibling_order(prompt_groups(sequences.token_ids, sequences.loss_mask), sequences.lengths)
         size = self.args.per_device_train_batch_size
-        shares = [order[i : i + size] for i in range(0, len(order), size)]
         found = torch.zeros(len(sequences.token_ids.values), dtype=torch.float64)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UsageError("the file is scored before training, which a sharded model cannot do yet")
-        model: Any = self.model
-        training = model.training
-        model.eval()
-        with torch.no_grad(), self.compute_loss_context_manager():
-            for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-                batch = collator([{"row": int(row)} for row in rows])
-                batch.pop(ROWS)
-                batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
+        with self.scoring() as model:
+            for rows, batch in self.batches_to_score(order, size, collator):
                 outputs = self.outputs(model, batch).double().cpu()
                 for line, row in enumerate(rows):
                     span = sequences.token_ids.span(row)
                     found[span.start + 1 : span.stop] = outputs[line, : span.stop - span.start - 1]
-        model.train(training)
-        if self.accelerator.num_processes > 1:
-            found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
-        return found.numpy()
+        return self.on_every_process(found)

@@ -1,7 +1,7 @@
 """The training process: ``python -m gymdata.train.trainers.run OUT/job/job.json``.
 
 It is started by ``launch`` and is the only place that loads torch and TRL for training, so that an engine and a trainer
-never hold a device together. With several processes the first one becomes ``accelerate launch`` of itself.
+never hold a device together. With several processes the first one becomes their launcher, which starts it again.
 
 A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,
 the class of its arguments, and ``build(config, data, job, **trainer arguments)``.
@@ -34,6 +34,8 @@ from gymdata.train.trainer_settings import fields_of, sort_settings
 from gymdata.train.trainers.metrics import METRICS, Recorder, StopOnSignal, draw_curve, event, read_metrics, summary
 
 _THIS = "gymdata.train.trainers.run"
+#: Set for the launcher, which a process within it must not become again.
+_LAUNCHED = "GYMDATA_LAUNCHED"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -53,8 +55,9 @@ def main(argv: list[str]) -> int:
     """Run one job file; returns the exit code."""
     _die_with_parent()
     job = json.loads(Path(argv[0]).read_text())
-    if job["num_processes"] > 1 and "RANK" not in os.environ:
-        _become_launcher(job["num_processes"], argv[0])
+    if not {"RANK", _LAUNCHED} & os.environ.keys() and (words := launcher(job)):
+        os.environ[_LAUNCHED] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", *words, "-m", _THIS, argv[0]])
     try:
         return train(job)
     except GymdataError as error:
@@ -194,6 +197,8 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
         "dtype": model.dtype,
         "attn_implementation": model.attn_implementation,
     }
+    if job.get("shard") and args.world_size > 1:
+        args.model_init_kwargs["distributed_config"] = {"fsdp_size": args.world_size}
     return args, get_peft_config(model)
 
 
@@ -281,12 +286,26 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
 
 
-def _become_launcher(processes: int, job_file: str) -> None:
+def launcher(job: dict[str, Any]) -> list[str]:
+    """The module that starts the processes of a job and its arguments; nothing for a single process."""
+    processes, rank, file = job["num_processes"], job.get("machine_rank"), job.get("accelerate_config")
+    if job.get("launcher") == "torchrun":
+        words = ["torch.distributed.run"]
+        if processes > 1 or "PET_NPROC_PER_NODE" not in os.environ:
+            words += ["--nproc_per_node", str(processes)]
+        if not any(name in os.environ for name in ("PET_NNODES", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")):
+            words += ["--standalone"]  # a free port, since no other machine has to know it
+        return words + ([] if rank is None else ["--node_rank", str(rank)])
+    words = ["accelerate.commands.accelerate_cli", "launch"]
+    if file is not None:
+        words += ["--config_file", file]
+        words += [] if processes == 1 else ["--num_processes", str(processes)]
+        return words + ([] if rank is None else ["--machine_rank", str(rank)])
+    if processes == 1:
+        return []
     # --multi_gpu is accelerate's name for several processes; the job's use_cpu makes it gloo on the CPU.
-    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
-    launch += ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
-    launch += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", _THIS, job_file]
-    os.execv(sys.executable, launch)
+    words += ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    return [*words, "--dynamo_backend", "no", "--main_process_port", "0"]
 
 
 def leave(code: int) -> NoReturn:
