@@ -96,6 +96,10 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
         if self.reference is not None:
             return dataset
+        self.when_sharded(lambda: self._score_reference(batch_size))
+        return dataset
+
+    def _score_reference(self, batch_size: int) -> None:
         self.share_prefixes()
         sequences = self.pairs.sequences
         longest = sequences.lengths.reshape(-1, 2).max(axis=1)
@@ -106,7 +110,6 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
                 scored = torch.stack(self._reference_of(model, batch), dim=1).double().cpu()
                 found[torch.from_numpy(rows)] = scored[: len(rows)]
         self.reference = self.on_every_process(found)
-        return dataset
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         self.witness.count(inputs)

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from gymdata.engines._shared_prefixes import Mode, Sharing, reshard, share_prefixes
 from gymdata.engines.prefix_tree import prompt_groups
@@ -32,6 +42,9 @@ from gymdata.train.trainers.batches import (
 )
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
+
+#: Folder of a checkpoint with the parts of a sharded optimizer.
+OPTIMIZER_PARTS = "optimizer"
 
 
 class MeasureHeldOut(TrainerCallback):
@@ -74,8 +87,17 @@ class Exact:
     #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
+    #: What is done once accelerate has sharded the model.
+    waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
     args: Any
+    optimizer: Any
+    lr_scheduler: Any
+    model_wrapped: Any
+    get_train_dataloader: Any
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
+    is_distributed_loading_by_transformers: bool
     model: Any
     accelerator: Any
     compute_loss_context_manager: Any
@@ -84,6 +106,10 @@ class Exact:
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
         if self.sharing == "off" or self.shared is not None:
+            return
+        if self.sharded_late:
+            self.sharing = "off"
+            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard can share)")
             return
         found: list[Sharing] = []
         for model in (getattr(self, "ref_model", None), self.model):
@@ -128,6 +154,95 @@ class Exact:
             return FillersLast(self.rows, size, seed)
         return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
 
+    @property
+    def sharded_late(self) -> bool:
+        """Whether accelerate shards the model (FSDP, DeepSpeed), which it does when the training begins."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def when_sharded(self, work: Callable[[], Any]) -> None:
+        """Have work done that runs the model: now, or once accelerate has sharded it, before a checkpoint is loaded."""
+        if self.sharded_late:
+            self.waiting = (*self.waiting, work)
+        else:
+            work()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        own: Any = super()
+        if not self.waiting:
+            return own._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        prepared = own._prepare_for_training(max_steps, train_dataloader, None)
+        while self.waiting:
+            work, *rest = self.waiting
+            work()
+            self.waiting = tuple(rest)
+        if resume_from_checkpoint is not None:
+            if self.is_deepspeed_enabled:
+                strict = not hasattr(self.model, "peft_config")
+                load: Any = deepspeed_load_checkpoint
+                load(self.model_wrapped, resume_from_checkpoint, load_module_strict=strict)
+            else:
+                self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            own._load_scaler(resume_from_checkpoint)
+        return prepared
+
+    def do_what_waits(self, max_steps: int) -> None:
+        """Shard the model and do the work that waits for it, where nothing is trained."""
+        if self.waiting:
+            self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
+
+    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
+        own: Any = super()
+        if not self.sharded_early or hasattr(self.model, "peft_config"):
+            own._load_from_checkpoint(folder, model)
+            return
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        state: dict[str, Any] = {}
+        if self.accelerator.is_main_process:
+            for file in sorted(Path(folder).glob("*.safetensors")):
+                state |= load_file(file)
+            tied = self.model.all_tied_weights_keys
+            lacking = sorted(self.model.state_dict().keys() - state.keys() - tied.keys())
+            if lacking:
+                raise OutsideError(
+                    "trainer", f"{folder} lacks {', '.join(lacking[:3])}", hint="--overwrite starts again"
+                )
+        set_model_state_dict(self.model, state, options=options)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        own: Any = super()
+        if self.sharded_early and hasattr(self.model, "peft_config"):
+            # The main process alone saves an adapter, which is whole on each; the model below it is not, and stays as it is.
+            state_dict = {k: v for k, v in self.model.state_dict().items() if not isinstance(v, DTensor)}
+        own._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        own: Any = super()
+        if not self.sharded_early:
+            own._save_optimizer_and_scheduler(output_dir)
+            return
+        # The library would save the first process's part alone.
+        parts = {"optimizer": get_optimizer_state_dict(self.model, self.optimizer.optimizer)}
+        state_dict_saver.save(parts, checkpoint_id=str(Path(output_dir, OPTIMIZER_PARTS)))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        own: Any = super()
+        if not self.sharded_early or folder is None:
+            own._load_optimizer_and_scheduler(folder)
+            return
+        optimizer = self.optimizer.optimizer
+        parts = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
+        state_dict_loader.load(parts, checkpoint_id=str(Path(folder, OPTIMIZER_PARTS)))
+        set_optimizer_state_dict(self.model, optimizer, parts["optimizer"])
+        self.lr_scheduler.load_state_dict(torch.load(Path(folder, "scheduler.pt"), weights_only=True))
+
+    @property
+    def sharded_early(self) -> bool:
+        """Whether the model was loaded sharded (--shard)."""
+        return bool(self.is_distributed_loading_by_transformers)
+
     def batches_to_score(
         self, order: np.ndarray, size: int, collate: Any
     ) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
@@ -147,7 +262,7 @@ class Exact:
     @contextmanager
     def scoring(self, model: Any = None) -> Iterator[Any]:
         """Within this the model, or ``model``, only scores. Afterwards it is as it was, sharded too."""
-        model = self.model if model is None else model
+        model = (self.model_wrapped if self.is_deepspeed_enabled else self.model) if model is None else model
         training = model.training
         model.eval()
         try:
@@ -257,7 +372,8 @@ class MeanOverRows(Exact):
             return loss
         # The library takes the mean over micro-batches and processes.
         parts = self.current_gradient_accumulation_steps * self.args.world_size
-        return loss * (self.real(rows) * parts / self.step_rows)
+        scaled: torch.Tensor = loss * (self.real(rows) * parts / self.step_rows)
+        return scaled
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -153,17 +153,19 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, _size: int) -> Any:
         """Reference log-probabilities under the model as it was loaded, batch by batch as they will be trained."""
+        self.when_sharded(lambda: self._score_reference(np.asarray(dataset["row"])))
+        return dataset
+
+    def _score_reference(self, order: np.ndarray) -> None:
         self.share_prefixes()
-        order = np.asarray(dataset["row"])
-        found = torch.zeros(len(order), 2, dtype=torch.float64)
+        size, found = self.args.per_device_train_batch_size, torch.zeros(len(order), 2, dtype=torch.float64)
         with self.scoring(self.ref_model) as model:
-            for rows, batch in self.batches_to_score(order, self.args.per_device_train_batch_size, self.data_collator):
+            for rows, batch in self.batches_to_score(order, size, self.data_collator):
                 own, crossed = self._reference_of(model, batch)
                 found[torch.from_numpy(rows), 0] = own.double().cpu()[: len(rows)]
                 if crossed is not None:
                     found[torch.from_numpy(rows), 1] = crossed.double().cpu()[: len(rows)]
         self.reference = self.on_every_process(found)
-        return dataset
 
     def _reference_of(self, *arguments: Any) -> Any:
         stock: Any = self.compute_ref_log_probs
@@ -179,7 +181,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             for batch in batch_samples:
                 inputs = self._with_reference(self._prepare_inputs(batch))
-                crossed = super()._compute_kl_logps(model, inputs)
+                crossed = self._compute_kl_logps(model, inputs)
                 batch.update({name: inputs[name] for name in _REFERENCE}, **{_CROSSED: crossed})
                 real = torch.from_numpy(batch[ROWS] < self.rows).to(device)
                 total += (crossed - inputs["ref_KL_logps"]).double()[real].sum()
@@ -199,7 +201,8 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         return {**inputs, **dict(zip(_REFERENCE, found, strict=True))}
 
     def _compute_kl_logps(self, *arguments: Any) -> Any:
-        return super()._compute_kl_logps(*arguments) if self.crossed is None else self.crossed
+        stock: Any = super()._compute_kl_logps
+        return stock(*arguments) if self.crossed is None else self.crossed
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         self.witness.count(inputs)

@@ -64,7 +64,7 @@ def build(
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     made = BatchRLTrainer(data=data, loss=PolicyLoss.of(config), kl_beta=config.kl_beta, model=model, **trainer)
     on_policy = data.policy_hashes == {job["policy_hash"]}
-    made.compare(refuse=on_policy and not config.allow_biased_logprobs)
+    made.when_sharded(lambda: made.compare(refuse=on_policy and not config.allow_biased_logprobs))
     return made
 
 

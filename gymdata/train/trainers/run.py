@@ -76,11 +76,17 @@ def train(job: dict[str, Any]) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
     trainer, witness, stopper = assemble(job)
+    if job.get("helps") and trainer.is_world_process_zero():
+        raise UsageError(
+            "the first of all processes runs on a machine whose rank is not 0",
+            hint="let the launcher keep the machines' ranks (PET_RDZV_BACKEND=static)",
+        )
     seen = witness.dry_run_batches(trainer)
     if trainer.is_world_process_zero():
         event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=seen == witness.expected)
     if job["dry_run"]:
         *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+        trainer.do_what_waits(steps)
         if trainer.is_world_process_zero():
             event("plan", steps=steps)
         trainer.end()
@@ -113,12 +119,20 @@ def train(job: dict[str, Any]) -> int:
 
 def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     """(trainer, its witness, what listens for Ctrl-C), everything loaded and nothing trained yet."""
+    from transformers import set_seed
+
     from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
     module = importlib.import_module(f"gymdata.train.trainers.{job['trainer']}")
     out = Path(job["output"])
     args, peft = _arguments(job, module.CONFIG, out)
     config = TRAINERS[job["trainer"]].of_job(job)
+    if peft is not None and job.get("shard") and job["trainer"] in ("reward", "value"):
+        raise UsageError(
+            f"train-{job['trainer']} merges a LoRA adapter into its model, which it cannot while the model is sharded",
+            hint="leave out --shard (a model of which only an adapter is trained needs less memory), or LoRA",
+        )
+    set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
     data = config.prepare(read_table(job["data"], config.table, columns=config.columns), job["data"])
     stopper = StopOnSignal()
     witness = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
@@ -218,9 +232,10 @@ def _model(job: dict[str, Any], args: Any) -> Any:
         return str(folder)
     from peft import AutoPeftModelForCausalLM
 
-    return AutoPeftModelForCausalLM.from_pretrained(
-        folder, is_trainable=True, dtype=args.model_init_kwargs["dtype"], local_files_only=True
-    )
+    known = {
+        name: args.model_init_kwargs[name] for name in ("dtype", "distributed_config") if name in args.model_init_kwargs
+    }
+    return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, local_files_only=True, **known)
 
 
 def _tokenizer(model: str) -> Any:

@@ -24,23 +24,40 @@ ROOT = Path(__file__).parents[3]
 EVERY = sorted(TRAINERS)
 #: Rows that divide neither among two processes nor into steps of eight.
 SETTINGS = {"num_train_epochs": 2, "learning_rate": 1e-3, "use_cpu": True}
+#: What each of two processes does: every trainer in every way of ``kinds``.
 TWO = """
 import json, sys
 from pathlib import Path
 from tests.train.trainers.conftest import start
-from gymdata.train.trainers.run import save_model
+from tests.train.trainers.curves import Crash
+from tests.train.trainers.fsdp_on_cpu import accelerate_shards
+from gymdata.train.trainers.run import last_checkpoint, save_model
 
-files, policy, out, settings = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
-for kind in ("whole", "sharded"):
+kinds, files, policy, out, settings = (json.loads(word) for word in sys.argv[1:])
+for kind in kinds:
     for algorithm, file in files.items():
         given = {**settings, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
-        folder = out / f"{algorithm}-{kind}"
-        trainer, witness = start(algorithm, Path(file), policy, folder, given, num_processes=2, shard=kind == "sharded")
-        witness.dry_run_batches(trainer)
-        trainer.train()
-        save_model(trainer, {"model": str(policy)}, folder)
-        if trainer.is_world_process_zero():
-            (folder / "proof.json").write_text(json.dumps(witness.as_json()))
+        folder = Path(out) / f"{algorithm}-{kind}"
+        job = {"num_processes": 2, "shard": kind.startswith("sharded")}
+        with accelerate_shards(kind.startswith("accelerate")):
+            if kind.endswith("resumed"):
+                given |= {"save_strategy": "steps", "save_steps": 2}
+                stopped, _ = start(algorithm, Path(file), Path(policy), folder, given, **job)
+                stopped.add_callback(Crash(3))
+                try:
+                    stopped.train()
+                except RuntimeError as error:
+                    assert "crash" in str(error), error
+            trainer, witness = start(algorithm, Path(file), Path(policy), folder, given, **job)
+            witness.dry_run_batches(trainer)
+            checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+            if checkpoint is not None:
+                witness.restore(checkpoint)
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            save_model(trainer, {"model": policy}, folder)
+            if trainer.is_world_process_zero():
+                held = {**witness.as_json(), "from": checkpoint and checkpoint.name}
+                (folder / "proof.json").write_text(json.dumps(held))
 trainer.end()
 """
 
@@ -76,8 +93,8 @@ def in_two_processes(script: str, folder: Path, *words: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every trainer's folder ``ALGORITHM-KIND``: of one process in steps of 8 and of 4 and 4, and of two processes."""
+def one(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every trainer's folder ``ALGORITHM-KIND``, of one process in steps of 8 and of 4 and 4; ``files.json`` beside them."""
     from gymdata.train.trainers.run import save_model
 
     out = tmp_path_factory.mktemp("trained")
@@ -88,7 +105,27 @@ def trained(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             trainer, _ = start(algorithm, Path(file), policy, out / f"{algorithm}-{kind}", given)
             trainer.train()
             save_model(trainer, {"model": str(policy)}, out / f"{algorithm}-{kind}")
-    in_two_processes(TWO, out, json.dumps(files), policy, out, json.dumps(SETTINGS))
+    (out / "files.json").write_text(json.dumps(files))
+    return out
+
+
+@pytest.fixture(scope="module")
+def two(one: Path, policy: Path) -> Path:
+    """The same of two processes, each with the whole model, and with a model that was loaded sharded."""
+    return trained_by_two(one, policy, "whole", "sharded")
+
+
+@pytest.fixture(scope="module")
+def two_more(one: Path, policy: Path) -> Path:
+    """The same with a model that accelerate shards, and with either that is resumed from a checkpoint."""
+    return trained_by_two(one, policy, "accelerate", "sharded-resumed", "accelerate-resumed")
+
+
+def trained_by_two(out: Path, policy: Path, *kinds: str) -> Path:
+    files = (out / "files.json").read_text()
+    in_two_processes(
+        TWO, out, json.dumps(kinds), files, json.dumps(str(policy)), json.dumps(str(out)), json.dumps(SETTINGS)
+    )
     return out
 
 
@@ -98,13 +135,35 @@ def figures(folder: Path, name: str) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["accumulated", "whole", "sharded"])
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_however_a_step_is_split_it_is_the_same(trained: Path, algorithm: str, kind: str) -> None:
+def test_however_a_step_is_split_it_is_the_same(two: Path, algorithm: str, kind: str) -> None:
     """Steps of 8 rows as 4 and 4, as 4 in each of two processes and as 4 in each half of a sharded model: the same losses,
     gradients and weights."""
+    assert_same_training(two / f"{algorithm}-one", two / f"{algorithm}-{kind}")
+
+
+@pytest.mark.parametrize("kind", ["whole", "sharded"])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_two_processes_train_every_token_once(two: Path, algorithm: str, kind: str) -> None:
+    """The proof of two processes, before the first step and of each epoch, is the file's."""
+    assert_proven(two / f"{algorithm}-{kind}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["accelerate", "sharded-resumed", "accelerate-resumed"])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_sharding_by_accelerate_and_resuming_are_the_same(two_more: Path, algorithm: str, kind: str) -> None:
+    """With accelerate's FSDP2, and after a crash between checkpoints with either sharding: losses, gradients, weights and
+    proof of one process that was not stopped."""
+    folder = two_more / f"{algorithm}-{kind}"
+    assert_same_training(two_more / f"{algorithm}-one", folder)
+    assert_proven(folder)
+    assert json.loads((folder / "proof.json").read_text())["from"] == ("checkpoint-2" if "resumed" in kind else None)
+
+
+def assert_same_training(one: Path, other: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    one, other = trained / f"{algorithm}-one", trained / f"{algorithm}-{kind}"
     assert len(figures(one, "loss")) >= 2
     for name in ("loss", "grad_norm"):
         assert figures(other, name) == pytest.approx(figures(one, name), rel=1e-5, abs=1e-5)
@@ -113,11 +172,8 @@ def test_however_a_step_is_split_it_is_the_same(trained: Path, algorithm: str, k
     assert all(torch.allclose(found[name], value, atol=1e-4) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_two_processes_train_every_token_once(trained: Path, algorithm: str, kind: str) -> None:
-    """The proof of two processes, before the first step and of each epoch, is the file's."""
-    proof: dict[str, Any] = json.loads((trained / f"{algorithm}-{kind}" / "proof.json").read_text())
+def assert_proven(folder: Path) -> None:
+    proof: dict[str, Any] = json.loads((folder / "proof.json").read_text())
     assert proof["equal"] is True
     assert proof["before_first_step"] == proof["file"]
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
