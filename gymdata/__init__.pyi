@@ -845,6 +845,10 @@ def train_dpo(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     ref: Literal["model", "saved"] = "model",
@@ -860,7 +864,11 @@ def train_dpo(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -881,6 +889,10 @@ def train_kto(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -897,7 +909,11 @@ def train_kto(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -920,6 +936,10 @@ def train_reward(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     split: float = 0.1,
@@ -935,7 +955,11 @@ def train_reward(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -955,6 +979,10 @@ def train_rl(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     loss: str = "ppo_clip",
     kl_beta: float = 0.0,
@@ -980,7 +1008,11 @@ def train_rl(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     loss: Policy loss: ppo_clip, cispo, tis_reinforce, tis_sequence, mis, icepop, gspo, gmpo, dppo_tv, dppo_kl,
@@ -1012,6 +1044,10 @@ def train_sft(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -1031,7 +1067,11 @@ def train_sft(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -1057,6 +1097,10 @@ def train_value(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
@@ -1072,7 +1116,11 @@ def train_value(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.

@@ -22,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
 from gymdata.engines.prefix_tree import sibling_order
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.train.annotations import AnnotationWriter
@@ -69,7 +69,7 @@ def build(
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     made = BatchRLTrainer(data=data, loss=PolicyLoss.of(config), kl_beta=config.kl_beta, model=model, **trainer)
     on_policy = data.policy_hashes == {job["policy_hash"]}
-    made.compare(refuse=on_policy and not config.allow_biased_logprobs)
+    made.when_sharded(lambda: made.compare(refuse=on_policy and not config.allow_biased_logprobs))
     return made
 
 
@@ -172,6 +172,7 @@ class BatchRLTrainer(Exact, Trainer):
         **rest: Any,
     ) -> None:
         self.data, self.witness = data, witness
+        self.packed = packed
         # Packed rows have positions of their own, and no siblings side by side.
         self.sharing = "off" if packed is not None else sharing
         self.policy_loss, self.kl_beta = loss, kl_beta
@@ -200,6 +201,10 @@ class BatchRLTrainer(Exact, Trainer):
         # Each component is divided by its tokens of the whole global batch here; nothing is left to divide.
         self.loss_is_scaled_for_ga = True
         self.watched()
+
+    @property
+    def rows(self) -> int:
+        return len(self.data) if self.packed is None else len(self.packed.bins)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """What each component is divided by, (components,): of all micro-batches of a step, on all processes."""
@@ -360,28 +365,21 @@ class BatchRLTrainer(Exact, Trainer):
         lengths = sequences.lengths[rows]
         order = sibling_order(sequences.siblings[rows], lengths)
         size = self.args.per_device_train_batch_size
-        shares = [order[i : i + size] for i in range(0, len(order), size)]
         offsets = offsets_of(lengths)
         found = scratch(int(offsets[-1]), "<f8", self._folder)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UsageError("the file is scored before training, which a sharded model cannot do yet")
-        model: Any = self.model
-        training = model.training
-        model.eval()
-        with torch.no_grad(), self.compute_loss_context_manager():
-            for places in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-                batch = collator([{"row": int(row)} for row in rows[places]])
-                batch.pop(ROWS)
-                batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
+
+        def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+            return collator([{"row": int(rows[example["row"]])} for example in examples])
+
+        with self.scoring() as model:
+            for places, batch in self.batches_to_score(order, size, collate):
                 outputs = self.outputs(model, batch).double().cpu().numpy()
                 for line, place in enumerate(places):
                     begin, end = int(offsets[place]), int(offsets[place + 1])
                     found[begin + 1 : end] = outputs[line, : end - begin - 1]
-        model.train(training)
         if self.accelerator.num_processes > 1:
             for start in range(0, len(found), CHUNK):
-                part = torch.from_numpy(found[start : start + CHUNK]).to(self.accelerator.device)
-                found[start : start + CHUNK] = self.accelerator.reduce(part, reduction="sum").cpu().numpy()
+                found[start : start + CHUNK] = self.on_every_process(torch.from_numpy(found[start : start + CHUNK]))
                 release()
         return Ragged(found, offsets)
 
