@@ -19,13 +19,19 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
-from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
 from gymdata.train.losses import LOSSES, with_setting
-from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
-from gymdata.train.parts import ROWS, distinct, experience_parts
+from gymdata.train.pair_data import (
+    PAIR_COLUMNS,
+    REWARD_COLUMNS,
+    TrainingData,
+    pairs_apart,
+    reward_pairs,
+    training_pairs,
+)
+from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
@@ -154,6 +160,11 @@ class TrainDpoConfig(RenderedConfig):
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        rendered = bool(self.allow_rendered)
+        for first, part in pair_parts(source, self.columns, rows):
+            yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
 
 
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
@@ -323,6 +334,11 @@ class TrainRewardConfig(RenderedConfig):
         seed = self.trainer.get("seed", 0)
         return reward_pairs(table, self.split, seed, self.max_length, where, rendered=bool(self.allow_rendered))
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        for _, part in pair_parts(source, self.columns, rows):
+            yield pairs_apart(part, held, self.max_length, source, rendered=bool(self.allow_rendered))
+
 
 class TrainValueConfig(TrainConfig):
     """``gymdata train-value``. The loss is that of ``gymdata.train.trainers.value.ValueLoss``."""
@@ -344,9 +360,7 @@ class TrainValueConfig(TrainConfig):
         return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        held: set[str] = set()
-        if self.split:
-            held = split_tasks(distinct(source, self.table, "task_id"), self.split, self.trainer.get("seed", 0))
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
             yield self._usable(returns_apart(part, held, self.max_length, source), source)
 
