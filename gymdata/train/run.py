@@ -28,9 +28,11 @@ from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
+from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.parts import distinct
 from gymdata.train.prepared import DATA, prepare
@@ -59,7 +61,7 @@ Prepared = Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
 #: What of run.json is a field of the report.
-_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training")
+_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = ("num_processes", "dry_run", "output", "own_keys")
 
@@ -69,7 +71,8 @@ class TrainReport(Report):
     """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
     the file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens a second; ``run_json``: all of it, as run.json holds it."""
+    (means), and tokens a second; ``annotations``: the file of what its steps saw of each token, and its rows;
+    ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -81,6 +84,7 @@ class TrainReport(Report):
     heldout: dict[str, Any] | None = None
     ratio: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> TrainReport:
@@ -103,6 +107,8 @@ class TrainReport(Report):
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
+        if self.annotations:
+            rows.append(("annotations", self.annotations["file"]))
         if self.heldout and "accuracy" in self.heldout:
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
@@ -254,7 +260,8 @@ def _trained(
     dry_run: bool,
     progress: Progress | None,
 ) -> TrainReport:
-    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)  # a missing path is told first
+    source = path_of(source, f"train_{algorithm}")
+    resolve(source, TRAINERS[algorithm].table)  # a missing path is told first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}
@@ -283,6 +290,7 @@ def train(
     from gymdata.train.launch import run_job
 
     # What costs nothing to see, before torch is loaded.
+    source = located(source)
     _refuse_no_rows(source, settings.table)
     _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
@@ -327,8 +335,10 @@ def train_resolved(
     """
     source, loss = str(source), config.facts()
     out = local_output(config.output)
+    run = _annotated_run(config, source, out)
     job = {
         **config.own(),
+        **({"rollouts": str(run)} if run else {}),
         **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
@@ -368,6 +378,15 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
     return {**config.own(), "trainer": config.algorithm, "seed": config.trainer.get("seed", 0)}
 
 
+def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
+    """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
+    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
+        return None
+    run = run_behind(source)
+    place_of(run, out)
+    return run
+
+
 def run_training(
     out: Path,
     job: dict[str, Any],
@@ -405,6 +424,7 @@ def run_training(
         log_to(out)
         try:
             announced = run_job((out / JOB / "job.json").resolve(), progress)
+            kept = {"annotations": publish(out, Path(job["rollouts"]), begun["command"])} if job.get("annotate") else {}
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -413,7 +433,7 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
+        facts = complete({**begun, "status": "completed", **result, **kept, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         _drop_what_resumes(out, job)
@@ -448,6 +468,7 @@ def _tidy(out: Path, job: dict[str, Any]) -> None:
 
 
 def _drop_what_resumes(out: Path, job: dict[str, Any]) -> None:
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
     _drop_prepared(out)
     if "save_total_limit" not in job["settings"]:
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
@@ -551,6 +572,8 @@ def check(
         _check_reference(source, runs, model)
     if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
         _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
+    if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
+        _check_teacher(data, runs, source, progress)
     if isinstance(config, TrainValueConfig):
         _check_returns(runs, source, progress)
 
@@ -596,6 +619,22 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
             f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
             code="L304",
             hint="--ref model computes the reference with the model",
+        )
+
+
+def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
+    """Saved distributions that are not the teacher's whole one at the temperature of its rows teach something else."""
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    temperatures = set(data.temperature.tolist())
+    reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
+    if not identities:
+        progress.message(f"warning: {source} does not lead back to a run: how its top_log_probs were made is not known")
+    if reasons:
+        raise RefusedError(
+            f"{source}: the saved top_log_probs are not the teacher's distribution: {'; '.join(sorted(reasons))}",
+            code="L304",
+            hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw ones "
+            "are the same), top_p 1, top_k 0, min_p 0 and no penalties",
         )
 
 

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_rendered
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.sequences import require_agents, stitch
+from gymdata.rollouts.ragged import Ragged, offsets_of, places
+from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.stats import unit_of
 from gymdata.train.pair_data import NamedSequences, refuse_too_long
@@ -355,7 +355,7 @@ def _with_returns(table: pa.Table, max_length: int | None, where: str) -> Traini
 
 
 #: Columns of rollouts that supervised training reads.
-SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "turns")
+SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "temperature", "turns")
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 
@@ -388,13 +388,15 @@ def training_rollouts(
     target_model: str | None = None,
     keep_duplicates: bool = False,
     rendered: bool = False,
+    distill: bool = False,
 ) -> TrainingExperiences:
     """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
 
     Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``;
-    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
-    ``rendered``: ids rendered from text may be trained. Raises RefusedError when no rollout is chosen (R501) or the tokens
-    must not be trained on (T205, T206, T213, L301 to L303).
+    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name
+    only. ``rendered``: ids rendered from text may be trained; ``distill``: with the distributions that were saved with
+    them, at the rollouts' temperatures (``TeacherDistributions``), and refused without. Raises RefusedError when no
+    rollout is chosen (R501) or the tokens must not be trained on (T205, T206, T213, L301 to L303).
     """
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
@@ -407,8 +409,12 @@ def training_rollouts(
             code="R501",
             hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
         )
-    made = sampled_sequences(table.take(pa.array(rows)), where, target_agents, rendered=rendered)
+    mine = table.take(pa.array(rows))
+    k = _alternatives_per_token(mine, where) if distill else 0
+    made = sampled_sequences(mine, where, target_agents, rendered=rendered, alternatives_per_token=k)
     data = training_experiences(made, max_length, where)
+    if distill:
+        data = TeacherDistributions.beside(data, made, k)
     once = data if keep_duplicates else data.take(data.sequences.first_of_equal())
     chosen = {
         "rollouts": total,
@@ -416,6 +422,60 @@ def training_rollouts(
         "left_out_duplicate": len(data) - len(once),
     }
     return replace(once, chosen=chosen)
+
+
+@dataclass(frozen=True)
+class TeacherDistributions(TrainingExperiences):
+    """Sequences with the ``k`` most likely tokens that the sampler saw at the place of each trained token: a list a sequence
+    of k ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+
+    top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    top_logprobs: Ragged = None  # type: ignore[assignment]  # as above
+    k: int = 0
+
+    @classmethod
+    def beside(cls, data: TrainingExperiences, made: pa.Table, k: int) -> TeacherDistributions:
+        """``data``, with the columns of the table that it was made of (see ``sampled_sequences``)."""
+        names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
+        row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
+        rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
+        mask = Ragged.of(made["loss_mask"])
+        # A sequence's first token is never trained, but has alternatives where it was sampled.
+        first = mask.values[mask.offsets[:-1]][rows] != 0
+        kept = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
+        ids, logprobs = (Ragged.of(made[name]) for name in ("top_ids", "top_logprobs"))
+        at, offsets = places(ids.offsets[:-1][rows] + k * first, kept)
+        return cls(
+            **vars(data),
+            top_ids=Ragged(ids.values[at], offsets),
+            top_logprobs=Ragged(logprobs.values[at], offsets),
+            k=k,
+        )
+
+    def take(self, rows: np.ndarray) -> Self:
+        taken = super().take(rows)
+        return replace(taken, top_ids=self.top_ids.take(rows), top_logprobs=self.top_logprobs.take(rows))
+
+
+def _alternatives_per_token(rollouts: pa.Table, where: str) -> int:
+    """The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some."""
+    column = rollouts["turns"].combine_chunks()
+    turns = column.flatten()
+    tops = turns.field("top_log_probs")
+    generated = pc.list_value_length(turns.field("generation_token_ids"))
+    counts = pc.list_value_length(tops.flatten())
+    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
+    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
+    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
+        owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+        first = int(owner[bare][0]) if bare.any() else 0
+        n = len(np.unique(owner[bare])) if bare.any() else len(column)
+        raise RefusedError(
+            f"{where}: {n:,} of {len(column):,} rollouts have no top_log_probs to distill (first: "
+            f"{rollouts['rollout_id'][first].as_py()})",
+            hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
+        )
+    return int(pc.max(counts).as_py())
 
 
 def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
@@ -440,17 +500,23 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
 
 
 def sampled_sequences(
-    rollouts: pa.Table, where: str, agents: Collection[str] = (), *, rendered: bool = False
+    rollouts: pa.Table,
+    where: str,
+    agents: Collection[str] = (),
+    *,
+    rendered: bool = False,
+    alternatives_per_token: int = 0,
 ) -> pa.Table:
     """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
-    too (a column ``rendered`` says which). Raises RefusedError when there are no sequences (T205), no turns of these
-    agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
+    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs``
+    of so many numbers a trained token, and the rollouts' temperatures. Raises RefusedError when there are no sequences
+    (T205), no turns of these agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
     """
     require_agents(rollouts["turns"].chunks, agents, where)
     batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
-    parts = [_sequences(batch, agents, where, rendered) for batch in batches]
+    parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
     made = pa.concat_tables(parts)
     if not made.num_rows:
         hint = (
@@ -471,7 +537,7 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
     return mine
 
 
-def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rendered: bool) -> pa.Table:
+def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rendered: bool, k: int) -> pa.Table:
     turns = batch.column("turns")
     found = stitch(turns, batch.column("rollout_id"), where=where, rendered=rendered)
     if agents:
@@ -480,17 +546,34 @@ def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rende
     advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
     lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
              "advantages": advantages}  # fmt: skip
+    temperature = pa.array(np.ones(n, np.float32))
+    if k:
+        lists |= _top_lists(turns, found, k)
+        temperature = batch.column("temperature").take(of)
     return pa.table(
         {
             "rollout_id": batch.column("rollout_id").take(of),
             "sequence_index": pa.array(found.index),
             **{name: ragged.to_arrow() for name, ragged in lists.items()},
             "weight": pa.array(np.ones(n)),
-            "temperature": pa.array(np.ones(n, np.float32)),
+            "temperature": temperature,
             "policy_hash": batch.column("policy_hash").take(of),
             "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
         }
     )
+
+
+def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str, Ragged]:
+    """The alternatives of the trained tokens, ``k`` a token, those that are not there as −1 and −inf."""
+    ids, logprobs = alternatives(turns, found.sampled)
+    row, place = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
+    offsets = k * offsets_of(found.loss_mask.sums(found.is_trained))
+    made = {}
+    for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
+        table = np.full((len(ids), k), filler, flat.dtype)
+        table[row, place] = flat
+        made[name] = Ragged((table if found.source is None else table[found.source]).ravel(), offsets)
+    return made
 
 
 #: Columns of rollouts that labelled training reads.

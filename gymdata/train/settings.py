@@ -167,6 +167,14 @@ class TrainDpoConfig(RenderedConfig):
             yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
 
 
+def _annotate() -> Any:
+    # Not False, which a training of an earlier version does not have in its job file.
+    return pydantic.Field(
+        None,
+        description="Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).",
+    )
+
+
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
     """A setting of some losses: nothing stands for the loss's own default."""
     return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
@@ -216,6 +224,7 @@ class TrainRlConfig(TrainConfig):
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
+    annotate: bool | None = _annotate()
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
@@ -279,7 +288,10 @@ class TrainSftConfig(RolloutsConfig):
     algorithm = "sft"
     library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
-    only_with: ClassVar[OnlyWith] = {"pack_length": ("--packing", lambda c: c.packing)}
+    only_with: ClassVar[OnlyWith] = {
+        "pack_length": ("--packing", lambda c: c.packing),
+        "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
+    }
 
     select: Literal["best", "above", "all"] = pydantic.Field(
         "best", description="Rollouts to train: best (per group), above (all with a reward) or all."
@@ -287,13 +299,19 @@ class TrainSftConfig(RolloutsConfig):
     min_reward: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Train only rollouts with at least this reward."
     )
+    distill: bool = pydantic.Field(
+        False, description="Train towards the saved top_log_probs of the teacher that sampled (forward KL)."
+    )
     packing: bool = pydantic.Field(False, description="Pack several sequences into one row, with separate attention.")
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.choice())
+        return training_rollouts(
+            table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
+        )
 
 
 class TrainKtoConfig(RolloutsConfig):
@@ -354,6 +372,7 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         seed = self.trainer.get("seed", 0)

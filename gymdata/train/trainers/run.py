@@ -28,11 +28,21 @@ from typing import Any, NoReturn
 from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
 from gymdata.store.paths import RUN_JSON
+from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
 from gymdata.train.prepared import DATA, opened
 from gymdata.train.settings import TRAINERS
 from gymdata.train.token_checksum import TrainedTokens
 from gymdata.train.trainer_settings import fields_of, sort_settings
-from gymdata.train.trainers.metrics import METRICS, Recorder, StopOnSignal, draw_curve, event, read_metrics, summary
+from gymdata.train.trainers.metrics import (
+    METRICS,
+    AnnotationsCallback,
+    Recorder,
+    StopOnSignal,
+    draw_curve,
+    event,
+    read_metrics,
+    summary,
+)
 
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25
@@ -122,6 +132,7 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     config = TRAINERS[job["trainer"]].of_job(job)
     data = opened(out / "job" / DATA)
     stopper = StopOnSignal()
+    writer = _annotations(job, data, args.process_index)
     witness = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
@@ -133,10 +144,20 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
         model=_model(job, args),
         peft_config=peft,
         processing_class=_tokenizer(job["model"]),
-        callbacks=[Recorder(out, witness), stopper],
+        callbacks=[Recorder(out, witness), stopper, *([AnnotationsCallback(writer)] if writer else [])],
     )
+    if writer is not None:
+        trainer.annotations = writer
     _quiet(trainer)
     return trainer, witness, stopper
+
+
+def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:
+    """What keeps what this process sees of each token, where that was asked for."""
+    if not job.get("annotate"):
+        return None
+    out = Path(job["output"])
+    return AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, rank)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -130,6 +130,9 @@ class ExactValueTrainer(BatchRLTrainer):
     def token_losses(self, outputs: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {"value": self.value_loss(outputs, inputs["returns"], inputs.get("values"))}
 
+    def annotated(self, outputs: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"values": outputs}
+
     def _note(self, outputs: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor) -> None:
         returns = inputs["returns"][mask].double()
         apart = returns - outputs[mask].double()
