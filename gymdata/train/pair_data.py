@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
@@ -102,11 +103,18 @@ class NamedSequences(Sequences):
             return self
         return replace(super().take(rows), names=[self.names[i] for i in rows])
 
-    def first_of_equal(self, *more: np.ndarray) -> np.ndarray:
-        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has."""
+    def first_of_equal(self, *more: np.ndarray, seen: set[bytes] | None = None) -> np.ndarray:
+        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has, or one in
+        ``seen``, the keys of earlier parts, to which those of these rows are added."""
         columns = [self.token_ids.keys(), self.loss_mask.keys()]
         columns += [[value.tobytes() for value in column] for column in more]
-        return np.flatnonzero(~repeats(content_codes(joined_keys(columns))))
+        keys = joined_keys(columns)
+        first = ~repeats(content_codes(keys))
+        if seen is not None:
+            keys = [xxhash.xxh3_128_digest(key) for key in keys]
+            first &= np.array([key not in seen for key in keys], np.bool_)
+            seen.update(keys)
+        return np.flatnonzero(first)
 
 
 class LimitCost(Protocol):

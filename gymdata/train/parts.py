@@ -6,7 +6,7 @@ table is refused, after the last part at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ import pyarrow as pa
 import xxhash
 
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.schema import EXPERIENCES, PAIRS, Table
+from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.train.pair_data import pair_twice
-from gymdata.train.sequence_data import WEIGHTS, lacking_weights, sequence_names, twice
+from gymdata.train.sequence_data import WEIGHTS, lacking_weights, made_sequences, no_token_ids, sequence_names, twice
 
 #: Rows of a part. A part takes about a hundred bytes a token while it is checked.
 ROWS = 1024
@@ -58,6 +59,43 @@ def pair_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> Iterato
     if (row := seen.repeated()) is not None:
         batches = [batch.column(0) for batch in scan_batches(source, PAIRS, ["pair_id"])]
         raise pair_twice(pa.chunked_array(batches)[row].as_py(), source)
+
+
+def rollout_parts(
+    source: str,
+    columns: Sequence[str],
+    chosen: np.ndarray,
+    agents: Collection[str],
+    *,
+    rendered: bool,
+    rows: int = ROWS,
+) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+    """(numbers among ``chosen``, rollout_ids, sequences as ``sampled_sequences`` makes them) of the rollouts at ``chosen``,
+    row numbers that rise. Raises as it does, and DataError for a rollout that is there twice."""
+    if agents:
+        turns = (chunk for *_, mine in _chosen(source, columns, chosen, rows) for chunk in mine["turns"].chunks)
+        require_agents(turns, agents, source)
+    seen, found = Names(), False
+    for numbers, mine in _chosen(source, columns, chosen, rows):
+        ids = mine["rollout_id"].to_pylist()
+        seen.add(ids)
+        made = made_sequences(mine, source, agents, rendered=rendered)
+        found = found or made.num_rows > 0
+        yield numbers, ids, made
+    if not found:
+        raise no_token_ids(source)
+    if seen.repeated() is not None:
+        raise twice(source)
+
+
+def _chosen(
+    source: str, columns: Sequence[str], chosen: np.ndarray, rows: int
+) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """(numbers among ``chosen``, their rows) of each part that has any."""
+    for first, part in parts(source, ROLLOUTS, columns, rows):
+        begin, end = np.searchsorted(chosen, (first, first + part.num_rows))
+        if begin < end:
+            yield np.arange(begin, end), part.take(pa.array(chosen[begin:end] - first))
 
 
 class Names:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -31,14 +32,18 @@ from gymdata.train.pair_data import (
     reward_pairs,
     training_pairs,
 )
-from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts
+from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
     TrainingReturns,
+    label_part,
     returns_apart,
+    rollout_part,
+    rollouts_to_label,
+    rollouts_to_train,
     training_experiences,
     training_labels,
     training_returns,
@@ -281,6 +286,15 @@ class RolloutsConfig(RenderedConfig):
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
+    def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+        """``rollout_parts`` of the rollouts at ``chosen``."""
+        rendered = bool(self.allow_rendered)
+        return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
+
+    def seen(self) -> set[bytes] | None:
+        """Where what was trained is noted, so that it is not trained twice."""
+        return None if self.keep_duplicates else set()
+
 
 class TrainSftConfig(RolloutsConfig):
     """``gymdata train-sft``. With ``packing`` a batch size counts rows."""
@@ -313,6 +327,17 @@ class TrainSftConfig(RolloutsConfig):
             table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
         )
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        if self.distill:  # how many alternatives a token has shows in the whole file only
+            yield from super().parts(source, rows)
+            return
+        table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
+        chosen = rollouts_to_train(table, self.select, self.min_reward, source, self.target_model)
+        total, seen = table.num_rows, self.seen()
+        for _, _, made in self.sequences(source, chosen, rows):
+            yield rollout_part(made, total, self.max_length, source, seen)
+            total = 0
+
 
 class TrainKtoConfig(RolloutsConfig):
     """``gymdata train-kto``. The weights are those of the two halves of the loss."""
@@ -329,6 +354,15 @@ class TrainKtoConfig(RolloutsConfig):
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        table = read_table(source, self.table, ("task_id", "reward", "policy"))
+        chosen, desirable, counts = rollouts_to_label(table, self.threshold, source, self.target_model)
+        seen = self.seen()
+        for numbers, ids, made in self.sequences(source, chosen, rows):
+            label = dict(zip(ids, desirable[numbers].tolist(), strict=True))
+            yield label_part(made, label, counts, self.max_length, source, seen)
+            counts = {}
 
 
 class TrainRewardConfig(RenderedConfig):
