@@ -23,10 +23,9 @@ from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, Us
 from gymdata.experience.settings import COMPARING
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
-from gymdata.rollouts.checks import is_rendered
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.schema import PAIRS, TABLES
-from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, read_table, resolve, write_run_json
+from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
 from gymdata.store.objects.fetching import located
@@ -36,6 +35,7 @@ from gymdata.store.stage_output import refuse_other_kind
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.launch import machine_rank
 from gymdata.train.pair_data import TrainingData
+from gymdata.train.parts import distinct
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import (
@@ -621,12 +621,12 @@ def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
 
 def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts) -> None:
     """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
-    rows = read_table(source, PAIRS, columns=["policy_hash", "temperature", "rendered"])
-    reasons = ["ids rendered from text have no log-probabilities (T213)"] if is_rendered(rows).any() else []
-    reasons += [
-        f"policy {p}, not {model.policy_hash}" for p in set(rows["policy_hash"].to_pylist()) - {model.policy_hash}
-    ]
-    reasons += [f"temperature {t:g}, not 1" for t in set(rows["temperature"].to_pylist()) - {1.0}]
+    rendered, policies, temperatures = (
+        distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
+    )
+    reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
+    reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
+    reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
     identities = [identity for run in runs if (identity := run.get("identity"))]
     if not identities:
         reasons.append("no run.json says how they were sampled")

@@ -14,25 +14,36 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
-from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
 from gymdata.train.losses import LOSSES, with_setting
-from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
-from gymdata.train.parts import ROWS, distinct, experience_parts
+from gymdata.train.pair_data import (
+    PAIR_COLUMNS,
+    REWARD_COLUMNS,
+    TrainingData,
+    pairs_apart,
+    reward_pairs,
+    training_pairs,
+)
+from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
     TrainingReturns,
+    label_part,
     returns_apart,
+    rollout_part,
+    rollouts_to_label,
+    rollouts_to_train,
     training_experiences,
     training_labels,
     training_returns,
@@ -187,6 +198,11 @@ class TrainDpoConfig(RenderedConfig):
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        rendered = bool(self.allow_rendered)
+        for first, part in pair_parts(source, self.columns, rows):
+            yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
+
 
 def _annotate() -> Any:
     # Not False, which a training of an earlier version does not have in its job file.
@@ -305,6 +321,15 @@ class RolloutsConfig(RenderedConfig):
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
+    def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+        """``rollout_parts`` of the rollouts at ``chosen``."""
+        rendered = bool(self.allow_rendered)
+        return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
+
+    def seen(self) -> set[bytes] | None:
+        """Where what was trained is noted, so that it is not trained twice."""
+        return None if self.keep_duplicates else set()
+
 
 class TrainSftConfig(RolloutsConfig):
     """``gymdata train-sft``. With ``packing`` a batch size counts rows."""
@@ -338,6 +363,17 @@ class TrainSftConfig(RolloutsConfig):
             table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
         )
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        if self.distill:  # how many alternatives a token has shows in the whole file only
+            yield from super().parts(source, rows)
+            return
+        table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
+        chosen = rollouts_to_train(table, self.select, self.min_reward, source, self.target_model)
+        total, seen = table.num_rows, self.seen()
+        for _, _, made in self.sequences(source, chosen, rows):
+            yield rollout_part(made, total, self.max_length, source, seen)
+            total = 0
+
 
 class TrainKtoConfig(RolloutsConfig):
     """``gymdata train-kto``. The weights are those of the two halves of the loss."""
@@ -354,6 +390,15 @@ class TrainKtoConfig(RolloutsConfig):
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        table = read_table(source, self.table, ("task_id", "reward", "policy"))
+        chosen, desirable, counts = rollouts_to_label(table, self.threshold, source, self.target_model)
+        seen = self.seen()
+        for numbers, ids, made in self.sequences(source, chosen, rows):
+            label = dict(zip(ids, desirable[numbers].tolist(), strict=True))
+            yield label_part(made, label, counts, self.max_length, source, seen)
+            counts = {}
 
 
 class TrainRewardConfig(RenderedConfig):
@@ -377,6 +422,11 @@ class TrainRewardConfig(RenderedConfig):
         seed = self.trainer.get("seed", 0)
         return reward_pairs(table, self.split, seed, self.max_length, where, rendered=bool(self.allow_rendered))
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        for _, part in pair_parts(source, self.columns, rows):
+            yield pairs_apart(part, held, self.max_length, source, rendered=bool(self.allow_rendered))
+
 
 class TrainValueConfig(TrainConfig):
     """``gymdata train-value``. The loss is that of ``gymdata.train.trainers.value.ValueLoss``."""
@@ -399,9 +449,7 @@ class TrainValueConfig(TrainConfig):
         return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        held: set[str] = set()
-        if self.split:
-            held = split_tasks(distinct(source, self.table, "task_id"), self.split, self.trainer.get("seed", 0))
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
             yield self._usable(returns_apart(part, held, self.max_length, source), source)
 
