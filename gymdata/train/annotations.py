@@ -67,7 +67,7 @@ def run_behind(source: str | Path) -> Path:
     there = f"they are of {len(runs)} runs" if runs else "no run folder holds them"
     raise RefusedError(
         f"{source}: --annotate writes beside the rollouts, and {there}",
-        hint="train each run by itself" if runs else "`gymdata import FILE -o RUN` makes a run folder of a file",
+        hint="`gymdata filter FILES --where 'n_turns > 0' -o RUN` makes one run folder of rollouts",
     )
 
 
