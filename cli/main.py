@@ -74,11 +74,13 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
         "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
+        "prune": ("prune", "prune", "Find, or delete, runs that no trained model was made from."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {
         "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
         "export": ("export", "export", "Write rollouts in another project's format."),
+        "merge": ("merge", "merge", "Put the rollouts of several runs into one output."),
     },
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),
@@ -99,6 +101,7 @@ READERS = frozenset(
         "experience",
         "tokenize",
         "filter",
+        "merge",
         "finetune",
         "export",
         "report",

@@ -35,7 +35,9 @@ from gymdata.judge.port import Judge
 from gymdata.judge.run import JudgeSummary
 from gymdata.judge.settings import JudgeConfig as JudgeConfig
 from gymdata.judge.settings import ServeConfig as ServeConfig
+from gymdata.ls.prune import prune as prune
 from gymdata.ls.run import ls as ls
+from gymdata.merge.run import merge as merge
 from gymdata.pairs.run import PairsReport
 from gymdata.pairs.settings import PairsConfig as PairsConfig
 from gymdata.progress import Progress
@@ -111,8 +113,10 @@ __all__ = [
     "load_experiences",
     "load_rollouts",
     "ls",
+    "merge",
     "open",
     "pairs",
+    "prune",
     "query",
     "reading",
     "report",
@@ -181,7 +185,7 @@ def collect(
     system: str | None = None,
     prompt_template: str | Path | None = None,
     model: str | None = None,
-    endpoint: str | None = None,
+    endpoint: Sequence[str] = ...,
     chat_endpoint: str | None = None,
     workflow_url: str | None = None,
     result_json_path: str = "$",
@@ -192,6 +196,7 @@ def collect(
     keep_reasoning: bool = True,
     output: str | Path | None = None,
     limit: int | None = None,
+    shard: str | None = None,
     num_rollouts: int = 1,
     concurrency: int | None = None,
     temperature: float = 1.0,
@@ -249,7 +254,7 @@ def collect(
     system: System message for tasks that have none: a text, or a file of it.
     prompt_template: Jinja file that makes the prompt of a task's columns, such as {{ question }}.
     model: Model folder, LoRA adapter folder, or served model name.
-    endpoint: Base URL of a vLLM server, with or without /v1.
+    endpoint: Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.
     chat_endpoint: Base URL of a server that takes chat messages only; it must return token IDs.
     workflow_url: Workflow server that runs whole rollouts: it receives tasks and returns messages.
     result_json_path: JSON path of the rollout, or its text, in the workflow server's response, such as $.value.
@@ -260,6 +265,7 @@ def collect(
     keep_reasoning: Patch a known chat template that rewrites earlier turns.
     output: Run folder; resumed if it exists (default: runs/TASKS-TIME).
     limit: Use only the first N tasks.
+    shard: Collect only part I of N of the tasks, as 1/8; needs --run-id and --seed.
     num_rollouts: Rollouts per task.
     concurrency: Maximum rollouts in flight.
     temperature: Sampling temperature; 0 is greedy.

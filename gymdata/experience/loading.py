@@ -45,7 +45,7 @@ def load_experiences(
     from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store.partial_reads import cached_row_groups, row_groups
 
-    path_of(path, "load_experiences")
+    path = path_of(path, "load_experiences")
     _check(batch_size, rank, world_size, start_step)
     wanted = list(columns if columns is not None else _TOKENS)
     for name in wanted:

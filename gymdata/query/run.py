@@ -48,9 +48,7 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
     """
     if not isinstance(sql, str):
         raise wrong_argument(sql, "query", "one SELECT as a string, then the paths that it reads")
-    for path in paths:
-        path_of(path, "query")
-    with run_query(sql, *paths) as reader:
+    with run_query(sql, *(path_of(path, "query") for path in paths)) as reader:
         return reader.read_all()
 
 

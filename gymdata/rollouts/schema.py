@@ -41,6 +41,7 @@ TURN = pa.struct(
         _f("reward", pa.float64(), null=True),
         _f("top_log_probs", TOP_LOG_PROBS, null=True),
         _f("rendered", pa.bool_(), null=True),
+        _f("server", pa.string(), null=True),
         _f("digest", pa.int64()),
     ]
 )
@@ -152,6 +153,7 @@ ROLLOUTS = Table(
         _TURNS + "parent",
         _TURNS + "finish_reason",
         _TURNS + "agent",
+        _TURNS + "server",
     ),
     split=(_TURNS + "generation_log_probs" + _LEAF, _TURNS + "top_log_probs.list.element.list.element.log_prob"),
     id_level=5,

@@ -57,6 +57,7 @@ _KINDS = {
     "select": "selected rollouts",
     "tokenize": "rollouts rendered from text",
     "fix": "repaired rollouts",
+    "merge": "merged rollouts",
     "export": "an export",
     "audit": "an audit",
     "annotations": "what a training saw",

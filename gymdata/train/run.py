@@ -29,6 +29,7 @@ from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, read_table, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
@@ -256,7 +257,8 @@ def _trained(
     dry_run: bool,
     progress: Progress | None,
 ) -> TrainReport:
-    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)  # a missing path is told first
+    source = path_of(source, f"train_{algorithm}")
+    resolve(source, TRAINERS[algorithm].table)  # a missing path is told first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}
@@ -285,6 +287,7 @@ def train(
     from gymdata.train.launch import run_job
 
     # What costs nothing to see, before torch is loaded.
+    source = located(source)
     _refuse_no_rows(source, settings.table)
     _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)

@@ -7,6 +7,7 @@ cut or drop; a loss that is not finite stops the run with the rollouts of its ba
 from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,19 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 
 class MeasureHeldOut(TrainerCallback):
-    """Writes a trainer's held-out figures to the metrics after each epoch."""
+    """Writes a trainer's held-out figures to the metrics after each epoch.
+
+    A checkpoint of an epoch's last step is saved before the epoch ends, so a resumed training cannot know whether they
+    were written: Recorder drops those of the step that it resumes from, and they are measured again.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Within an epoch the library ends the epoch after the resumed steps; at its end it begins the next one.
+        if state.global_step and state.epoch and math.isclose(state.epoch, round(state.epoch), abs_tol=1e-9):
+            self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Not the trainer's own log, which would close its running means.

@@ -60,7 +60,8 @@ class Recorder(TrainerCallback):
             self._report(args, state)
             # A training that was stopped has logged its sums; those of the whole one are still to come.
             rows = (row for row in read_metrics(self.file) if "train_runtime" not in row)
-            kept = [row for row in rows if row.get("step", 0) <= state.global_step]
+            # What the end of an epoch measures is measured again where it is due.
+            kept = [row for row in rows if row.get("step", 0) < state.global_step + (not _held_out(row))]
             with replacing(self.file) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
 
@@ -167,7 +168,7 @@ def draw_curve(folder: Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or any("heldout/" in key for key in row)]
+    rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or _held_out(row)]
     panels = [
         ("loss",), ("rewards/chosen", "rewards/rejected", "rewards/margins"), ("rewards/accuracies",),
         ("accuracy", "heldout/accuracy"), ("explained_variance", "heldout/explained_variance"), ("ratio/mean",),
@@ -187,6 +188,10 @@ def draw_curve(folder: Path) -> None:
     figure.tight_layout()
     figure.savefig(folder / CURVE, dpi=110)
     plt.close(figure)
+
+
+def _held_out(row: dict[str, Any]) -> bool:
+    return any(name.startswith("heldout/") for name in row)
 
 
 def _plain(value: Any) -> Any:
