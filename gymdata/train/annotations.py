@@ -26,6 +26,7 @@ from gymdata.rollouts.sequences import RolloutSequences, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
 from gymdata.store.lineage import parent_of
+from gymdata.store.objects.places import is_url, mirrored, url_of
 from gymdata.store.paths import RUN_JSON, find_run_json, read_facts, refuse_unwritable, resolve
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import write_table
@@ -45,8 +46,9 @@ _MADE = ("experiences", "pairs")
 
 
 def run_behind(source: str | Path) -> Path:
-    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one."""
-    waiting, seen, runs = [Path(source)], set(), dict[Path, None]()
+    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one, and
+    it is local."""
+    waiting, seen, runs, remote = [Path(source)], set(), dict[Path, None](), list[str]()
     while waiting:
         at = waiting.pop(0)
         found = find_run_json(at)
@@ -58,17 +60,23 @@ def run_behind(source: str | Path) -> Path:
             if found.name == RUN_JSON and resolve(found.parent, ROLLOUTS):
                 runs[found.parent.resolve()] = None
             continue
-        parents = [Path(str(parent.get("path") or "")) for parent in facts.get("parents") or []]
+        parents = [str(parent.get("path") or "") for parent in facts.get("parents") or []]
+        remote += [url_of(path) for path in parents if is_url(path)]
         # A run that was moved whole still has its stages inside.
         above = found.parent.parent if found.name == RUN_JSON else found.parent
-        waiting += [path if path.exists() else above for path in parents]
-    if len(runs) == 1:
+        waiting += [Path(path) if Path(path).exists() else above for path in parents if not is_url(path)]
+    remote += [str(place) for run in runs if (place := mirrored(run)) is not None]
+    if len(runs) == 1 and not remote:
         return next(iter(runs))
-    there = f"they are of {len(runs)} runs" if runs else "no run folder holds them"
-    raise RefusedError(
-        f"{source}: --annotate writes beside the rollouts, and {there}",
-        hint="`gymdata filter FILES --where 'n_turns > 0' -o RUN` makes one run folder of rollouts",
+    there, hint = (
+        "no run folder holds them",
+        "`gymdata filter FILES --where 'n_turns > 0' -o RUN` makes a run folder of them",
     )
+    if remote:
+        there, hint = f"they lie in {remote[0]}, where gymdata does not write", "copy the run to a local folder first"
+    elif runs:
+        there, hint = f"they are of {len(runs)} runs", "`gymdata merge RUNS -o RUN` makes one of them"
+    raise RefusedError(f"{mirrored(source) or source}: --annotate writes beside the rollouts, and {there}", hint=hint)
 
 
 def place_of(run: Path, output: Path) -> Path:
