@@ -10,9 +10,8 @@ trained; they are counted. Neither choice depends on the order of the rows.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -47,6 +46,17 @@ class LengthCost:
     sequences_cut: int = 0
     trained_tokens_lost: int = 0
     nothing_trained: tuple[str, ...] = ()
+
+    def __add__(self, other: LengthCost) -> LengthCost:
+        """Of two parts of a file."""
+        return LengthCost(
+            self.max_length,
+            self.sequences + other.sequences,
+            max(self.longest, other.longest),
+            self.sequences_cut + other.sequences_cut,
+            self.trained_tokens_lost + other.trained_tokens_lost,
+            self.nothing_trained + other.nothing_trained,
+        )
 
     def refuse(self, where: str, model: str, limit: int | None) -> None:
         if self.sequences == 0:
@@ -83,7 +93,7 @@ class TrainingExperiences:
     ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
 
     sequences: NamedSequences
-    rollout_ids: list[str]
+    rollout_ids: Sequence[str]
     advantages: Ragged
     ref_logprobs: Ragged | None
     weight: np.ndarray
@@ -105,11 +115,11 @@ class TrainingExperiences:
         """What a loss needs beside ids and masks: name → a number per token."""
         return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
 
-    @property
-    def of_policy(self) -> np.ndarray:
-        """Which trained tokens the policy sampled and is trained for, bool, flat: those whose ``rl_weight`` is not 0."""
-        trained = self.sequences.is_trained
-        return trained & (self.weights["rl_weight"].values != 0) if "rl_weight" in self.weights else trained
+    def of_policy(self, rows: np.ndarray) -> np.ndarray:
+        """Which tokens of the sequences ``rows`` the policy sampled and is trained for, bool, flat: trained ones whose
+        ``rl_weight`` is not 0."""
+        trained = np.asarray(self.sequences.loss_mask.take(rows).values != 0)
+        return trained & (self.weights["rl_weight"].take(rows).values != 0) if "rl_weight" in self.weights else trained
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
@@ -128,26 +138,44 @@ class TrainingExperiences:
         )
 
 
+def sequence_names(table: pa.Table) -> list[str]:
+    """What each row of experiences is called."""
+    numbers = table["sequence_index"].to_pylist()
+    return [f"{rollout}/{index}" for rollout, index in zip(table["rollout_id"].to_pylist(), numbers, strict=True)]
+
+
+def twice(where: str) -> DataError:
+    """A sequence is there more than once."""
+    return DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
+
+
+def lacking_weights(where: str, name: str, lacking: int, rows: int) -> DataError:
+    """Some rows have a weight and some do not."""
+    return DataError(
+        f"{where}: {name} is missing in {lacking:,} of {rows:,} rows", hint="give it in every row, or drop the column"
+    )
+
+
 def training_experiences(
-    table: pa.Table, max_length: int | None = None, where: str = "experiences"
+    table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
 ) -> TrainingExperiences:
-    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given.
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given; the first is row ``first_row``
+    of ``where``.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
     contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
     """
-    rollouts = table["rollout_id"].to_pylist()
-    names = [f"{r}/{i}" for r, i in zip(rollouts, table["sequence_index"].to_pylist(), strict=True)]
+    names = sequence_names(table)
     if len(set(names)) != len(names):
-        raise DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
+        raise twice(where)
     ids = Ragged.of(table["input_ids"], np.int32)
     mask, logprobs, advantages = (
-        _beside(table, name, kind, ids, names, where)
+        _beside(table, name, kind, ids, names, where, first_row)
         for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32))
     )
     reference = None
     if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
-        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where)
+        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
     odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
     if len(odd):
         name = names[mask.locate(odd[0])[0]]
@@ -159,11 +187,11 @@ def training_experiences(
     trained = Lists("trained token", unless_rendered(given, is_rendered(table)))
     refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
     _refuse_not_finite("advantages", advantages, whole, where)
-    weights = _weights(table, whole, where)
-    return _cut(whole, advantages, reference, weights, table, rollouts, max_length)
+    weights = _weights(table, whole, where, first_row)
+    return _cut(whole, advantages, reference, weights, table, max_length)
 
 
-def _weights(table: pa.Table, sequences: NamedSequences, where: str) -> dict[str, Ragged]:
+def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
     """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or stands at a
     token that is not trained."""
     found = {}
@@ -171,11 +199,9 @@ def _weights(table: pa.Table, sequences: NamedSequences, where: str) -> dict[str
         if name not in table.column_names or table[name].null_count == len(table):
             continue
         if table[name].null_count:
-            raise DataError(
-                f"{where}: {name} is missing in {table[name].null_count:,} of {len(table):,} rows",
-                hint="give it in every row, or drop the column",
-            )
-        found[name] = weights = _beside(table, name, np.float32, sequences.token_ids, sequences.names, where)
+            raise lacking_weights(where, name, table[name].null_count, len(table))
+        ids, names = sequences.token_ids, sequences.names
+        found[name] = weights = _beside(table, name, np.float32, ids, names, where, first_row)
         values = weights.values.copy()
         values[weights.offsets[:-1][weights.lengths > 0]] = 0
         for bad, why in (
@@ -211,9 +237,9 @@ def _cut(
     reference: Ragged | None,
     weights: dict[str, Ragged],
     table: pa.Table,
-    rollouts: list[str],
     max_length: int | None,
 ) -> TrainingExperiences:
+    rollouts = table["rollout_id"].to_pylist()
     longest = int(whole.lengths.max(initial=0))
     lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
     short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
@@ -250,13 +276,15 @@ def _refuse_not_finite(what: str, numbers: Ragged, sequences: NamedSequences, wh
         )
 
 
-def _beside(table: pa.Table, name: str, kind: type, ids: Ragged, names: list[str], where: str) -> Ragged:
+def _beside(
+    table: pa.Table, name: str, kind: type, ids: Ragged, names: Sequence[str], where: str, first_row: int = 0
+) -> Ragged:
     lists = Ragged.of(table[name], kind)
     wrong = np.flatnonzero(lists.lengths != ids.lengths)
     if len(wrong):
         row = int(wrong[0])
         raise RefusedError(
-            f"{where}: row {row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
+            f"{where}: row {first_row + row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
             f"{ids.lengths[row]} ({len(wrong):,} such row(s))",
             code="L301" if name == "logprobs" else None,
         )
@@ -275,7 +303,7 @@ class TrainingReturns(TrainingExperiences):
     returns: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
     values: Ragged | None = None
     heldout: TrainingReturns | None = None
-    heldout_tasks: tuple[str, ...] = ()
+    heldout_tasks: Sequence[str] = ()
 
     @property
     def per_token(self) -> dict[str, Ragged]:
@@ -295,21 +323,25 @@ def training_returns(
     Raises as ``training_experiences``, RefusedError (R502) for a return or value that is not finite, and UsageError when
     there are too few tasks to split.
     """
+    held = split_tasks(table["task_id"].to_pylist(), split, seed) if split else set()
+    return returns_apart(table, held, max_length, where)
+
+
+def returns_apart(table: pa.Table, held: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
+    """As ``training_returns``, with the tasks ``held`` out."""
     tasks = table["task_id"].to_pylist()
-    held = split_tasks(tasks, split, seed) if split else set()
     out = pa.array([task in held for task in tasks], pa.bool_())
     train = _with_returns(table.filter(pc.invert(out)), max_length, where)
     if not held:
         return train
     heldout = _with_returns(table.filter(out), max_length, where)
     task_of = dict(zip(table["rollout_id"].to_pylist(), tasks, strict=True))
-    return replace(train, heldout=heldout, heldout_tasks=tuple(task_of[rollout] for rollout in heldout.rollout_ids))
+    return replace(train, heldout=heldout, heldout_tasks=[task_of[rollout] for rollout in heldout.rollout_ids])
 
 
 def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:
     data = training_experiences(table, max_length, where)
-    names = zip(table["rollout_id"].to_pylist(), table["sequence_index"].to_pylist(), strict=True)
-    row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
+    row_of = {name: row for row, name in enumerate(sequence_names(table))}
     mine = table.take(pa.array([row_of[name] for name in data.sequences.names], pa.int64()))
     whole = Ragged.of(mine["input_ids"], np.int32)
 
@@ -559,11 +591,10 @@ class TrainingLabels(TrainingExperiences):
     def take(self, rows: np.ndarray) -> Self:
         return replace(super().take(rows), label=self.label[rows])
 
-    @cached_property
+    @property
     def first(self) -> np.ndarray:
         """int64 (n,): index in its sequence of each one's first trained token."""
-        trained, starts = np.flatnonzero(self.sequences.is_trained), self.sequences.loss_mask.offsets[:-1]
-        return np.asarray(trained[np.searchsorted(trained, starts)] - starts)
+        return self.sequences.first_trained
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:

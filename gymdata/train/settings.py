@@ -10,7 +10,7 @@ the proof of trained tokens, metrics, curve and resuming are everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,15 +19,20 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
+from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
+from gymdata.store import read_table
 from gymdata.train.losses import LOSSES, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
+from gymdata.train.parts import ROWS, distinct, experience_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
+    TrainingReturns,
+    returns_apart,
     training_experiences,
     training_labels,
     training_returns,
@@ -78,6 +83,11 @@ class TrainConfig(Config):
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
         raise NotImplementedError
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
+        """What is trained of a path, in parts of ``rows`` rows where a trainer can; a part is made when the one before is
+        used up. Raises as ``prepare``."""
+        yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
@@ -228,16 +238,20 @@ class TrainRlConfig(TrainConfig):
             return name
         raise PydanticCustomError("literal_error", "a loss", {"expected": ", ".join(LOSSES)})
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
+    def prepare(self, table: pa.Table, where: str, first_row: int = 0) -> TrainingData:
         if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
             table = with_optimal_advantages(table, self.loss, where)
-        data = training_experiences(table, self.max_length, where)
+        data = training_experiences(table, self.max_length, where, first_row)
         if self.kl_beta and "ref_kl_weight" in data.weights:
             raise UsageError(
                 f"--kl-beta and the column ref_kl_weight of {where} both say how much the KL counts",
                 hint="leave --kl-beta out, or drop the column",
             )
         return data
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        for first_row, part in experience_parts(source, self.columns, rows):
+            yield self.prepare(part, source, first_row)
 
 
 class RolloutsConfig(RenderedConfig):
@@ -346,7 +360,17 @@ class TrainValueConfig(TrainConfig):
     annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        data = training_returns(table, self.split, self.trainer.get("seed", 0), self.max_length, where)
+        seed = self.trainer.get("seed", 0)
+        return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held: set[str] = set()
+        if self.split:
+            held = split_tasks(distinct(source, self.table, "task_id"), self.split, self.trainer.get("seed", 0))
+        for _, part in experience_parts(source, self.columns, rows):
+            yield self._usable(returns_apart(part, held, self.max_length, source), source)
+
+    def _usable(self, data: TrainingReturns, where: str) -> TrainingReturns:
         if self.value_clip is not None and data.values is None:
             raise UsageError(
                 f"--value-clip needs the values that an earlier critic gave, and {where} has none",

@@ -235,7 +235,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """What is held is written once it has TOKENS tokens; files come in the order of their steps, each process's apart, and
     beginning after a step drops those of later ones."""
     monkeypatch.setattr(annotations, "TOKENS", 10)
-    places = TurnPlaces(["a", "b"], np.array([0, 1]), np.array([2, 7]), np.array([4, 3]))
+    places = TurnPlaces(["a", "b"], np.array([0, 1]), np.array([0, 1]), np.array([2, 7]), np.array([4, 3]))
     writers = [AnnotationWriter(tmp_path / "annotations", places, "t", rank) for rank in (0, 1)]
     for step in (1, 2, 3):
         writers[0].add(step, np.array([2, 3, 5, 8]), {"losses": np.array([1.0, 2.0, 3.0, 4.0])})
@@ -284,7 +284,8 @@ def test_tokens_that_no_turn_sampled_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", made)
     data = training_rollouts(rollouts_table(made), "all", keep_duplicates=True)
     places = turn_places(data, run)
-    assert sorted(zip(places.rollout_id, places.turn.tolist(), strict=True)) == sorted(sampled(made))
+    named = [places.rollout_ids[row] for row in places.sequence]
+    assert sorted(zip(named, places.turn.tolist(), strict=True)) == sorted(sampled(made))
     data.sequences.loss_mask.values[data.sequences.loss_mask.offsets[1] - 4] = 1
     with pytest.raises(
         RefusedError, match=r"1 of \d+ sequences train tokens that no turn in .* sampled \(first: a-0/0\)"
