@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store.objects.places import is_url, mirrored, url_of
+from gymdata.store.objects.sending import brought
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -178,8 +179,7 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
 
 
 def local_output(output: str | Path) -> Path:
-    """An output as a path. Raises UsageError for a URL and its mirror, for there is no writing to object stores yet, and for
-    ``-``, which
+    """An output as a path on this machine. Raises UsageError for a URL and for a place in the spool, and for ``-``, which
     elsewhere means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
@@ -189,9 +189,15 @@ def local_output(output: str | Path) -> Path:
     remote = url_of(output) if is_url(output) else mirrored(output)
     if remote is not None:
         raise UsageError(
-            f"-o {remote}: object stores are not supported yet", hint="give a local path, and copy from there"
+            f"-o {remote}: object stores are not supported here", hint="give a local path, and copy from there"
         )
     return Path(output)
+
+
+def placed_output(output: str | Path) -> Path:
+    """An output that StageOutput writes, as a path: for one on an object store its place in the spool, with what is there.
+    Raises as ``local_output`` and ``located``."""
+    return brought(output) if is_url(output) else Path(output) if mirrored(output) else local_output(output)
 
 
 def output_file(output: str | Path, name: str) -> Path:
@@ -199,7 +205,7 @@ def output_file(output: str | Path, name: str) -> Path:
 
     Raises UsageError for the name of a file of another kind, which would become a folder.
     """
-    target = local_output(output)
+    target = placed_output(output)
     if target.suffix in (".parquet", ".jsonl"):
         return target
     if target.suffix.lower() in _OTHER_FILES and not target.is_dir():

@@ -3,7 +3,7 @@
 Faults, by the method and the end of the key, for so many requests: ``503`` and ``403`` answer without asking the server;
 ``hang`` answers nothing until the client gives up; ``truncated`` sends the server half of an upload, and closes;
 ``lost`` lets the server do what is asked, and closes before the answer; ``cut`` closes in the middle of the answer;
-``stop`` calls a function first, for what must happen at just that request.
+``stop`` and ``stop after`` call a function before or after the server did it, for what must happen at just that request.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class FaultyStore:
             session.request(request.method, f"{self.server}{request.raw_path}", headers=headers, data=body) as got,
         ):
             content = await got.read()
+        if kind == "stop after" and fault is not None:
+            await asyncio.to_thread(fault.act)
         if kind == "lost":
             return self._gone(request)
         passed = {

@@ -7,11 +7,12 @@ replaced or removed.
 
 from __future__ import annotations
 
+import filecmp
 import fnmatch
 import glob
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,27 +42,35 @@ def located(path: str | Path) -> Path:
     if not is_url(path):
         return Path(path)
     place = place_of(path)
+    bring(place)
+    return place.local
+
+
+def bring(place: Place, *, writing: bool = False) -> None:
+    """Fetch what ``place`` stands for. ``writing``: for an output, which may be missing or half written."""
     require("s3", "obstore")
     for _ in range(_LOOKS):
-        if _bring(place):
-            return place.local
+        if _bring(place, writing):
+            return
     raise OutsideError(
         "object store", f"{place}: changes faster than it can be fetched", hint="try again", retryable=True
     )
 
 
-def located_all(paths: Iterable[str | Path]) -> list[Path]:
-    return [located(path) for path in paths]
-
-
-def _bring(place: Place) -> bool:
-    """Fetch what ``place`` stands for; false when it changed meanwhile."""
+def _bring(place: Place, writing: bool) -> bool:
+    """False when it changed meanwhile."""
     there = _objects(place)
-    if not there:
+    if not there and not writing:
         raise DataError.missing_path(str(place))
+    if writing:
+        # What an output may lie in says whether it may lie there.
+        known = {one.key for one in there}
+        names = (key for key in _describing_file(place.key) if key not in known)
+        there += [one for one in (client.head(place.at(key)) for key in names) if one is not None]
     described = [one for one in there if is_marker(one.key)]
-    _refuse_half(place, described)
-    half = {folder_of(one.key) for one in described if one.key.endswith(f"/{MARKER}")}
+    if not writing:
+        _refuse_half(place, described)
+    half = set() if writing else {folder_of(one.key) for one in described if one.key.endswith(f"/{MARKER}")}
     wanted = [
         one
         for one in there
@@ -75,10 +84,24 @@ def _bring(place: Place) -> bool:
 
 def fetch_all(place: Place, wanted: Sequence[Object]) -> bool:
     """Make the mirror hold these objects; false when one of them changed meanwhile."""
-    missing = [one for one in wanted if not is_current(place.at(one.key), one)]
+    missing = [one for one in wanted if not is_current(place.at(one.key), one) and not _is_same(place.at(one.key), one)]
     refuse_diverged(place, missing)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return all(list(pool.map(lambda one: _fetch(place.at(one.key), one), missing)))
+
+
+def _is_same(place: Place, known: Object) -> bool:
+    """Whether the store has what lies here and was not known to be sent: the process that sent it was stopped just then."""
+    if not place.local.is_file() or is_sent(place) or place.local.stat().st_size != known.size:
+        return False
+    other = place.state.with_suffix(".other")
+    try:
+        same = client.fetch(place, known, other) and filecmp.cmp(place.local, other, shallow=False)
+    finally:
+        other.unlink(missing_ok=True)
+    if same:
+        remember(place, known.tag)
+    return same
 
 
 def _fetch(place: Place, known: Object) -> bool:
