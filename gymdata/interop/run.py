@@ -155,6 +155,7 @@ def import_rollouts(
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
+    output = placed_output(output)
     given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     sources = [one for path in given for one in resolve(path, ROLLOUTS)]
     name = source or formats.detect(sources)

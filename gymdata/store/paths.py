@@ -194,10 +194,10 @@ def local_output(output: str | Path) -> Path:
     return Path(output)
 
 
-def placed_output(output: str | Path) -> Path:
-    """An output that StageOutput writes, as a path: for one on an object store its place in the spool, with what is there.
-    Raises as ``local_output`` and ``located``."""
-    return brought(output) if is_url(output) else Path(output) if mirrored(output) else local_output(output)
+def placed_output(output: str | Path, spool: Path | None = None) -> Path:
+    """An output that StageOutput or Run writes, as a path: for one on an object store its place in the spool, with what is
+    there. Raises as ``local_output`` and ``located``."""
+    return brought(output, spool) if is_url(output) else Path(output) if mirrored(output) else local_output(output)
 
 
 def output_file(output: str | Path, name: str) -> Path:
@@ -335,7 +335,7 @@ def _classify(path: Path) -> Source:
 def refuse_unwritable(folder: Path) -> None:
     """Raise StoreError when ``folder`` is a file, or cannot be made or written to; UsageError as ``local_output``. Makes
     nothing."""
-    at = local_output(folder)
+    at = Path(folder) if mirrored(folder) else local_output(folder)
     while not at.exists() and not at.is_symlink() and at != at.parent:
         at = at.parent
     if not at.is_dir():

@@ -60,7 +60,7 @@ class FaultyStore:
     def delete(self, key: str) -> None:
         self._ask("DELETE", key)
 
-    def keys(self, bucket: str = "bucket") -> list[str]:
+    def names(self, bucket: str = "bucket") -> list[str]:
         return [
             unquote(key) for key in re.findall(r"<Key>(.*?)</Key>", self._ask("GET", f"{bucket}?list-type=2").decode())
         ]

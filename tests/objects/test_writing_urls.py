@@ -53,7 +53,7 @@ def test_a_command_writes_to_an_object_store(
     root = tmp_path
     names = {p.relative_to(root).as_posix() for p in root.glob("out*") if p.is_file()}
     names |= {p.relative_to(root).as_posix() for p in root.glob("out/*") if p.suffix != ".log"}
-    assert set(store.keys()) == {f"made/{name}" for name in names}
+    assert set(store.names()) == {f"made/{name}" for name in names}
     for name in names:
         body = store.get(f"bucket/made/{name}")
         if name.endswith("run.json"):
@@ -70,9 +70,9 @@ def test_a_command_writes_to_an_object_store(
 
 def test_an_output_beside_a_run_on_a_store_lies_there(stored: str, store: FaultyStore) -> None:
     """Without -o the pairs of s3://…/a are s3://…/a/pairs-reward, as for a local run; the run itself is not touched."""
-    before = {key: store.get(f"bucket/{key}") for key in store.keys()}  # noqa: SIM118 - it is no mapping
+    before = {key: store.get(f"bucket/{key}") for key in store.names()}
     assert main(["pairs", stored]) == 0
-    added = set(store.keys()) - before.keys()
+    added = set(store.names()) - before.keys()
     assert added == {"runs/a/pairs-reward/pairs.parquet", "runs/a/pairs-reward/run.json"}
     assert {key: store.get(f"bucket/{key}") for key in before} == before
     assert rows_at(stored) == 3
@@ -86,7 +86,7 @@ def test_a_fault_that_passes_costs_nothing(kind: str, key: str, run: Path, store
     store.fail(kind, "PUT", key, 2)
     assert main(["pairs", str(run), "-o", OUT]) == 0
     assert all(fault.count == 0 for fault in store.faults)
-    assert sorted(store.keys()) == ["made/out/pairs.parquet", "made/out/run.json"]
+    assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
     assert rows_at(OUT) == 3
 
 
@@ -113,7 +113,7 @@ def test_a_store_that_stays_away_leaves_the_rest_for_the_same_command(
     assert main(["pairs", str(run), "-o", OUT]) == 0
     other_spool()
     assert rows_at(OUT) == 3
-    assert sorted(store.keys()) == ["made/out/pairs.parquet", "made/out/run.json"]
+    assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
 
 
 def command(words: str) -> list[str]:
@@ -130,7 +130,7 @@ def test_a_kill_at_any_request_leaves_nothing_half(
     old = 3 if replaces else None
     words = f"pairs {run} -o {OUT} --strategy all --overwrite"
     for number in range(1, 9):
-        for key in store.keys():  # noqa: SIM118 - it is no mapping
+        for key in store.names():
             store.delete(f"bucket/{key}")
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / f"spool{number}"))
         if replaces:
@@ -162,7 +162,7 @@ def test_a_kill_at_any_request_leaves_nothing_half(
             assert "unfinished" in str(error) or (not replaces and "no such file" in str(error)), error  # noqa: PT017
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / f"spool{number}"))
         assert main(shlex.split(words)) == 0
-        assert sorted(store.keys()) == ["made/out/pairs.parquet", "made/out/run.json"]
+        assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
         facts = json.loads(store.get("bucket/made/out/run.json"))
         assert facts["config"]["strategy"] == "all"
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / f"reader{number}"))
@@ -185,7 +185,7 @@ def test_of_two_writers_one_wins(
     assert main(["pairs", str(run), "-o", OUT]) == 2
     assert "another command has written here meanwhile" in capsys.readouterr().err
     assert json.loads(store.get("bucket/made/out/run.json"))["config"]["strategy"] == "all"
-    assert sorted(store.keys()) == ["made/out/pairs.parquet", "made/out/run.json"]
+    assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
 
 
 def test_a_stopped_writer_is_named_and_its_place_can_be_taken(
@@ -201,7 +201,7 @@ def test_a_stopped_writer_is_named_and_its_place_can_be_taken(
     assert "--overwrite takes its place" in said
     assert main(["pairs", str(run), "-o", OUT, "--overwrite"]) == 0
     assert rows_at(OUT) == 3
-    assert sorted(store.keys()) == ["made/out/pairs.parquet", "made/out/run.json"]
+    assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
 
 
 REFUSED = {
@@ -224,8 +224,8 @@ def test_what_is_not_written_there_is_refused(
     """Exit code 2 before anything is made: no object, and no folder that is called like the URL."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample_data").symlink_to(Path(__file__).parents[2] / "sample_data")
-    before = store.keys()
+    before = store.names()
     assert main(REFUSED[writes].format(run=run, url=stored).split()) == 2
     assert "://" in capsys.readouterr().err
-    assert store.keys() == before
+    assert store.names() == before
     assert not list(tmp_path.glob("*:*"))

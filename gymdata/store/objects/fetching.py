@@ -11,15 +11,18 @@ import filecmp
 import fnmatch
 import glob
 import json
+import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, require
+from gymdata.store.lock import is_held
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
-from gymdata.store.objects.places import SPOOL, Place, is_odd, is_url, place_of, spool
+from gymdata.store.objects.places import SPOOL, Place, is_odd, is_url, place_of
 
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
@@ -79,12 +82,15 @@ def _bring(place: Place, writing: bool) -> bool:
         and folder_of(one.key) not in half
     ]
     forget_gone(place, wanted)
-    return fetch_all(place, wanted) and _is_whole(place, wanted)
+    return fetch_all(place, wanted, writing=writing) and _is_whole(place, wanted)
 
 
-def fetch_all(place: Place, wanted: Sequence[Object]) -> bool:
+def fetch_all(place: Place, wanted: Sequence[Object], *, writing: bool = False) -> bool:
     """Make the mirror hold these objects; false when one of them changed meanwhile."""
     missing = [one for one in wanted if not is_current(place.at(one.key), one) and not _is_same(place.at(one.key), one)]
+    if not writing:
+        # What a process of this machine writes is in the spool before it is on the store.
+        missing = [one for one in missing if not is_held(top_of(place, one.key).local)]
     refuse_diverged(place, missing)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return all(list(pool.map(lambda one: _fetch(place.at(one.key), one), missing)))
@@ -92,7 +98,15 @@ def fetch_all(place: Place, wanted: Sequence[Object]) -> bool:
 
 def _is_same(place: Place, known: Object) -> bool:
     """Whether the store has what lies here and was not known to be sent: the process that sent it was stopped just then."""
-    if not place.local.is_file() or is_sent(place) or place.local.stat().st_size != known.size:
+    if not place.local.is_file() or is_sent(place):
+        return False
+    if (sent := place.state.with_suffix(".sent")).is_file() and sent.stat().st_size == known.size:
+        # A run.json that was sent, and has changed here since.
+        found = client.read(place)
+        if found is not None and found == (sent.read_bytes(), known.tag):
+            remember(place, known.tag, sent.stat())
+            return True
+    if place.local.stat().st_size != known.size:
         return False
     other = place.state.with_suffix(".other")
     try:
@@ -210,11 +224,11 @@ def _is_whole(place: Place, wanted: Sequence[Object]) -> bool:
 # What the spool knows of an object: the tag, and the size and time of the local copy that is the same.
 
 
-def remember(place: Place, tag: str) -> None:
-    """The local copy is now the object with this tag."""
-    stat = place.local.stat()
+def remember(place: Place, tag: str, stat: os.stat_result | None = None) -> None:
+    """The local copy, as it is now or was at ``stat``, is the object with this tag."""
+    stat = stat or place.local.stat()
     place.state.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.state.with_suffix(f".{stat.st_mtime_ns}.tmp")
+    temporary = place.state.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
     temporary.write_text(json.dumps({"tag": tag, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
     temporary.replace(place.state)
 
@@ -268,15 +282,20 @@ def _key(place: Place, file: Path) -> str:
 def refuse_diverged(place: Place, missing: Sequence[Object]) -> None:
     """Raises StoreError when one of these objects was written elsewhere while the spool holds what was never sent of the
     same output."""
-    for folder in {folder_of(one.key) for one in missing}:
-        top = place.at(folder_of(folder) if folder.endswith(ROLLOUTS_FOLDER) else folder)
+    for top in {top_of(place, one.key) for one in missing}:
         kept = [file for file in unsent(top) if file.parent in (top.local, top.local / ROLLOUTS_FOLDER)]
         if top.key and kept:
             raise StoreError(
                 f"{top}: another machine has written here, and {len(kept)} file(s) of this one were never sent "
                 f"(first: {kept[0].name})",
-                hint=f"they stay in the spool, {spool()}; set {SPOOL} to another folder to continue from what was sent",
+                hint=f"they stay in the spool, {place.spool}; set {SPOOL} to another folder to continue from what was sent",
             )
+
+
+def top_of(place: Place, key: str) -> Place:
+    """The output folder that an object belongs to."""
+    folder = folder_of(key)
+    return place.at(folder_of(folder) if folder.rpartition("/")[2] == ROLLOUTS_FOLDER else folder)
 
 
 def forget_gone(place: Place, wanted: Sequence[Object]) -> None:

@@ -35,9 +35,9 @@ from gymdata.store.objects.places import Place, mirrored, place_of
 _AGAIN = "what was made is kept in the spool; the same command sends the rest"
 
 
-def brought(url: str | Path) -> Path:
+def brought(url: str | Path, spool: Path | None = None) -> Path:
     """An output's place in the spool, with what the store has there. Raises as ``located``."""
-    place = place_of(url)
+    place = place_of(url, spool)
     bring(place, writing=True)
     return place.local
 
