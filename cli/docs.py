@@ -32,6 +32,7 @@ TOPICS = (
     "python-api",
     "settings",
     "file-format",
+    "scale",
     "nemo-gym",
     "nemo-agent-toolkit",
     "differences",

@@ -91,6 +91,7 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
     "view": ("gymdata view runs/x", "gymdata view runs/x --export runs/x.html"),
     "report": ("gymdata report runs/x",),
     "ls": ("gymdata ls runs",),
+    "prune": ("gymdata prune runs", "gymdata prune runs --keep runs/good --delete"),
     "query": (
         """\
 gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
@@ -101,6 +102,7 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
         "gymdata export runs/x --format trl-messages -o runs/messages.jsonl",
         "gymdata export runs/x --format atif -o runs/atif.jsonl",
     ),
+    "merge": ("gymdata merge runs/x runs/y -o runs/both",),
     "docs": ("gymdata docs", "gymdata docs your-data"),
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo",),

@@ -5,9 +5,9 @@ The tokens that are trained are the tokens that were sampled, every number knows
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
-Make training data: tokenize, pairs, experience, load_experiences, export.
+Make training data: tokenize, pairs, experience, load_experiences, export, merge.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, finetune, demo.
-This install: doctor, tour.
+This install: doctor, tour, prune.
 Maths: credit, genrm, curriculum, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
@@ -71,8 +71,10 @@ _HOME = {
     "load_experiences": "experience.loading",
     "load_rollouts": "query.opened",
     "ls": "ls.run",
+    "merge": "merge.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
+    "prune": "ls.prune",
     "query": "query.run",
     "reading": "store.reading",
     "report": "report.run",
@@ -138,8 +140,10 @@ __all__ = [
     "load_experiences",
     "load_rollouts",
     "ls",
+    "merge",
     "open",
     "pairs",
+    "prune",
     "query",
     "reading",
     "report",

@@ -509,6 +509,7 @@ class OutsideError(GymdataError):
         retry_after_s: float | None = None,
         fatal: bool = False,
         final: bool = False,
+        status: int | None = None,
     ) -> None:
         message = message.encode("utf-8", "replace").decode()
         super().__init__(f"{system}: {message}", hint=hint)
@@ -520,6 +521,8 @@ class OutsideError(GymdataError):
         self.fatal = fatal
         #: The same request would be refused again, whenever it is made.
         self.final = final
+        #: What an HTTP server answered with.
+        self.status = status
 
     def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"system": self.system, "reason": self.reason}

@@ -291,6 +291,7 @@ class HttpClient:
                 f"{url} answered {status}: {body}",
                 retryable=True,
                 retry_after_s=_seconds(retry_after),
+                status=status,
             )
         hint = self.advice.statuses.get(status)
         return OutsideError(

@@ -64,6 +64,7 @@ _LOGPROBS = {
 class Settings:
     """``fail_first``: how many completions the mode applies to, -1 for all. ``skip``: completions before it begins.
 
+    ``slots``: requests that are answered at a time (0: all); ``weights``: another number is another model.
     ``way``: of chat, see ``gymdata.engines.servers.chat_server``. ``shows_tools``: under which tool_choice; "" for none.
     """
 
@@ -71,6 +72,8 @@ class Settings:
     fail_first: int = -1
     skip: int = 0
     latency: float = 0.0
+    slots: int = 0
+    weights: int = 0
     vocab: int = 200
     eos: int = 2
     max_model_len: int = 4096
@@ -84,12 +87,14 @@ class Settings:
 
 
 SETTINGS = web.AppKey("settings", Settings)
+SLOTS = web.AppKey("slots", asyncio.Semaphore)
 
 
 def build(settings: Settings) -> web.Application:
     """The application; ``app[SETTINGS]`` is the given object, to look at and to change while it runs."""
     app = web.Application(client_max_size=64 << 20)
     app[SETTINGS] = settings
+    app[SLOTS] = asyncio.Semaphore(settings.slots or 1 << 30)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/version", _version)
     app.router.add_post("/v1/completions", _completions)
@@ -100,7 +105,7 @@ def build(settings: Settings) -> web.Application:
 
 def draw(seed: int, prompt: list[int], max_tokens: int, settings: Settings) -> tuple[list[int], list[float], str]:
     """(ids, log-probs, finish reason), a pure function of its arguments."""
-    source = hashlib.blake2b(struct.pack(f"<q{len(prompt)}i", seed, *prompt), digest_size=8).digest()
+    source = hashlib.blake2b(struct.pack(f"<q{len(prompt)}i", seed + settings.weights, *prompt), digest_size=8).digest()
     ids: list[int] = []
     values: list[float] = []
     for position in range(max_tokens):
@@ -179,7 +184,8 @@ async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web
         mode = settings.mode
         settings.fail_first -= settings.fail_first > 0
     if settings.latency:
-        await asyncio.sleep(settings.latency)
+        async with request.app[SLOTS]:
+            await asyncio.sleep(settings.latency)
     if mode == "429":
         return web.json_response(
             {"error": {"message": "too many"}}, status=429, headers={"Retry-After": settings.retry_after}
@@ -283,6 +289,8 @@ if __name__ == "__main__":
     parser.add_argument("--fail-first", type=int, default=-1)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--weights", type=int, default=0)
     parser.add_argument("--vocab", type=int, default=200)
     parser.add_argument("--eos", type=int, default=2)
     parser.add_argument("--max-model-len", type=int, default=4096)

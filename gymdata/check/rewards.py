@@ -76,7 +76,7 @@ class RewardCheck(Report):
 
     @property
     def ok(self) -> bool:
-        return not self.failed
+        return not self.failed and self.scored > 0
 
     def to_dict(self) -> dict[str, Any]:
         return {"ok": self.ok, **asdict(self)}
@@ -86,7 +86,7 @@ class RewardCheck(Report):
         flat = self.scored > 1 and self.lowest == self.highest
         return [
             ("rollouts", self.tried),
-            ("scored", self.scored),
+            ("scored", self.scored if self.scored or self.failed else "0: the reward applies to none of them"),
             ("failed", self.failed),
             *(line for part in self.parts.values() for line in part.lines()),
             ("reward, mean", values + (": all are equal, nothing to learn from" if flat else "")),

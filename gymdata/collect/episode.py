@@ -166,6 +166,7 @@ class Rollout:
             seed=request_seed(self.setting.seed, self.task, turn, self.index),
             n=n,
             conversation=Conversation(self.messages, self.tools, self.held),
+            group=self.task.task_id,
         )
 
     def remaining_s(self) -> float | None:
@@ -251,6 +252,7 @@ class Rollout:
                 generation.finish_reason,
                 agent=self.setting.agent,
                 top_log_probs=_alternatives(generation.top_log_probs),
+                server=generation.server,
             )
         )
 

@@ -26,8 +26,10 @@ from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
+from gymdata.collect.task_files import Shard
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
+from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, redacted, redacted_all
 from gymdata.progress import Progress
@@ -83,7 +85,7 @@ def collect(
         run = Run.open(
             folder,
             identity=identity_of(config, parts, seed),
-            extent={"num_rollouts": config.num_rollouts, "tasks": count},
+            extent={"num_rollouts": config.num_rollouts, "tasks": count, "shard": config.shard},
             operation={**config.operation(), "command": list(command)},
             facts=_facts(config, parts, read, digest, command),
             run_id=config.run_id,
@@ -149,9 +151,12 @@ def plan(
 
 
 def default_output(config: CollectConfig) -> Path:
-    """runs/<task file>-<time>."""
+    """runs/<task file>-<time>; of a shard runs/<task file>-<run id>-<I>-of-<N>."""
     named = "" if config.tasks == IN_MEMORY else config.tasks
     stem = Path(named).name.split(".")[0].replace("*", "all").replace(":", "-") or "tasks"
+    if config.shard is not None:
+        # Without the time, so that a job which is started again resumes its part.
+        return Path("runs") / f"{stem}-{config.run_id}-{config.shard.replace('/', '-of-')}"
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -258,7 +263,7 @@ async def _play(
                 progress.message(_starting(config, str(parts.model["policy"])))
             facts = dict(await parts.source.start())
             run.note(engine=facts)
-            if isinstance(parts.sampler, ServerSampler):
+            if isinstance(parts.sampler, (ServerSampler, Servers)):
                 hear = progress.message if progress is not None else _silent
                 parts.sampler.wait_for_server(config.wait_for_server, hear)
             most = facts.get("max_model_len")
@@ -289,6 +294,10 @@ async def _play(
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             wall = time.monotonic() - began
+            if isinstance(parts.sampler, Servers):
+                run.note(engine={"servers": parts.sampler.account()})
+                for text in parts.sampler.remarks():
+                    (progress.message if progress is not None else _silent)(text)
             capacity = facts.get("max_num_seqs") or concurrency
             return _Done(
                 collector.done,
@@ -310,7 +319,7 @@ def _silent(text: str) -> None:
 
 
 def _starting(config: CollectConfig, policy: str) -> str:
-    if server := config.endpoint or config.chat_endpoint or config.workflow_url:
+    if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
         return f"connecting to {redacted(server)} …"
     return f"starting vLLM with {config.model or policy} …"
 
@@ -342,6 +351,7 @@ def _tasks(config: CollectConfig, given: Tasks | None) -> TaskFile:
     how: dict[str, Any] = {
         "limit": config.limit,
         "skip_bad_rows": config.skip_bad_rows,
+        "shard": Shard.of(config.shard) if config.shard is not None else None,
         "prompt_elsewhere": config.workflow_url is not None,
         "shape": TaskShape.of(config.map, config.system, config.prompt_template),
     }

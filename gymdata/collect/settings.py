@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
-from gymdata.collect.task_files import KINDS
+from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
 from gymdata.settings import Config, OnlyWith, Rewards
 from gymdata.store.objects.places import is_url
@@ -55,7 +56,10 @@ class CollectConfig(Config):
         None, description="Jinja file that makes the prompt of a task's columns, such as {{ question }}."
     )
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
-    endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server, with or without /v1.")
+    endpoint: list[str] = pydantic.Field(
+        default_factory=list,
+        description="Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.",
+    )
     chat_endpoint: str | None = pydantic.Field(
         None, description="Base URL of a server that takes chat messages only; it must return token IDs."
     )
@@ -77,6 +81,9 @@ class CollectConfig(Config):
     )
 
     limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
+    shard: str | None = pydantic.Field(
+        None, description="Collect only part I of N of the tasks, as 1/8; needs --run-id and --seed."
+    )
     num_rollouts: int = pydantic.Field(1, ge=1, description="Rollouts per task.")
     concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
 
@@ -166,9 +173,32 @@ class CollectConfig(Config):
     def _fields_of_tasks(cls, value: Any) -> Any:
         return checked(value)
 
+    @pydantic.field_validator("endpoint", mode="before", json_schema_input_type=str | list[str] | None)
+    @classmethod
+    def _one_or_several_servers(cls, value: Any) -> Any:
+        if value is None:
+            return []
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            return value
+        return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+    @pydantic.field_validator("shard")
+    @classmethod
+    def _part(cls, value: str | None) -> str | None:
+        return None if value is None else str(Shard.of(value))
+
+    @pydantic.model_validator(mode="after")
+    def _shards_are_one_run(self) -> CollectConfig:
+        if self.shard is not None and (self.run_id is None or self.seed is None):
+            raise PydanticCustomError(
+                "shard", "--shard needs --run-id and --seed, the same for all shards: together they are then one run"
+            )
+        return self
+
     @pydantic.field_validator("env", mode="before", json_schema_input_type=str | list[str] | dict[str, str] | None)
     @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
+    def _one_or_several_environments(cls, value: Any) -> Any:
         specs = [f"{name}={spec}" for name, spec in value.items()] if isinstance(value, Mapping) else value
         specs = [specs] if isinstance(specs, str) else specs or []
         names = [found[1] if (found := _NAMED.fullmatch(str(spec))) else None for spec in specs]
@@ -176,9 +206,9 @@ class CollectConfig(Config):
             raise ValueError("NAME=SPEC for each of several environments, each NAME once")
         return specs
 
-    @pydantic.field_serializer("env")
+    @pydantic.field_serializer("endpoint", "env")
     def _as_given(self, value: list[str]) -> str | list[str] | None:
-        """One environment is one text, as files and run.json have it."""
+        """One server, and one environment, is one text, as files and run.json have it."""
         return value if len(value) > 1 else next(iter(value), None)
 
     @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward", "user_model")
@@ -186,6 +216,8 @@ class CollectConfig(Config):
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
         for url in value if isinstance(value, list) else [value]:
+            if name == "endpoint" and url.startswith("@"):
+                continue
             place = _split(url)[1].removeprefix("resources:") if name == "env" else url
             refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
         return value
@@ -234,7 +266,6 @@ class CollectConfig(Config):
         """The settings that are free on resume, recorded for each attempt."""
         names = (
             "concurrency",
-            "endpoint",
             "chat_endpoint",
             "workflow_url",
             "user_model",
@@ -252,8 +283,8 @@ class CollectConfig(Config):
             "retries",
         )
         engine = {key: value for key, value in self.engine.items() if key not in _ENGINE_IDENTITY}
-        env = self._as_given(self.env)
-        return {**{name: getattr(self, name) for name in names}, "env": env, "engine": engine}
+        places = {"endpoint": self._as_given(self.endpoint), "env": self._as_given(self.env)}
+        return {**{name: getattr(self, name) for name in names}, **places, "engine": engine}
 
 
 def _split(spec: str) -> tuple[str | None, str]:

@@ -61,7 +61,7 @@ def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> l
     if parts.chat is None:
         return []
     limit = facts.get("max_model_len")
-    if parts.sampler is not None and config.endpoint is None and config.chat_endpoint is None:
+    if parts.sampler is not None and not config.endpoint and config.chat_endpoint is None:
         if find_spec("vllm") is None:
             raise UsageError.missing_extra("vllm", "cpu' or 'gymdata[vllm]")
         limit = _engine_context(config, parts.model)
@@ -71,8 +71,9 @@ def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> l
 
 async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
     """What the server that samples says of itself; every server of the run is reached once."""
-    served = config.endpoint or config.chat_endpoint
-    await _reach(served, "engine", "is the server up? `curl URL/v1/models` must answer")
+    served = _servers(config)
+    for url in served if len(served) == 1 else ():  # several are proven below, and some of them may be away
+        await _reach(url, "engine", "is the server up? `curl URL/v1/models` must answer")
     await _reach(config.workflow_url, "environment", "is the workflow's server up?")
     for spec in config.environments().values():
         await _reach(server_url(spec), "environment", "is the resource server up?")
@@ -80,12 +81,21 @@ async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]
     for reward in parts.rewards:
         kind, _, url = reward.function.source.partition(":")
         await _reach(url if kind == "url" else None, "environment", "is the reward server up?")
-    if served is None or parts.sampler is None:
+    if not served or parts.sampler is None:
         return {}
     try:
         return await parts.sampler.start()
     finally:
         await parts.sampler.close()
+
+
+def _servers(config: CollectConfig) -> list[str]:
+    """The base URLs of the servers that sample; none for the engine in process."""
+    if config.chat_endpoint is not None:
+        return [config.chat_endpoint]
+    from gymdata.engines.servers.many import Endpoints
+
+    return list(Endpoints(config.endpoint).read().values())
 
 
 async def _reach(url: str | None, system: str, hint: str) -> None:
@@ -282,21 +292,21 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         return _workflow_parts(config, rewards)
     prompt = _user_prompt(config)
     environment = _environment(config, given, _user(config, given, prompt))
-    server = config.endpoint or config.chat_endpoint
-    if config.endpoint is not None and config.chat_endpoint is not None:
+    servers = _servers(config)
+    if config.endpoint and config.chat_endpoint is not None:
         raise UsageError(
             "--endpoint and --chat-endpoint were both given", hint="--endpoint, where the server takes ids"
         )
     model: dict[str, Any]
     announced: list[str] = []
-    if server is None:
+    if not servers:
         if config.model is None:
             raise UsageError("no model given", hint="name one with -m/--model, or a server with --endpoint")
         require("engine", "vllm")
         model = model_identity.policy_facts(config.model)
         tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
     else:
-        name, tokenizer, announced = _served(server, config)
+        name, tokenizer, announced = _served(servers, config)
         model = model_identity.served_facts(name)
     template = str(config.chat_template) if config.chat_template is not None else None
     tokenizer_chat = chat.TransformersChat.load(
@@ -321,20 +331,23 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     return parts
 
 
-def _served(server: str, config: CollectConfig) -> tuple[str, str, list[str]]:
-    """The model's name at the server, and where its tokenizer is: what was given, else what the server says of itself,
-    which is then announced."""
+def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, list[str]]:
+    """The model's name at the first server that answers, and where its tokenizer is: what was given, else what that server
+    says of itself, which is then announced."""
     from gymdata.engines.servers.vllm_server import served_models
 
     known = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
     if config.model is not None and known is not None:
         return config.model, known, []
-    try:
-        listed = served_models(server)
-    except OutsideError:
-        if config.model is None:
-            raise
-        listed = []  # what is missing here is the tokenizer; that the server is away shows at the start
+    server, listed = servers[0], []
+    for url in servers:
+        try:
+            server, listed = url, served_models(url)
+            break
+        except OutsideError:
+            if config.model is None and url == servers[-1]:
+                raise
+            # what is missing here is the tokenizer; that the server is away shows at the start
     names = [model.name for model in listed]
     if config.model is None and len(listed) != 1:
         what = f"serves {len(names)} models: {', '.join(names)}" if names else "lists no models"
@@ -461,7 +474,7 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
 
     assert config.workflow_url is not None
     taken = {
-        "--endpoint": config.endpoint,
+        "--endpoint": config.endpoint or None,
         "--chat-endpoint": config.chat_endpoint,
         "--env": config.env or None,
         "--user": config.user,
@@ -493,8 +506,7 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
 def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = {**config.sampling(), "stop_token_ids": tokenizer_chat.stop_token_ids}
-    server = config.endpoint or config.chat_endpoint
-    if server is None:
+    if not config.endpoint and config.chat_endpoint is None:
         from gymdata.engines._vllm import VllmSampler
 
         assert config.model is not None
@@ -504,16 +516,25 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat) -> Sampler
     from gymdata.engines.servers.chat_server import ChatServerSampler
     from gymdata.engines.servers.vllm_server import ServerSampler
 
-    kind = ServerSampler if config.endpoint is not None else ChatServerSampler
-    return kind(
-        server,
-        config.model,
-        sampling=sampling,
-        request_timeout_s=config.request_timeout,
-        max_retries=config.retries,
-        allow_raw_logprobs=config.allow_raw_logprobs,
-        vocab_size=tokenizer_chat.most_ids,
-    )
+    def made(url: str, retries: int) -> ServerSampler:
+        kind = ServerSampler if config.chat_endpoint is None else ChatServerSampler
+        return kind(
+            url,
+            config.model,
+            sampling=sampling,
+            request_timeout_s=config.request_timeout,
+            max_retries=retries,
+            allow_raw_logprobs=config.allow_raw_logprobs,
+            vocab_size=tokenizer_chat.most_ids,
+        )
+
+    if config.chat_endpoint is not None:
+        return made(config.chat_endpoint, config.retries)
+    if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
+        return made(config.endpoint[0], config.retries)
+    from gymdata.engines.servers.many import Endpoints, Servers
+
+    return Servers(Endpoints(config.endpoint), lambda url: made(url, 0), retries=config.retries)
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:

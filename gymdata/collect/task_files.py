@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import glob
 import gzip
+import hashlib
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
+from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError
 from gymdata.store.objects.fetching import located
@@ -239,3 +243,27 @@ def _open(file: Path) -> Iterator[IO[bytes]]:
                 yield raw
     except (EOFError, OSError) as error:
         raise DataError.unreadable(file, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` (from 1) of ``count`` of the tasks. Which one a task is in depends on its task_id alone: the parts
+    together are all tasks, each once, also when lines are added or moved between two jobs."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def of(cls, text: str) -> Shard:
+        """``"1/8"``. Raises ValueError (pydantic's) for anything else."""
+        match = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise PydanticCustomError("shard", "Input should be I/N with 1 ≤ I ≤ N, such as 1/8")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def __contains__(self, task_id: str) -> bool:
+        digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest) % self.count == self.index - 1

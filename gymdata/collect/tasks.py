@@ -35,7 +35,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from gymdata.collect.task_files import drop_nulls, rows_of, short, task_files
+from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_files
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError
 from gymdata.public import described, wrong_argument
@@ -58,7 +58,7 @@ _NOT_TEXT = ("image", "audio", "video", "file")
 
 @dataclass
 class TaskFile:
-    """The tasks of one path (what ``task_files`` takes), first ``limit`` tasks only when given.
+    """The tasks of one path (what ``task_files`` takes), first ``limit`` tasks only when given, and of these a ``shard``.
 
     Iterating again reads the files again. ``skipped`` counts the bad rows of the last full pass (only with
     ``skip_bad_rows``); ``first_bad`` is the text of the first of them; ``recognised`` counts its tasks by what
@@ -68,6 +68,7 @@ class TaskFile:
     path: Path | str
     limit: int | None = None
     skip_bad_rows: bool = False
+    shard: Shard | None = None
     #: The prompt may come from elsewhere (a workflow), so an empty ``input`` is one.
     prompt_elsewhere: bool = False
     shape: TaskShape = field(default_factory=TaskShape)
@@ -100,7 +101,8 @@ class TaskFile:
                 recognised = (*recognised, "answer = the last message")
             if recognised:
                 self.recognised[recognised] += 1
-            yield task
+            if self.shard is None or task.task_id in self.shard:
+                yield task
         if count:
             self.shape.check_found({text for said in self.recognised for text in said}, row)
         else:

@@ -31,7 +31,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One prompt to continue. ``n`` > 1 asks for that many independent continuations, seeded ``seed + i``."""
+    """One prompt to continue. ``n`` > 1 asks for that many independent continuations, seeded ``seed + i``. ``group``:
+    requests with the same one begin alike, so the server that had the last of them has their beginning in its cache."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -39,6 +40,7 @@ class SampleRequest:
     seed: int | None = None
     n: int = 1
     conversation: Conversation | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Generation:
 
     ``token_ids`` keeps the stop token when one was sampled; ``log_probs`` has one entry a token;
     ``prompt_token_ids`` is what the engine reports that it read, which may differ from what was sent;
-    ``top_log_probs`` has, a token, the (id, log-prob) alternatives when they were asked for.
+    ``top_log_probs`` has, a token, the (id, log-prob) alternatives when they were asked for. ``server``: which of several
+    servers sampled it.
     """
 
     prompt_token_ids: Sequence[int]
@@ -56,6 +59,7 @@ class Generation:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     top_log_probs: Sequence[Sequence[tuple[int, float]]] | None = None
+    server: str | None = None
 
 
 class Sampler(Protocol):

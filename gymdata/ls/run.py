@@ -47,16 +47,16 @@ def ls(path: str | Path = ".") -> LsReport:
     top = Path(path_of(path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
-    return LsReport(str(top), tuple(_output(top, found) for found in _described(top)))
+    return LsReport(str(top), tuple(output_of(top, found) for found in described(top)))
 
 
-def _described(top: Path) -> Iterator[Path]:
+def described(top: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(top):
         below.sort()
         yield from (Path(folder, name) for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
 
 
-def _output(top: Path, run_json: Path) -> Output:
+def output_of(top: Path, run_json: Path) -> Output:
     whole = run_json.name == RUN_JSON
     place = run_json.parent if whole else run_json.with_name(run_json.name.removesuffix(_BESIDE))
     facts: Mapping[str, Any] = {}
@@ -65,23 +65,25 @@ def _output(top: Path, run_json: Path) -> Output:
         facts = read_facts(run_json)
     except DataError:
         damaged = True
-    files = [file.stat() for file in (_own(place) if whole else (run_json, place)) if file.is_file()]
-    parents = [_parent(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")]
+    files = [file.stat() for file in (own_files(place) if whole else (run_json, place)) if file.is_file()]
+    parents = [
+        parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
+    ]
     busy = whole and is_held(place)
     # What is on an object store is not looked for.
     lost = any(not is_url(parent) and not parent.exists() for parent in parents)
     return Output(
-        path=_below(top, place),
+        path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
         rows=_rows(place, facts),
         bytes=sum(file.st_size for file in files),
         changed=dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds"),
-        parents=tuple(_below(top, parent) for parent in parents),
+        parents=tuple(below_top(top, parent) for parent in parents),
         state="damaged" if damaged else "being written" if busy else "parents missing" if lost else "complete",
     )
 
 
-def _own(place: Path) -> Iterator[Path]:
+def own_files(place: Path) -> Iterator[Path]:
     """The files of a folder, without those that another run.json describes."""
     for folder, below, files in os.walk(place):
         here = Path(folder)
@@ -103,12 +105,12 @@ def _lines(journal: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _parent(run_json: Path, path: str) -> Path:
+def parent_path(run_json: Path, path: str) -> Path:
     named = Path(path)
     return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
 
 
-def _below(top: Path, place: Path) -> str:
+def below_top(top: Path, place: Path) -> str:
     """``place`` relative to the folder that was listed, where it lies in it."""
     try:
         return str(place.resolve().relative_to(top.resolve()))

@@ -155,6 +155,7 @@ def _part(row: Mapping[str, Any], prompts: Sequence[tokens.Ids], part: Sequence[
                 old["reward"],
                 old["top_log_probs"],
                 old.get("rendered"),
+                old.get("server"),
             )
         )
     whole = len(part) == len(row["turns"])

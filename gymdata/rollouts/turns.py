@@ -58,6 +58,8 @@ class Turn(TypedDict):
     top_log_probs: NotRequired[list[list[TopLogProb]] | None]
     #: True where the ids were rendered from text and not sampled; absent, null or False where they were sampled.
     rendered: NotRequired[bool | None]
+    #: Which of several servers sampled it.
+    server: NotRequired[str | None]
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class Call:
     reward: float | None = None
     top_log_probs: list[list[TopLogProb]] | None = None
     rendered: bool | None = None
+    server: str | None = None
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -134,6 +137,7 @@ class TurnEncoder:
             "reward": call.reward,
             "top_log_probs": call.top_log_probs,
             "rendered": call.rendered,
+            "server": call.server,
             "digest": turn_digest(parent_digest, shared, delta, generation, log_probs),
         }
         if parent >= 0 and shared == len(self._open[parent]):

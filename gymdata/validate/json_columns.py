@@ -34,6 +34,7 @@ STATUS = ("completed", "truncated")
 #: What a turn holds beside ids, log-probabilities and its place.
 TURN = {
     "finish_reason": "text", "agent": "text?", "reward": "number?", "top_log_probs": "alternatives?", "rendered": "bool?",
+    "server": "text?",
 }  # fmt: skip
 _KNOWN = {
     "": frozenset({"rollout_id", "group_id", "messages", "turns", *COLUMNS}),

@@ -60,6 +60,13 @@ def test_values_parts_and_faults_of_every_rollout(run: Path, capsys: pytest.Capt
     assert found["seconds_mean"] <= found["seconds_max"]
 
 
+def test_a_reward_that_applies_to_no_rollout_is_no_success(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function that gives None everywhere leaves nothing to train on: exit code 1, and a line that says so."""
+    (run.parent / "r.py").write_text("def never(completion):\n    return None\n")
+    assert main(["check", "--reward", "r.py:never", "--data", str(run)]) == 1
+    assert "0: the reward applies to none of them" in capsys.readouterr().out
+
+
 def test_people_see_a_line_per_rollout_and_the_fault_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table of rollouts, then each different fault with how often, then the summary with the time."""
     assert main(["check", "--reward", "r.py:right", "--data", str(run)]) == 1

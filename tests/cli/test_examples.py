@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.docs_blocks import prepare, stand_in
 
 LINES = [(command, line) for command, lines in EXAMPLES.items() for line in lines]
 #: What needs a server, torch or a folder that another example makes with torch; those with a dry run are tried with it.
-HEAVY = {"collect", "check", "audit", "judge", "serve-genrm", "finetune", "demo", "tokenize"} | {
+HEAVY = {"collect", "check", "audit", "judge", "serve-genrm", "finetune", "demo", "tokenize", "prune"} | {
     name for name in COMMANDS if name.startswith("train-")
 }
 
@@ -35,9 +36,10 @@ def run(lines: list[list[str]]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the sample data, and the run ``runs/x``."""
+    """A working folder with the sample data, and the run ``runs/x``, with a copy."""
     prepare(tmp_path)
     stand_in(tmp_path)
+    shutil.copytree(tmp_path / "runs" / "x", tmp_path / "runs" / "y")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -112,6 +112,14 @@ def test_rendered_turns_are_marked_and_have_no_logprobs(run: Path) -> None:
     assert facts["parents"][0]["path"].endswith("text.jsonl")
 
 
+def test_validate_tells_rendered_from_sampled(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict counts the rollouts that can be trained only where rendered ids are allowed."""
+    assert main(["validate", str(run), "--quiet"]) == 0
+    n = gymdata.validate(run).rollouts
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"trainable: {n} of {n} rollouts, {n} with ids rendered from text: only with --allow-rendered" in told
+
+
 def test_what_was_sampled_stays_as_it_was(sampled: list[dict[str, Any]], tmp_path: Path) -> None:
     """Rollouts with ids pass as they are, unmarked, between those that are rendered; without others there is nothing to
     do."""
@@ -119,7 +127,7 @@ def test_what_was_sampled_stays_as_it_was(sampled: list[dict[str, Any]], tmp_pat
     report = gymdata.tokenize(mixed, tmp_path / "out.jsonl", tokenizer=POLICY)
     assert (report.rollouts, report.rendered, report.sampled) == (3, 1, 2)
     kept = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert kept[0]["turns"] == [{**turn, "rendered": None} for turn in sampled[0]["turns"]]
+    assert kept[0]["turns"] == [{**turn, "server": None, "rendered": None} for turn in sampled[0]["turns"]]
     assert gymdata.validate(tmp_path / "out.jsonl").by_code == {"T213": len(kept[1]["turns"])}
     with pytest.raises(RefusedError, match="nothing to render"):
         gymdata.tokenize(CLEAN, tmp_path / "none", tokenizer=POLICY)

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.rollouts.schema import ANNOTATIONS
+from gymdata.store import read_table
 from tests.forks import Forks, forks
-from tests.kills import Killed
+from tests.kills import Killed, run
+from tests.rollout_files import rollout, two_turns, write_run
 
 pytestmark = pytest.mark.torch
 
@@ -83,7 +86,7 @@ def held(work: Path) -> dict[str, Any]:
     return found
 
 
-def killed(algorithm: str, given: dict[str, Path], processes: Forks, folder: Path, *more: str) -> Killed:
+def killed(algorithm: str, given: dict[str, Path], processes: Forks, folder: Path, **more: int) -> Killed:
     words = [
         f"train-{algorithm}",
         str(given[algorithm]),
@@ -92,8 +95,9 @@ def killed(algorithm: str, given: dict[str, Path], processes: Forks, folder: Pat
         "-o",
         str(folder / "work" / "out"),
     ]
-    settings = ["max_steps=2", "per_device_train_batch_size=2", *more]
-    return Killed(processes, folder, [*words, *(word for s in settings for word in ("--set", s))], held, [1])
+    settings = {"max_steps": 2, "per_device_train_batch_size": 2, "save_steps": 1} | more
+    options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    return Killed(processes, folder, [*words, *options], held, [1])
 
 
 def test_a_training_that_was_killed_between_its_steps(given: dict[str, Path], processes: Forks, tmp_path: Path) -> None:
@@ -106,8 +110,52 @@ def test_a_training_that_was_killed_between_its_steps(given: dict[str, Path], pr
         seen.add(what)
         return new
 
-    training = killed("sft", given, processes, tmp_path, "save_steps=1")
+    training = killed("sft", given, processes, tmp_path)
     wrong, tried = training.faults(first)
+    assert wrong == []
+    assert tried > 10
+
+
+def test_held_out_figures_of_a_killed_training_are_there_once(
+    given: dict[str, Path], processes: Forks, tmp_path: Path
+) -> None:
+    """Killed before each line of the metrics, in two epochs: the same command ends with the same lines."""
+    training = killed(
+        "reward", given, processes, tmp_path, max_steps=-1, num_train_epochs=2, per_device_train_batch_size=4
+    )
+    wrong, tried = training.faults(lambda what: "on_log" in what)
+    assert wrong == []
+    assert tried > 5
+
+
+def beside_its_run(words: list[str], root: Path, *rest: Any) -> int:
+    """``run`` of a training whose rollouts lie beside it, where what it writes there is killed, too."""
+    if not (root / "run").exists():
+        write_run(root / "run", [rollout("ab"[i % 2], i, float(i), two_turns(5 + i, 40)) for i in range(8)])
+    return run(words, root, *rest)
+
+
+def annotated(work: Path) -> dict[str, Any]:
+    """Names below both folders, but of logs; and the rows that are beside the rollouts."""
+    names = [str(path.relative_to(work)) for path in sorted(work.rglob("*")) if path.suffix != ".log"]
+    return {"names": names, "rows": repr(read_table(work / "run", ANNOTATIONS).to_pylist())}
+
+
+def test_annotations_of_a_training_that_was_killed(processes: Forks, tmp_path: Path) -> None:
+    """With --annotate, killed at each place where its files change: the same command ends with each row once, and nothing
+    left over."""
+    words = ["train-sft", str(tmp_path / "work" / "run"), "-m", str(SAMPLE / "policy"),
+             "-o", str(tmp_path / "work" / "out"), "--select", "all", "--annotate"]  # fmt: skip
+    settings = ["max_steps=2", "per_device_train_batch_size=2", "save_steps=1"]
+    words += [word for each in settings for word in ("--set", each)]
+    seen: set[str] = set()
+
+    def first(what: str) -> bool:
+        new = what not in seen
+        seen.add(what)
+        return new
+
+    wrong, tried = Killed(processes, tmp_path, words, annotated, [1], how=beside_its_run).faults(first)
     assert wrong == []
     assert tried > 10
 
@@ -120,7 +168,7 @@ def test_a_training_that_was_killed_anywhere_finishes(
 ) -> None:
     """Killed in each state of the files of a training that saves two checkpoints, and of one that resumes from the first:
     the same command ends with the metrics, proof and weights of a training that nobody killed, and with nothing more."""
-    training = killed(algorithm, given, processes, tmp_path, "save_steps=1")
+    training = killed(algorithm, given, processes, tmp_path)
     wrong, tried = training.faults(
         again=lambda files: (files / "out/checkpoints/checkpoint-1/gymdata_proof.json").exists()
     )
@@ -132,7 +180,7 @@ def test_a_training_that_was_killed_anywhere_finishes(
 @pytest.mark.timeout(3600)
 def test_a_training_that_starts_again_and_was_killed(given: dict[str, Path], processes: Forks, tmp_path: Path) -> None:
     """--overwrite over a finished training, killed before each change that the command makes: repeated, it starts again."""
-    training = killed("sft", given, processes, tmp_path, "save_steps=1")
+    training = killed("sft", given, processes, tmp_path)
     training.over = ["--overwrite"]
     wrong, tried = training.faults(lambda what: what.startswith("command"))
     assert wrong == []

@@ -9,6 +9,7 @@ was made; a server that cannot be reached is an outside fault and no finding.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,6 +163,37 @@ def server_address(endpoint: str) -> Address:
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
+#: Ids of short prompts that every vocabulary can read, a text and a conversation: what servers are compared by.
+_PRINTS = ((1, 2, 3, 4), (7, 5, 3), (11, 13, 17, 19, 23), (42, 6, 9, 21, 8, 3))
+_PRINT_TEXT = "Grüße, 世界! 3.14159 == x**2\n\tend"
+_ALTERNATIVES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells a server of one policy from that of another: names, hashes of the tokens of a fixed text and conversation
+    (None: the server does not say), and of fixed prompts the likeliest next tokens with their log-probabilities, in nats."""
+
+    url: str
+    model: str | None
+    mode: str
+    tokens: str | None
+    rendered: str | None
+    next_tokens: tuple[Mapping[int, float], ...]
+
+    def difference(self, other: Fingerprint) -> float | None:
+        """Mean absolute difference of log-probabilities, over the tokens that both give; None where they name so different
+        tokens that their weights cannot be the same."""
+        deltas: list[float] = []
+        for mine, theirs in zip(self.next_tokens, other.next_tokens, strict=True):
+            both = mine.keys() & theirs.keys()
+            # The last places of a list may be taken by others that are almost as likely.
+            if 2 * len(both) <= min(len(mine), len(theirs)):
+                return None
+            deltas += [abs(mine[token] - theirs[token]) for token in both]
+        return sum(deltas) / len(deltas) if deltas else None
+
+
 class ServerSampler:
     """A ``Sampler`` on a vLLM server.
 
@@ -248,6 +280,37 @@ class ServerSampler:
         """Continue one prompt ``request.n`` times. Cancelling the task drops the connection, and the server aborts."""
         body = self._body(request.prompt_token_ids, self._room(request), request.n, request.seed)
         return await self._complete({**body, "request_id": request.request_id}, body["prompt"])
+
+    async def fingerprint(self) -> Fingerprint:
+        """What this server shows of its policy; after ``start``. Raises UsageError when that is too little, OutsideError."""
+        sampling = Sampling(top_logprobs=_ALTERNATIVES)
+        try:
+            drawn = [(await self._complete(*request))[0] for request in self._print_requests(sampling)]
+        except OutsideError as error:
+            if error.retryable or error.fatal:
+                raise
+            hint = f"start it without --max-logprobs, or with {_ALTERNATIVES} or more"
+            raise UsageError(f"{self.base} does not show what it serves: {error.message}", hint=hint) from error
+        said: list[dict[str, Any]] = [{"role": "user", "content": _PRINT_TEXT}]
+        return Fingerprint(
+            self.base,
+            self.model,
+            str(self._facts.get("logprobs_mode")),
+            await self._tokens_of({"prompt": _PRINT_TEXT}),
+            await self._tokens_of({"messages": said, "add_generation_prompt": True}),
+            tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
+        )
+
+    def _print_requests(self, sampling: Sampling) -> list[tuple[dict[str, Any], Sequence[int] | None]]:
+        return [(self._body(prompt, 1, 1, 1, sampling), prompt) for prompt in _PRINTS]
+
+    async def _tokens_of(self, what: Mapping[str, Any]) -> str | None:
+        """A hash of the ids that the server makes of a text or a conversation; None where it does not say."""
+        with contextlib.suppress(OutsideError):
+            answer = await self._http.ask("POST", "/tokenize", {"model": self.model, **what}, dict, retries=0)
+            if isinstance(ids := answer.get("tokens"), list) and ids:
+                return hashlib.blake2b(repr(ids).encode(), digest_size=8).hexdigest()
+        return None
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The server's answer to any other request. Raises OutsideError("engine")."""

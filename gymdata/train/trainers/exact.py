@@ -7,6 +7,7 @@ cut or drop; a loss that is not finite stops the run with the rollouts of its ba
 from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from gymdata.engines._shared_prefixes import Mode, Sharing, share_prefixes
-from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import OutsideError
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import WORTH, SiblingSampler, shared_tokens, siblings_together
@@ -24,10 +24,19 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 
 class MeasureHeldOut(TrainerCallback):
-    """Writes a trainer's held-out figures to the metrics after each epoch."""
+    """Writes a trainer's held-out figures to the metrics after each epoch.
+
+    A checkpoint of an epoch's last step is saved before the epoch ends, so a resumed training cannot know whether they
+    were written: Recorder drops those of the step that it resumes from, and they are measured again.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Within an epoch the library ends the epoch after the resumed steps; at its end it begins the next one.
+        if state.global_step and state.epoch and math.isclose(state.epoch, round(state.epoch), abs_tol=1e-9):
+            self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Not the trainer's own log, which would close its running means.
@@ -78,7 +87,7 @@ class Exact:
     def _let_siblings_meet(self) -> None:
         """Have rows of one prompt follow each other where that saves enough."""
         sequences, sides = self.data.sequences, self.witness.sides
-        groups = prompt_groups(sequences.token_ids, sequences.loss_mask)[::sides]
+        groups = sequences.siblings[::sides]
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
         saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
         if self.sharing == "on" or saved > WORTH:

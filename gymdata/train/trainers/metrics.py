@@ -1,6 +1,6 @@
 """What a training run tells while it runs and leaves behind: events for the parent, metrics.jsonl and curve.png.
 
-Invariants: only the main process writes; a resumed run's file has every step once.
+Invariants: only the main process writes metrics; a resumed run's file has every step once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gymdata.store.run_json import replacing
+from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 #: Begins each line of stdout that is meant for the parent process.
@@ -59,7 +60,8 @@ class Recorder(TrainerCallback):
             self._report(args, state)
             # A training that was stopped has logged its sums; those of the whole one are still to come.
             rows = (row for row in read_metrics(self.file) if "train_runtime" not in row)
-            kept = [row for row in rows if row.get("step", 0) <= state.global_step]
+            # What the end of an epoch measures is measured again where it is due.
+            kept = [row for row in rows if row.get("step", 0) < state.global_step + (not _held_out(row))]
             with replacing(self.file) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
 
@@ -88,6 +90,24 @@ class Recorder(TrainerCallback):
     def _tokens(self, args: Any) -> int:
         """Tokens without padding since training began; the other processes have about as many as this one."""
         return int(self._witness.tokens_fed * args.world_size)
+
+
+class AnnotationsCallback(TrainerCallback):
+    """Has ``writer`` begin, and write what it holds at each checkpoint and at the end, on every process. What is of a
+    checkpoint's steps must be on disk before it counts: this goes before the token checksum among the callbacks, which marks
+    it as whole."""
+
+    def __init__(self, writer: AnnotationWriter) -> None:
+        self._writer = writer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.begin(state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.flush()
 
 
 def figures_of(row: dict[str, Any]) -> dict[str, float]:
@@ -148,7 +168,7 @@ def draw_curve(folder: Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or any("heldout/" in key for key in row)]
+    rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or _held_out(row)]
     panels = [
         ("loss",), ("rewards/chosen", "rewards/rejected", "rewards/margins"), ("rewards/accuracies",),
         ("accuracy", "heldout/accuracy"), ("explained_variance", "heldout/explained_variance"), ("ratio/mean",),
@@ -168,6 +188,10 @@ def draw_curve(folder: Path) -> None:
     figure.tight_layout()
     figure.savefig(folder / CURVE, dpi=110)
     plt.close(figure)
+
+
+def _held_out(row: dict[str, Any]) -> bool:
+    return any(name.startswith("heldout/") for name in row)
 
 
 def _plain(value: Any) -> Any:

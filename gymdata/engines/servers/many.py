@@ -1,0 +1,479 @@
+"""Several servers of one policy behind one ``Sampler``.
+
+Invariants: a server is used only after it has proven to be like the first (same model name, tokenizer, template, kind of
+log-probabilities, and the same log-probabilities for fixed prompts), also when it comes back or is added while others run;
+one that is not is refused by name. A request belongs to one server at a time: where that fails, another gets it, so no
+generation is lost or kept twice. A generation names the server that sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.servers.vllm_server import DEFAULT_CONCURRENCY, Fingerprint, ServerSampler, server_address
+from gymdata.errors import DataError, OutsideError, UsageError
+
+#: Requests that a server gets before it has answered any; twice as many with each answer, until one says that it has enough.
+_FIRST_LIMIT = 32
+_LEAST_LIMIT = 4
+#: Faults in a row, other than a broken connection, after which a server gets no more requests.
+_STRIKES = 3
+_PAUSE_S = (0.5, 10.0)
+_TICK_S = 0.25
+_READ_S = 2.0
+#: Rollouts and groups whose server is remembered.
+_KEPT = 200_000
+#: Mean difference of log-probabilities, in nats: more than number formats and kernels explain, and more than kernels alone.
+_OTHER_WEIGHTS, _OTHER_NUMBERS = 0.05, 0.005
+#: A share of the time, and seconds, without a request, from which a server counts as idle.
+_IDLE_SHARE, _IDLE_S = 0.2, 5.0
+
+
+class Endpoints:
+    """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment)."""
+
+    def __init__(self, given: Sequence[str]) -> None:
+        self._given = list(given)
+
+    @property
+    def may_change(self) -> bool:
+        return any(text.startswith("@") for text in self._given)
+
+    def read(self) -> dict[str, str]:
+        """Every server once, in order: its URL as it may be shown, without ``/v1`` and secrets, and as it was given. Raises
+        UsageError for what is no URL, DataError for a file that cannot be read or names none."""
+        found: dict[str, str] = {}
+        for url in self._urls():
+            found.setdefault(str(server_address(url)), url)
+        return found
+
+    def _urls(self) -> Iterator[str]:
+        for text in self._given:
+            if not text.startswith("@"):
+                yield text
+                continue
+            file = Path(text[1:])
+            try:
+                lines = file.read_text().splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError.unreadable(file, str(error), "give a text file with one URL a line") from error
+            urls = [word for line in lines for word in line.partition("#")[0].replace(",", " ").split()]
+            if not urls:
+                raise DataError.empty(file, "at least one URL")
+            yield from urls
+
+
+@dataclass(eq=False)
+class Server:
+    """One of the servers. ``url``: fit to be shown; ``given``: as it was given; ``limit``: generations that it may have in
+    flight; ``generations``, ``faults``: so far; ``busy_s``: seconds with a request."""
+
+    url: str
+    given: str
+    sampler: ServerSampler
+    up: bool = False
+    refused: str | None = None
+    listed: bool = True
+    limit: float = _FIRST_LIMIT
+    overloaded: bool = False
+    in_flight: int = 0
+    strikes: int = 0
+    generations: int = 0
+    faults: int = 0
+    outages: int = 0
+    busy_s: float = 0.0
+    difference: float | None = None
+    last_fault: OutsideError | None = None
+    down_since: float = 0.0
+    next_try: float = 0.0
+    pause_s: float = _PAUSE_S[0]
+    reviving: asyncio.Task[None] | None = None
+    busy_since: float = field(default=0.0)
+
+    @property
+    def has_room(self) -> bool:
+        """A group may be more than is left: waiting for all of it would leave the rest idle."""
+        return self.in_flight < self.limit
+
+    def begin(self, n: int) -> None:
+        if not self.in_flight:
+            self.busy_since = time.monotonic()
+        self.in_flight += n
+
+    def end(self, n: int) -> None:
+        self.in_flight -= n
+        if not self.in_flight:
+            self.busy_s += time.monotonic() - self.busy_since
+
+    def answered(self, n: int) -> None:
+        """A good answer: it may have more at a time, where it had all that it may have."""
+        self.strikes = 0
+        self.generations += n
+        if self.in_flight + n > self.limit / 2:
+            self.limit += n / self.limit if self.overloaded else n
+
+    def is_full(self) -> None:
+        """It had more than it can take."""
+        self.overloaded = True
+        self.limit = max(_LEAST_LIMIT, self.limit / 2)
+
+
+class Servers:
+    """A ``Sampler`` on several servers.
+
+    ``endpoints``: where they are; files among them are read again while it runs. ``make``: the sampler of one URL, which
+    must not retry by itself. A request goes to the server that has the rollout's earlier turns, or its group's, if that has
+    room, else to the one with the fewest in flight; ``retries``: how often another try is made after a fault.
+    """
+
+    prefers_groups = True
+
+    def __init__(
+        self, endpoints: Endpoints, make: Callable[[str], ServerSampler], *, retries: int = 5, pause_s: float = 0.5
+    ) -> None:
+        self._endpoints, self._make, self._retries, self._pause_s = endpoints, make, retries, pause_s
+        self.servers = [Server(url, given, make(given)) for url, given in endpoints.read().items()]
+        self.default_concurrency = DEFAULT_CONCURRENCY * len(self.servers)
+        self._wait_s = 0.0
+        self._say: Callable[[str], None] = lambda _: None
+        self._proof: Fingerprint | None = None
+        self._facts: dict[str, Any] = {}
+        self._waiting: deque[tuple[SampleRequest, frozenset[str], asyncio.Future[Server]]] = deque()
+        self._sticky: OrderedDict[str, Server] = OrderedDict()
+        self._watcher: asyncio.Task[None] | None = None
+        self._none_since: float | None = None
+        self._read_at = self._began = self._ended = 0.0
+
+    async def start(self) -> Mapping[str, Any]:
+        """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
+        one that cannot be reached while others can is tried again while they work."""
+        found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
+        faults = [one for one in found if isinstance(one, BaseException)]
+        try:
+            for fault in faults:
+                if not isinstance(fault, OutsideError):
+                    raise fault
+            if len(faults) == len(self.servers):
+                raise faults[0]
+            for server, one in zip(self.servers, found, strict=True):
+                if isinstance(one, Fingerprint) and self._proof is None:
+                    self._proof, self._facts = one, server.sampler.facts()
+                if isinstance(one, Fingerprint) and (why := self._unlike(server, one)) is not None:
+                    raise why
+        except BaseException:
+            await self.close()
+            raise
+        for server, one in zip(self.servers, found, strict=True):
+            if isinstance(one, OutsideError):
+                self._down(server, one)
+            else:
+                server.up = True
+        self._read_at = time.monotonic()
+        self._watcher = asyncio.create_task(self._watch())
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the servers; empty before ``start``."""
+        up = [server for server in self.servers if server.up]
+        limits = [limit for server in up if (limit := server.sampler.facts().get("max_model_len"))]
+        return {
+            **self._facts,
+            "max_model_len": min(limits, default=None),
+            "servers": self.account(),
+            "notes": self._notes(),
+        }
+
+    def account(self) -> list[dict[str, Any]]:
+        """What each server did so far."""
+        return [
+            {
+                "url": server.url,
+                "engine_version": server.sampler.facts().get("engine_version"),
+                "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
+                "generations": server.generations,
+                "faults": server.faults,
+                "outages": server.outages,
+                "busy_s": round(server.busy_s, 3),
+                "logprob_difference": server.difference,
+            }
+            for server in self.servers
+        ]
+
+    def remarks(self) -> list[str]:
+        """Servers that had nothing to do for much of the time, and those that are away, with numbers."""
+        whole = self._ended - self._began
+        idle = [s for s in self.servers if s.up and whole - s.busy_s > max(_IDLE_S, _IDLE_SHARE * whole)]
+        found = []
+        if idle:
+            shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} generations)" for s in idle)
+            found.append(
+                f"{len(idle)} of {len(self.servers)} servers were without a request for much of the {whole:.0f} s: {shares}"
+            )
+        if away := [s for s in self.servers if s.listed and not s.up]:
+            found.append(f"{len(away)} of {len(self.servers)} servers are not used in the end: " + ", ".join(
+                f"{s.url} ({s.refused or (s.last_fault.message if s.last_fault else 'no answer')})" for s in away
+            ))  # fmt: skip
+        return found
+
+    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
+        """From here on it is waited for this long when no server can be reached; ``say`` hears of every loss and return."""
+        self._wait_s, self._say = seconds, say
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether none of the servers can be reached."""
+        return not any(server.up for server in self.servers)
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """``request.n`` generations of one server. Raises OutsideError("engine")."""
+        avoid: frozenset[str] = frozenset()
+        tries, pause = self._retries + len(self.servers), self._pause_s
+        while True:
+            server = await self._turn(request, avoid)
+            sampler = server.sampler
+            try:
+                made = await sampler.sample(request)
+            except OutsideError as error:
+                if not self._fault(server, sampler, error) or tries <= 0:
+                    raise
+                tries -= 1
+                if server.url in avoid:
+                    await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, 30.0)))
+                    pause = min(2 * pause, 30.0)
+                avoid |= {server.url}
+            else:
+                server.answered(request.n)
+                return [replace(one, server=server.url) for one in made]
+            finally:
+                server.end(request.n)
+                self._ended = time.monotonic()
+                self._dispatch()
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        running = [task for task in (self._watcher, *(s.reviving for s in self.servers)) if task is not None]
+        self._watcher = None
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for server in self.servers:
+            server.reviving = None
+            await server.sampler.close()
+
+    # --- which server gets a request --------------------------------------------------------------------------------
+
+    async def _turn(self, request: SampleRequest, avoid: frozenset[str]) -> Server:
+        """The server that has room for it, which counts it from here on."""
+        self._began = self._began or time.monotonic()
+        future: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, avoid, future))
+        self._dispatch()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().end(request.n)
+                self._dispatch()
+            raise
+
+    def _dispatch(self) -> None:
+        """Give what waits to servers that have room, the longest waiting first."""
+        while self._waiting:
+            request, avoid, future = self._waiting[0]
+            if not future.done():
+                server = self._choose(request, avoid)
+                if server is None:
+                    return
+                server.begin(request.n)
+                future.set_result(server)
+            self._waiting.popleft()
+
+    def _choose(self, request: SampleRequest, avoid: frozenset[str]) -> Server | None:
+        up = [server for server in self.servers if server.up]
+        free = [s for s in [s for s in up if s.url not in avoid] or up if s.has_room]
+        if not free:
+            return None
+        rollout = request.request_id.rpartition("-")[0]
+        before = self._sticky.get(rollout) or self._sticky.get(request.group)
+        server = before if before in free else min(free, key=lambda one: one.in_flight)
+        assert server is not None
+        for key in filter(None, (rollout, request.group)):
+            self._sticky[key] = server
+            self._sticky.move_to_end(key)
+        while len(self._sticky) > _KEPT:
+            self._sticky.popitem(last=False)
+        return server
+
+    # --- servers that fail, come back, and are added ------------------------------------------------------------------
+
+    def _fault(self, server: Server, sampler: ServerSampler, error: OutsideError) -> bool:
+        """Whether the request may be sent again."""
+        if not error.retryable:
+            return False
+        server.faults += 1
+        if server.sampler is not sampler or not server.up:
+            return True  # it is away already, or back since
+        server.strikes += 1
+        busy = error.status in (429, 503)
+        if busy or isinstance(error.__cause__, TimeoutError):
+            server.is_full()
+        if error.fatal or _broke(error) or (server.strikes >= _STRIKES and not busy):
+            self._down(server, error)
+        return True
+
+    def _down(self, server: Server, error: OutsideError) -> None:
+        server.up, server.last_fault, server.down_since = False, error, time.monotonic()
+        server.outages += 1
+        server.pause_s = _PAUSE_S[0]
+        server.next_try = server.down_since + server.pause_s
+        others = sum(one.up for one in self.servers)
+        self._say(
+            f"{server.url} is not used until it answers again ({others} of {len(self.servers)} left): {error.message}"
+        )
+        if not others:
+            self._none_since = server.down_since
+            span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
+            self._say(f"no server can be reached, retrying for {span} (--wait-for-server)")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            if self._endpoints.may_change and now - self._read_at >= _READ_S:
+                self._read_at = now
+                self._read_again()
+            for server in self.servers:
+                due = server.listed and not server.up and not server.refused and server.next_try <= now
+                if due and (server.reviving is None or server.reviving.done()):
+                    server.reviving = asyncio.create_task(self._revive(server))
+            if self._none_since is not None and self.unreachable and now - self._none_since >= self._wait_s:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """No server came back in time: everything that waits for one fails."""
+        last = next((s.last_fault for s in self.servers if s.last_fault is not None), None)
+        while self._waiting:
+            _, _, future = self._waiting.popleft()
+            if not future.done():
+                why = last.message if last is not None else "none is listed"
+                future.set_exception(OutsideError(
+                    "engine", f"none of {len(self.servers)} servers can be reached: {why}", fatal=True, retryable=True,
+                    hint=last.hint if last is not None else None,
+                ))  # fmt: skip
+
+    async def _revive(self, server: Server) -> None:
+        """One try to use a server again, or for the first time."""
+        fresh = replace(server, sampler=self._make(server.given))
+        try:
+            proof = await self._prove(fresh)
+            why = self._unlike(fresh, proof)
+        except OutsideError as error:
+            await fresh.sampler.close()
+            server.last_fault = error
+            server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
+            server.next_try = time.monotonic() + server.pause_s
+            return
+        except UsageError as error:
+            why = error
+        except asyncio.CancelledError:
+            await fresh.sampler.close()
+            raise
+        if why is not None:
+            server.refused = why.message
+            await fresh.sampler.close()
+            self._say(f"{server.url} is refused: {why.message}")
+            return
+        old, server.sampler, server.difference = server.sampler, fresh.sampler, fresh.difference
+        server.up, server.strikes, server.limit, server.overloaded = True, 0, _FIRST_LIMIT, False
+        self._none_since = None
+        away = f" after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
+        self._say(f"{server.url} is used{' again' if server.outages else ''}{away} ({sum(s.up for s in self.servers)} of "
+                  f"{len(self.servers)})")  # fmt: skip
+        self._dispatch()
+        await old.close()
+
+    def _read_again(self) -> None:
+        """What the files list now: new servers are checked first, those that left get no more requests."""
+        try:
+            urls = self._endpoints.read()
+        except (DataError, UsageError) as error:
+            # Whoever writes the file may be in the middle of it.
+            self._say(f"the list of servers stays as it was: {error.message}")
+            return
+        known = {server.url: server for server in self.servers}
+        for url, given in urls.items():
+            if url not in known:
+                self.servers.append(Server(url, given, self._make(given)))
+            elif not known[url].listed:
+                known[url].listed, known[url].next_try, known[url].refused = True, 0.0, None
+        for url, server in known.items():
+            if server.listed and url not in urls:
+                server.listed = server.up = False
+                self._say(f"{url} is no longer listed and gets no more requests")
+
+    # --- the proof that a server is like the first --------------------------------------------------------------------
+
+    async def _prove(self, server: Server) -> Fingerprint:
+        await server.sampler.start()
+        try:
+            proof = await server.sampler.fingerprint()
+        except BaseException:
+            await server.sampler.close()
+            raise
+        return proof
+
+    def _unlike(self, server: Server, proof: Fingerprint) -> UsageError | None:
+        assert self._proof is not None
+        first = self._proof
+        server.difference = first.difference(proof)
+        faults = [
+            f"{what}: {was} at {first.url}, {now} at {proof.url}"
+            for what, was, now in (
+                ("model", first.model, proof.model),
+                ("logprobs", first.mode, proof.mode),
+                ("tokenizer", first.tokens, proof.tokens),
+                ("chat template", first.rendered, proof.rendered),
+            )
+            if was is not None and now is not None and was != now
+        ]
+        if server.difference is None or server.difference > _OTHER_WEIGHTS:
+            by = (
+                "other tokens are likely"
+                if server.difference is None
+                else f"logprobs differ by {server.difference:.3g} nats"
+            )
+            faults.append(f"weights: {by} for the same prompts at {first.url} and {proof.url}")
+        if not faults:
+            return None
+        return UsageError(
+            f"servers of one run must serve the same policy: {'; '.join(faults)}",
+            hint="leave that server out, or start it with the model and settings of the first",
+        )
+
+    def _notes(self) -> list[str]:
+        away = [s for s in self.servers if s.listed and not s.up and s.last_fault is not None]
+        odd = [s for s in self.servers if s.difference is not None and s.difference > _OTHER_NUMBERS]
+        return [
+            *(
+                f"{s.url} is not used until it answers: {s.last_fault.message}"
+                for s in away
+                if s.last_fault is not None
+            ),
+            *(
+                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first server's: another dtype or GPU?"
+                for s in odd
+            ),
+        ]
+
+
+def _broke(error: OutsideError) -> bool:
+    """Whether the connection broke while the request was on its way."""
+    cause: BaseException | None = error.__cause__
+    return cause is not None and type(cause).__module__.startswith("aiohttp") and not isinstance(cause, TimeoutError)

@@ -1,0 +1,258 @@
+"""``gymdata prune``: which outputs below a folder no trained model was made from, and their removal.
+
+Invariants: without ``delete`` nothing changes; what a trained model's lineage names stays, found by path, by run ID or by
+the hash of its run.json, and so does what lies around it; only files that a run.json names, or that only gymdata writes, are
+removed, and what else lies beside them stays; run.json goes last, so that a killed removal is continued by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError
+from gymdata.ls.run import Output, below_top, described, output_of, parent_path
+from gymdata.public import Paths, Report, Row, path_of, paths_of
+from gymdata.store import find_run_json, hash_file
+from gymdata.store.journal import FAILURES
+from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, read_facts
+from gymdata.store.run_json import sync_folder
+from gymdata.store.stage_output import kind_of_stage
+
+__all__ = ["PruneReport", "Pruned", "prune"]
+
+#: Outputs that are wanted for themselves.
+_ROOTS = ("train", "finetune")
+_TEMPORARY = re.compile(r"\.(.+)\.tmp|(.+)\.torn")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None where
+    nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: files beside them that it did not write."""
+
+    path: str
+    kind: str
+    bytes: int
+    changed: str
+    needed_by: str | None
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PruneReport(Report):
+    """All outputs below ``folder``, by path. ``deleted``: those that nothing needs are gone; ``lost``: parents that a needed
+    output names and that are nowhere to be found."""
+
+    folder: str
+    outputs: tuple[Pruned, ...]
+    deleted: bool
+    lost: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> list[Pruned]:
+        """What nothing needs."""
+        return [output for output in self.outputs if output.needed_by is None]
+
+    def rows(self) -> list[Row]:
+        kept = [output for output in self.outputs if output.needed_by is not None]
+        rows: list[Row] = [
+            ("needed", _sum(kept)),
+            ("deleted" if self.deleted else "not needed", _sum(self.idle)),
+        ]
+        if left := [file for output in self.idle for file in output.left]:
+            rows.append(("not gymdata's, left", f"{len(left):,} file{'s' if len(left) != 1 else ''}"))
+        if self.lost:
+            rows.append(("parents not found", ", ".join(self.lost)))
+        return rows
+
+
+def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> PruneReport:
+    """What below the folder ``path`` no trained model was made from; with ``delete`` it is removed.
+
+    ``keep``: more outputs, or folders of them, here or elsewhere, that stay with all that they were made from. A
+    finetuning run stays whole. Models that lie neither below ``path`` nor below ``keep`` are not seen. Raises DataError
+    when ``path`` is no folder, UsageError when there is nothing that anything could be needed by, StoreError while something
+    below is written or a training is not finished.
+    """
+    top = Path(path_of(path, "prune", "the path of a folder"))
+    if not top.is_dir():
+        raise DataError.missing_path(top, "a folder")
+    wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]
+    _refuse_open(top)
+    found = {run_json: output_of(top, run_json) for run_json in described(top)}
+    needed, lost = _needed(top, found, wanted)
+    if not needed:
+        raise UsageError(
+            f"{top}: no trained model is below it, so all of its outputs would count as not needed",
+            hint="name a folder with trained models, or what is to stay with --keep",
+        )
+    outputs = tuple(_pruned(run_json, output, needed) for run_json, output in found.items())
+    if delete:
+        # Inner ones first: a folder goes when nothing is left in it.
+        for run_json in sorted(found.keys() - needed.keys(), key=lambda file: -len(file.parts)):
+            if found[run_json].state != "damaged":
+                _delete(run_json)
+    return PruneReport(str(top), outputs, delete, tuple(sorted(lost)))
+
+
+def _sum(outputs: Iterable[Pruned]) -> str:
+    some = list(outputs)
+    return f"{len(some):,} output{'s' if len(some) != 1 else ''}, {sum(one.bytes for one in some) / 1e6:,.1f} MB"
+
+
+def _refuse_open(top: Path) -> None:
+    """Raises StoreError for what is being written below ``top``, and for a training whose inputs are not recorded yet."""
+    for lock in sorted(top.rglob(LOCK)):
+        refuse_held(lock.parent)
+    for job in sorted(top.rglob("job/job.json")):
+        if not (job.parents[1] / RUN_JSON).is_file():
+            raise StoreError(
+                f"{job.parents[1]}: a training that is not finished: what it needs is not recorded yet",
+                hint="finish it (the same command resumes), or remove its folder",
+            )
+
+
+def _needed(top: Path, found: Mapping[Path, Output], wanted: Iterable[Path]) -> tuple[dict[Path, str], set[str]]:
+    """The run.json files of what stays, each with what needs it, and parents that are nowhere to be found."""
+    lookup = _Lookup(found)
+    roots = {file: below_top(top, _place(file)) for file, one in found.items() if kind_of_stage(one.kind) in _ROOTS}
+    for place in wanted:
+        if not place.exists():
+            raise DataError.missing_path(place, "an output, or a folder of outputs")
+        inside = list(described(place)) if place.is_dir() else []
+        roots |= dict.fromkeys([*inside, *filter(None, [find_run_json(place)])], f"--keep {place}")
+    needed: dict[Path, str] = {}
+    lost: set[str] = set()
+    for root, name in roots.items():
+        waiting = [root]
+        while waiting:
+            file = lookup.same(waiting.pop())
+            if file in needed:
+                continue
+            needed[file] = name
+            if found.get(file) is not None and found[file].kind == "finetune":
+                waiting += [inner for inner in found if file.parent in inner.parents]
+            for parent in _facts(file).get("parents") or []:
+                there = lookup.parent(file, parent)
+                waiting += there
+                if not there and find_run_json(parent_path(file, str(parent.get("path", "")))) is None:
+                    lost.add(str(parent.get("path")))
+    # What lies around something that stays, stays: a run whose pairs were trained on, wherever both were moved.
+    for file in [one for one in found if one.name == RUN_JSON and one not in needed]:
+        inner = next((one for one in needed if file.parent in one.parents and one in found), None)
+        if inner is not None:
+            needed[file] = needed[inner]
+    return {file: name for file, name in needed.items() if file in found}, lost
+
+
+class _Lookup:
+    """Finds the outputs that an entry of ``parents`` means."""
+
+    def __init__(self, found: Iterable[Path]) -> None:
+        self._by_place = {file.resolve(): file for file in found}
+        self._by_run: dict[str, list[Path]] = {}
+        self._by_hash: dict[str, list[Path]] = {}
+        for file in self._by_place.values():
+            self._by_hash.setdefault(hash_file(file), []).append(file)
+            if run_id := _facts(file).get("run_id"):
+                self._by_run.setdefault(str(run_id), []).append(file)
+
+    def same(self, file: Path) -> Path:
+        """``file`` by the name that it was found under."""
+        return self._by_place.get(file.resolve(), file)
+
+    def parent(self, child: Path, entry: Mapping[str, Any]) -> list[Path]:
+        path = entry.get("path")
+        there = find_run_json(parent_path(child, str(path))) if path else None
+        if there is not None:
+            return [there]
+        return [
+            *self._by_hash.get(str(entry.get("run_json_xxh3")), []),
+            *self._by_run.get(str(entry.get("run_id")), []),
+        ]
+
+
+def _facts(file: Path) -> Mapping[str, Any]:
+    try:
+        return read_facts(file)
+    except DataError:
+        return {}
+
+
+def _pruned(run_json: Path, output: Output, needed: Mapping[Path, str]) -> Pruned:
+    by = needed.get(run_json)
+    if by is None and output.state == "damaged":
+        by = "not known: its run.json is damaged"
+    ours = list(_ours(run_json))
+    left = _others(run_json, ours) if by is None else ()
+    return Pruned(output.path, output.kind, sum(file.stat().st_size for file in ours), output.changed, by, tuple(left))
+
+
+def _place(run_json: Path) -> Path:
+    return (
+        run_json.parent if run_json.name == RUN_JSON else run_json.with_name(run_json.name.removesuffix(f".{RUN_JSON}"))
+    )
+
+
+def _ours(run_json: Path) -> Iterator[Path]:
+    """The files of an output that only gymdata can have written, its run.json last."""
+    place, folder = _place(run_json), run_json.parent
+    if run_json.name == RUN_JSON:
+        named = {str(entry["path"]) for entry in _facts(run_json).get("files") or []}
+        rollouts = folder / ROLLOUTS_FOLDER
+        inside = sorted(rollouts.iterdir()) if rollouts.is_dir() and not (rollouts / RUN_JSON).is_file() else []
+        files = [folder / name for name in sorted(named) if not _leads_out(folder, name)]
+        files += [file for file in inside if _is_segment(file.name) and file not in files]
+        files += [folder / name for name in (FAILURES, f"{FAILURES}.torn", LOCK) if name not in named]
+    else:
+        files = [place]
+    yield from (file for file in files if file.is_file() and not file.is_symlink())
+    yield run_json
+
+
+def _leads_out(folder: Path, name: str) -> bool:
+    """Whether a recorded name is of a file elsewhere, or of one that another run.json describes."""
+    file = folder / name
+    return folder.resolve() not in file.resolve().parents or file.with_name(f"{file.name}.{RUN_JSON}").is_file()
+
+
+def _is_segment(name: str) -> bool:
+    match = _TEMPORARY.fullmatch(name)
+    bare = (match[1] or match[2]) if match else name
+    return bool(PART.fullmatch(bare) or JOURNAL.fullmatch(bare))
+
+
+def _others(run_json: Path, ours: Iterable[Path]) -> Iterator[str]:
+    if run_json.name != RUN_JSON:
+        return
+    known = set(ours)
+    for folder in (run_json.parent, run_json.parent / ROLLOUTS_FOLDER):
+        if folder.is_dir():
+            described_here = {_place(file) for file in folder.glob(f"*.{RUN_JSON}")} | set(folder.glob(f"*.{RUN_JSON}"))
+            yield from (str(f) for f in sorted(folder.iterdir()) if f.is_file() and f not in known | described_here)
+
+
+def _delete(run_json: Path) -> None:
+    """Raises StoreError while another process writes there, and when the disk refuses."""
+    folder = run_json.parent
+    lock = Lock(folder) if run_json.name == RUN_JSON else Lock(folder, f".{_place(run_json).name}.lock")
+    try:
+        for file in _ours(run_json):
+            if file.name != LOCK:
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError.from_os(folder, error) from error
+    finally:
+        lock.remove()
+    if run_json.name == RUN_JSON:
+        for place in (folder / ROLLOUTS_FOLDER, folder):
+            with contextlib.suppress(OSError):  # something that is not ours is in it
+                place.rmdir()
+    with contextlib.suppress(OSError, GymdataError):
+        sync_folder(folder if folder.is_dir() else folder.parent)

@@ -1,0 +1,1 @@
+"""``gymdata merge``: rollouts of several runs of one kind as one."""

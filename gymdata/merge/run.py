@@ -1,0 +1,284 @@
+"""``gymdata merge``: rollouts of several runs that were collected alike, as one output.
+
+Invariants: a row is the row that was read; a rollout is there once, however many of the runs hold it, and two runs that hold
+it with different contents are refused; runs of other settings are refused, by the settings' names; tokens stream, so memory
+grows with the ids only; the output's run.json leads back to every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import RefusedError, UsageError
+from gymdata.progress import Progress
+from gymdata.public import Report, Row, paths_of
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, scan_batches
+from gymdata.store.journal import FAILURES
+from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
+from gymdata.store.lock import refuse_held
+from gymdata.store.paths import local_output, output_file
+from gymdata.store.run import derived
+from gymdata.store.run_json import differences
+from gymdata.store.stage_output import described_by
+
+__all__ = ["MergeReport", "merge"]
+
+_NAME = "rollouts.parquet"
+_BATCH_ROWS = 4_096
+#: What two attempts at one rollout may differ in.
+_TIMES = ("started_at", "duration_s")
+#: What later commands ask a run.json for beside its identity.
+_ALIKE = ("model", "policy", "chat", "engine")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MergeReport(Report):
+    """What ``gymdata.merge`` put together.
+
+    ``rollouts``: in the output; ``duplicates``: that were there before, and dropped; ``shards_missing``: parts of the tasks
+    that none of the runs collected; ``not_merged``: what lies in the runs and was made from their rollouts; ``failures``:
+    files of failed attempts, which stay with their runs; ``file``: None after a dry run.
+    """
+
+    runs: list[dict[str, Any]]
+    rollouts: int
+    duplicates: int
+    shards_missing: list[str]
+    not_merged: list[str]
+    failures: list[str]
+    file: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"file": str(self.file) if self.file is not None else None}
+
+    def rows(self) -> list[Row]:
+        found: list[Row] = [
+            ("runs", len(self.runs)),
+            ("rollouts", self.rollouts),
+            ("duplicates dropped", self.duplicates),
+        ]
+        if self.shards_missing:
+            found.append(("shards missing", ", ".join(self.shards_missing)))
+        if self.not_merged:
+            found.append(("not merged", ", ".join(self.not_merged)))
+        if self.failures:
+            found.append(("failed attempts stay in", ", ".join(self.failures)))
+        if self.file is not None:
+            found.append(("written to", str(self.file)))
+        return found
+
+
+def merge(
+    path: Paths,
+    output: str | Path | None = None,
+    *,
+    write: bool = True,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> MergeReport:
+    """Write the rollouts of the runs ``path`` (several run folders, or files that a run.json describes) as one output.
+
+    ``output``: a folder (``rollouts.parquet``) or a .parquet/.jsonl file. Shards of one run (``collect --shard``) become
+    that run; runs with other run IDs may differ in their seed, and nothing else. With ``write`` false nothing is written.
+    Raises UsageError for runs of different settings, naming them, RefusedError (D701) for a rollout that two runs hold with
+    different contents, StoreError while one of the runs is written, and as ``filter`` for the output.
+    """
+    sources = [Path(one) for one in paths_of(path, "merge")]
+    if len(sources) < 2:
+        raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
+    facts = [_facts(source) for source in sources]
+    _refuse_other_identity(sources, facts)
+    target = _target(sources, output) if write else None
+    twice = _duplicates(sources)
+    total = sum(n for _, n in _ids(sources))
+    report = MergeReport(
+        runs=[_described(source, one) for source, one in zip(sources, facts, strict=True)],
+        rollouts=total - sum(n - 1 for n in twice.values()),
+        duplicates=sum(n - 1 for n in twice.values()),
+        shards_missing=_missing(facts),
+        not_merged=[str(folder) for run in _folders(sources) for folder in derived(run)],
+        failures=[str(file) for run in _folders(sources) if (file := run / FAILURES).is_file() and file.stat().st_size],
+        file=target,
+    )
+    _refuse_contradictions(sources, twice)
+    if target is not None:
+        _write(report, sources, facts, set(twice), target, overwrite, command, progress)
+    return report
+
+
+def _facts(source: Path) -> Mapping[str, Any]:
+    found = find_run_json(source)
+    if found is None:
+        resolve(source, ROLLOUTS)  # says what is wrong with the path itself
+        raise UsageError(
+            f"{source}: no run.json says how these rollouts were made",
+            hint="give run folders, or files that gymdata wrote",
+        )
+    refuse_held(found.parent)
+    resolve(source, ROLLOUTS)
+    return read_run_json(found)
+
+
+def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError that names each setting in which a run differs from the first."""
+    first = facts[0]
+    faults = []
+    for source, other in zip(sources[1:], facts[1:], strict=True):
+        # Other samples of the same tasks are welcome; parts of one run have one seed.
+        free = {"seed"} if first.get("run_id") is None or first.get("run_id") != other.get("run_id") else set()
+        was, now = ({k: v for k, v in (f.get("identity") or {}).items() if k not in free} for f in (first, other))
+        faults += [f"{key}: {a!r} in {sources[0]}, {b!r} in {source}" for key, a, b in differences(was, now)]
+    if faults:
+        raise UsageError(
+            f"these runs were made with other settings: {'; '.join(faults)}",
+            hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
+        )
+
+
+def _target(sources: Sequence[Path], output: str | Path | None) -> Path:
+    if output is None:
+        raise UsageError("-o is missing", hint="-o FOLDER, FILE.parquet or FILE.jsonl; --dry-run only counts")
+    target = output_file(local_output(output), _NAME)
+    if any(target.resolve() == found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)):
+        raise UsageError(f"-o {output}: is one of the runs that are merged", hint="give another name")
+    return target
+
+
+def _ids(sources: Sequence[Path]) -> Iterator[tuple[pa.Array, int]]:
+    for source in sources:
+        for batch in scan_batches(source, ROLLOUTS, ["rollout_id"]):
+            yield batch.column(0), batch.num_rows
+
+
+def _duplicates(sources: Sequence[Path]) -> dict[str, int]:
+    """The ids that are there more than once, with how often."""
+    chunks = [ids for ids, _ in _ids(sources)]
+    if not chunks:
+        return {}
+    counted = pa.chunked_array(chunks, pa.string()).value_counts()
+    several = counted.filter(pc.greater(counted.field("counts"), 1))
+    return dict(zip(several.field("values").to_pylist(), several.field("counts").to_pylist(), strict=True))
+
+
+def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) -> None:
+    """Raises RefusedError where a rollout's copies differ in anything but their times."""
+    if not twice:
+        return
+    wanted = pa.array(list(twice), pa.string())
+    first: dict[str, tuple[dict[str, bytes], Path]] = {}
+    faults: list[str] = []
+    for source in sources:
+        for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
+            for row in batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted)).to_pylist():
+                said = {name: _hash(value) for name, value in row.items() if name not in _TIMES and value is not None}
+                known, where = first.setdefault(row["rollout_id"], (said, source))
+                if other := sorted(name for name in known.keys() | said.keys() if known.get(name) != said.get(name)):
+                    faults.append(f"{row['rollout_id']} in {where} and {source}: {', '.join(other)}")
+    if faults:
+        more = f"; … and {len(faults) - 3:,} more" if len(faults) > 3 else ""
+        raise RefusedError(
+            f"{len(faults):,} rollout(s) are in several runs with different contents: {'; '.join(faults[:3])}{more}",
+            code="D701",
+            hint="they were sampled twice under one run ID: leave one of the runs out",
+        )
+
+
+def _hash(value: Any) -> bytes:
+    return hashlib.blake2b(orjson.dumps(value, default=str), digest_size=16).digest()
+
+
+def _described(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    rows = sum(n for _, n in _ids([source]))
+    return {
+        "path": str(source),
+        "run_id": facts.get("run_id"),
+        "shard": ", ".join(_shards(facts)) or None,
+        "rollouts": rows,
+    }
+
+
+def _shards(facts: Mapping[str, Any]) -> list[str]:
+    attempts = [attempt.get("extent") or {} for attempt in facts.get("attempts") or []]
+    found = {extent.get("shard") for extent in attempts} or {None}
+    return [] if None in found else sorted(map(str, found))
+
+
+def _missing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each split of a run's tasks, the parts that no run collected; nothing where a run collected all."""
+    splits: dict[tuple[object, int], set[int]] = {}
+    whole = {one.get("run_id") for one in facts if not _shards(one)}
+    for one in facts:
+        for shard in _shards(one):
+            index, count = map(int, shard.split("/"))
+            splits.setdefault((one.get("run_id"), count), set()).add(index)
+    return [f"{index}/{count} of run {run}" for (run, count), there in splits.items() if run not in whole
+            for index in range(1, count + 1) if index not in there]  # fmt: skip
+
+
+def _folders(sources: Sequence[Path]) -> list[Path]:
+    return [folder for source in sources if source.is_dir() and (folder := run_folder(source)) is not None]
+
+
+def _write(
+    report: MergeReport,
+    sources: Sequence[Path],
+    facts: Sequence[Mapping[str, Any]],
+    twice: set[str],
+    target: Path,
+    overwrite: bool,
+    command: Sequence[str],
+    progress: Progress | None,
+) -> None:
+    parents = [parent_of(source) for source in sources]
+    run_json = described_by(target, _NAME)
+    with StageOutput(run_json, "merge", [target.name], overwrite=overwrite) as out:
+        config = {"runs": sorted(str(source.resolve()) for source in sources)}
+        out.refuse_other("config", config, "merged rollouts")
+        out.batches(target.name, _once(sources, twice, report.rollouts, progress), ROLLOUTS, ROLLOUTS.arrow)
+        run_ids = {one.get("run_id") for one in facts}
+        alike = {
+            key: facts[0][key] for key in _ALIKE if key in facts[0] and all(f.get(key) == facts[0][key] for f in facts)
+        }
+        counts = {"runs": len(sources), "rollouts": report.rollouts, "duplicates": report.duplicates}
+        out.finish(
+            {
+                **alike,
+                **({"run_id": run_ids.pop()} if len(run_ids) == 1 and None not in run_ids else {}),
+                "command": list(command),
+                "config": config,
+                "parents": parents,
+                "identity": common_identity(sources),
+                "counts": counts | {"shards_missing": report.shards_missing},
+            }
+        )
+
+
+def _once(sources: Sequence[Path], twice: set[str], total: int, progress: Progress | None) -> Iterator[pa.RecordBatch]:
+    """Every row, of duplicates the first."""
+    several, seen, done = pa.array(sorted(twice), pa.string()), set(), 0
+    for source in sources:
+        for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
+            ids = batch.column("rollout_id")
+            kept = batch
+            if twice and pc.any(pc.is_in(ids, value_set=several)).as_py():
+                keep = []
+                for name in ids.to_pylist():
+                    keep.append(name not in seen)
+                    if name in twice:
+                        seen.add(name)
+                kept = batch.filter(pa.array(keep))
+            done += kept.num_rows
+            if kept.num_rows:
+                yield kept
+            if progress is not None:
+                progress.update(done=done, total=total)

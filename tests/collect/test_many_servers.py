@@ -1,0 +1,327 @@
+"""Several real servers behind one command: they share the work, prove that they serve the same, and may go and return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.collect.settings import CollectConfig
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.servers.many import Endpoints, Servers
+from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.errors import OutsideError, UsageError
+from gymdata.store import read_run_json
+from tests.collect.saved_rows import failures_of, rows_of
+
+pytestmark = pytest.mark.torch
+
+SERVER = Path(__file__).parents[1] / "faulty_server.py"
+
+
+class Server:
+    """A process that serves until it is killed, and again on the same port."""
+
+    def __init__(self, *words: str) -> None:
+        self.port, self.words = 0, words
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, str(SERVER), "--port", str(self.port), *self.words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SERVER.parents[1])
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., Server]]:
+    """Starts servers; at the end all are gone."""
+    servers: list[Server] = []
+
+    def start(*words: str) -> Server:
+        servers.append(Server(*words))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def given(tasks: Any, tmp_path: Path, policy: str) -> dict[str, Any]:
+    """Settings of 240 rollouts of 60 tasks."""
+    return {
+        "tasks": str(tasks(60)), "model": "fake", "tokenizer": policy, "num_rollouts": 4, "max_tokens": 8, "seed": 2,
+        "concurrency": 32,
+    }  # fmt: skip
+
+
+class Watcher:
+    """Does the next of ``then`` when so many rollouts are there; keeps what is said."""
+
+    def __init__(self, *then: tuple[int, Callable[[], None]]) -> None:
+        self.then = list(then)
+        self.said: list[str] = []
+        #: What must be said, in this order, and what is then done.
+        self.expected: list[tuple[str, Callable[[], None]]] = []
+
+    def on(self, text: str, work: Callable[[], None]) -> None:
+        self.expected.append((text, work))
+
+    def update(self, **counts: float) -> None:
+        if self.then and counts.get("done", 0) >= self.then[0][0]:
+            self.then.pop(0)[1]()
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+        if self.expected and text.startswith(self.expected[0][0]):
+            self.expected.pop(0)[1]()
+
+
+def without_server(run: Path) -> list[dict[str, Any]]:
+    rows = rows_of(run)
+    for row in rows:
+        for turn in row["turns"]:
+            del turn["server"]
+        del row["run_id"], row["group_id"], row["rollout_id"]
+    return rows
+
+
+def test_two_servers_share_the_work_and_every_turn_names_its_own(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """The rows are those of one server but for who sampled them; run.json counts each server's generations."""
+    a, b = up("--latency", "0.02"), up("--latency", "0.02")
+    gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "two", **given)
+    gymdata.collect(endpoint=a.url, output=tmp_path / "one", **given)
+    assert without_server(tmp_path / "two") == without_server(tmp_path / "one")
+    sampled_by = [turn["server"] for row in rows_of(tmp_path / "two") for turn in row["turns"]]
+    counts = {s["url"]: s["generations"] for s in read_run_json(tmp_path / "two")["engine"]["servers"]}
+    assert counts == {a.url: sampled_by.count(a.url), b.url: sampled_by.count(b.url)}
+    assert min(counts.values()) >= 60
+    assert gymdata.validate(tmp_path / "two", ignore=["B"]).exit_code == 0
+
+
+def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
+    up: Callable[..., Server], given: dict[str, Any], tasks: Any, tmp_path: Path
+) -> None:
+    """Its requests go to the other, it is used again when it returns, and every rollout is there once, as without faults."""
+    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    watch = Watcher((40, b.kill))
+    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
+    watch.on(f"{b.url} is used again after", b.kill)
+    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
+    watch.on(f"{b.url} is used again after", lambda: None)
+    given["tasks"] = str(tasks(120))
+    summary = gymdata.collect(endpoint=f"{a.url},{b.url}", output=tmp_path / "run", progress=watch, **given)
+    assert watch.expected == []
+    assert (summary.rollouts, summary.owed, summary.exit_code) == (480, 0, 0)
+    assert len({row["rollout_id"] for row in rows_of(tmp_path / "run")}) == 480
+    assert failures_of(tmp_path / "run") == []
+    (of_b,) = (s for s in read_run_json(tmp_path / "run")["engine"]["servers"] if s["url"] == b.url)
+    assert of_b["outages"] == 2
+
+
+def test_two_servers_are_nearly_twice_as_fast_where_they_are_the_bottleneck(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """A server that answers four requests at a time, 0.1 s each: two give at least 1.8 times the rollouts a second."""
+    a, b = (up("--latency", "0.1", "--slots", "2") for _ in range(2))
+    rates = {}
+    for name, urls in (("one", [a.url]), ("two", [a.url, b.url])):
+        done = gymdata.collect(endpoint=urls, output=tmp_path / name, **{**given, "num_rollouts": 2})
+        assert done.tokens_per_s is not None
+        rates[name] = done.tokens_per_s
+    assert rates["two"] >= 1.8 * rates["one"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(("--weights", "9"), "weights: "), (("--name", "other"), "other"), (("--mode", "raw"), "logprobs: ")],
+)
+def test_a_server_of_another_policy_is_refused_by_name(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path, words: tuple[str, ...], named: str
+) -> None:
+    """Other weights, another model, another kind of log-probabilities: both servers are named and nothing is collected."""
+    a, b = up(), up(*words)
+    with pytest.raises(UsageError) as caught:
+        gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", **given)
+    assert named in caught.value.message
+    assert b.url in caught.value.message
+    assert not any((tmp_path / "run").glob("rollouts/part*"))
+
+
+def test_a_server_that_returns_with_other_weights_is_refused(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """The run goes on with the first, says why, and nothing was sampled by the other since."""
+    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+
+    def other() -> None:
+        b.words = (*b.words, "--weights", "9")
+        b.start()
+
+    watch = Watcher((40, b.kill))
+    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", other)
+    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    assert summary.rollouts == 240
+    assert any(text.startswith(f"{b.url} is refused: ") and "weights" in text for text in watch.said)
+    gymdata.collect(endpoint=a.url, output=tmp_path / "one", **given)
+    assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
+
+
+def test_a_file_of_servers_is_read_again(up: Callable[..., Server], given: dict[str, Any], tmp_path: Path) -> None:
+    """A line that is added while it runs is a server more; one that is removed gets no more requests."""
+    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    listed = tmp_path / "servers.txt"
+    listed.write_text(f"# node 1\n{a.url}/v1\n")
+
+    def change() -> None:
+        listed.write_text(f"{b.url}\n")
+
+    watch = Watcher((8, change))
+    summary = gymdata.collect(endpoint=f"@{listed}", output=tmp_path / "run", progress=watch, **given)
+    states = {
+        s["url"]: (s["state"], s["generations"] > 0) for s in read_run_json(tmp_path / "run")["engine"]["servers"]
+    }
+    assert states == {a.url: ("removed", True), b.url: ("up", True)}
+    assert summary.rollouts == 240
+    assert f"{a.url} is no longer listed and gets no more requests" in watch.said
+
+
+def test_a_server_that_is_away_at_the_start_is_named_and_the_run_begins(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """The others work; at the end it is in the remarks with the reason."""
+    a, watch = up(), Watcher()
+    summary = gymdata.collect(endpoint=[a.url, "http://127.0.0.1:9"], output=tmp_path / "run", progress=watch, **given)
+    assert summary.rollouts == 240
+    assert any("http://127.0.0.1:9 is not used until it answers" in text for text in watch.said)
+    assert any("1 of 2 servers are not used in the end: http://127.0.0.1:9 (" in text for text in watch.said)
+
+
+def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:
+    """Exit 3, as with one."""
+    with pytest.raises(OutsideError, match="cannot be reached"):
+        gymdata.collect(endpoint=["http://127.0.0.1:9", "http://127.0.0.1:10"], output=tmp_path / "run", **given)
+
+
+def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Exit 3 when none came back in time; what is there stays, and the same command makes the rest."""
+    a, b = up("--latency", "0.05", "--slots", "2"), up("--latency", "0.05", "--slots", "2")
+
+    def both() -> None:
+        a.kill()
+        b.kill()
+
+    watch = Watcher((40, both))
+    with pytest.raises(OutsideError, match="none of 2 servers can be reached") as caught:
+        gymdata.collect(
+            endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, wait_for_server=0.5, **given
+        )  # fmt: skip
+    assert "are safe; rerun the same command to resume" in str(caught.value.hint)
+    assert "no server can be reached, retrying for 0.5 s (--wait-for-server)" in watch.said
+    a.start()
+    b.start()
+    assert gymdata.collect(endpoint=[b.url, a.url], output=tmp_path / "run", **given).rollouts == 240
+
+
+def test_endpoints_are_given_in_three_ways(tmp_path: Path) -> None:
+    """Repeated, as a comma list, in a file; each once, with or without /v1; a file without a URL is named."""
+    listed = tmp_path / "servers"
+    listed.write_text("# two\nhttp://b:1, http://c:1\n\nhttp://a:1/v1 # again\n")
+    config = CollectConfig.load(None, {"tasks": "t", "endpoint": ["http://a:1/v1,http://b:1", f"@{listed}"]})
+    assert list(Endpoints(config.endpoint).read()) == ["http://a:1", "http://b:1", "http://c:1"]
+    listed.write_text("# none\n")
+    assert main(["collect", "t.jsonl", "--endpoint", f"@{listed}", "-m", "x"]) != 0
+
+
+def request(rollout: str, turn: int, group: str = "", n: int = 1) -> SampleRequest:
+    return SampleRequest(f"{rollout}-{turn}", [1, 2, 3], 4, 1, n, group=group)
+
+
+def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Callable[..., Server]) -> None:
+    """The prefix is in that server's cache; a group's later members follow its first request."""
+
+    async def sampled() -> list[list[Generation]]:
+        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        try:
+            firsts = await asyncio.gather(*(servers.sample(request(f"r{k}", 0, f"g{k}", 2)) for k in range(8)))
+            later = await asyncio.gather(*(servers.sample(request(f"r{k}", 1, f"g{k}")) for k in range(8)))
+            members = await asyncio.gather(*(servers.sample(request(f"m{k}", 1, f"g{k}")) for k in range(8)))
+        finally:
+            await servers.close()
+        return [*firsts, *later, *members]
+
+    a, b = up("--latency", "0.02"), up("--latency", "0.02")
+    by = [made[0].server for made in asyncio.run(sampled())]
+    assert by[:8].count(a.url) == by[:8].count(b.url) == 4
+    assert by[8:16] == by[16:] == by[:8]
+
+
+def test_a_server_that_has_enough_gets_less(up: Callable[..., Server]) -> None:
+    """Answers of 429 halve what it may have in flight, and its requests are answered by the other."""
+
+    async def sampled() -> Servers:
+        servers = Servers(
+            Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0), pause_s=0.01
+        )
+        await servers.start()
+        try:
+            made = await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(200)))
+        finally:
+            await servers.close()
+        assert len(made) == 200
+        return servers
+
+    a, b = up("--latency", "0.01"), up("--latency", "0.01", "--mode", "429", "--skip", "6")
+    first, second = asyncio.run(sampled()).servers
+    assert (first.generations, second.generations) == (200, 0)
+    assert second.limit == 4.0
+    assert first.limit > 32.0
+    assert second.up
+
+
+def test_servers_that_had_nothing_to_do_are_named_with_numbers(up: Callable[..., Server]) -> None:
+    """More servers than requests: those that idled are in the remarks with their share of the time."""
+    servers = Servers(Endpoints(["http://a:1", "http://b:1"]), lambda url: ServerSampler(url, "fake"))
+    for server, busy in zip(servers.servers, (100.0, 7.0), strict=True):
+        server.up, server.busy_s, server.generations = True, busy, int(busy)
+    servers._began, servers._ended = 0.0, 100.0
+    assert servers.remarks() == [
+        "1 of 2 servers were without a request for much of the 100 s: http://b:1 93% (7 generations)"
+    ]
+
+
+def test_the_command_line_repeats_endpoint(
+    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--endpoint A --endpoint B`` uses both, and the summary is as ever."""
+    a, b = up(), up()
+    words = ["collect", given["tasks"], "--endpoint", a.url, "--endpoint", b.url, "-m", "fake", "--tokenizer",
+             given["tokenizer"], "-o", str(tmp_path / "run"), "-r", "2", "--max-tokens", "4", "--json"]  # fmt: skip
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["rollouts"] == 120
+    recorded = read_run_json(tmp_path / "run")["attempts"][0]["operation"]["endpoint"]
+    assert recorded == [a.url, b.url]

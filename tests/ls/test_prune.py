@@ -1,0 +1,161 @@
+"""``gymdata prune``: what no trained model was made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.errors import StoreError, UsageError
+from gymdata.store.lineage import parent_of
+from gymdata.store.lock import Lock
+from tests.rollout_files import rollout, two_turns, write_run
+
+
+def write_model(folder: Path, source: Path) -> Path:
+    """A trained model as train-dpo leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    facts = {"stage": "train-dpo", "parents": [parent_of(source)], "files": [{"path": "model.safetensors"}]}
+    (folder / "run.json").write_text(json.dumps(facts))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Runs x and y with pairs each, and a model that was trained on the pairs of x."""
+    top = tmp_path / "runs"
+    for name in ("x", "y"):
+        run = write_run(top / name, [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
+        facts = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**facts, "stage": "collect", "run_id": name}))
+        gymdata.pairs(run)
+    gymdata.filter(top / "y", top / "good.parquet", where="reward > 0.5")
+    write_model(top / "model", top / "x" / "pairs-reward")
+    return top
+
+
+def contents(top: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(top)): file.read_bytes() for file in top.rglob("*") if file.is_file()}
+
+
+def test_nothing_changes_without_delete(runs: Path) -> None:
+    """What the model was made from is needed by it; the rest is listed with its size."""
+    before = contents(runs)
+    report = gymdata.prune(runs)
+    assert {o.path: o.needed_by for o in report.outputs} == {
+        "good.parquet": None, "model": "model", "x": "model", "x/pairs-reward": "model", "y": None, "y/pairs-reward": None,
+    }  # fmt: skip
+    sizes = {o.path: o.bytes for o in report.outputs}
+    ours = [size for name, size in ((n, len(b)) for n, b in before.items()) if name.startswith("y/pairs-reward/")]
+    assert sizes["y/pairs-reward"] == sum(ours)
+    assert contents(runs) == before
+
+
+def test_delete_removes_what_is_not_needed_and_only_that(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run y, its pairs and the filtered file are gone, folders too; x and the model are as they were, and a second time
+    there is nothing to do."""
+    before = contents(runs)
+    assert main(["prune", str(runs), "--delete", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] is True
+    assert contents(runs) == {name: data for name, data in before.items() if name.startswith(("x/", "model/"))}
+    assert not (runs / "y").exists()
+    assert gymdata.prune(runs, delete=True).idle == []
+
+
+def test_files_that_gymdata_did_not_write_stay(runs: Path) -> None:
+    """Notes in a run folder, a link and what lies outside of every run; they are counted."""
+    (runs / "y" / "notes.txt").write_text("mine")
+    (runs / "y" / "rollouts" / "part-00009.parquet").symlink_to(runs / "x" / "rollouts" / "part-00000.parquet")
+    (runs / "data.parquet").write_bytes(b"not described")
+    report = gymdata.prune(runs, delete=True)
+    (y,) = (output for output in report.outputs if output.path == "y")
+    assert [Path(name).name for name in y.left] == ["notes.txt", "part-00009.parquet"]
+    assert (runs / "y" / "notes.txt").read_text() == "mine"
+    assert (runs / "data.parquet").exists()
+    assert (runs / "y" / "rollouts" / "part-00009.parquet").is_symlink()
+    assert (runs / "x" / "rollouts" / "part-00000.parquet").exists()
+
+
+def test_names_in_run_json_that_lead_elsewhere_delete_nothing_there(runs: Path) -> None:
+    """A run.json is data: a path in it that leaves its folder is not followed."""
+    facts = json.loads((runs / "y" / "run.json").read_text())
+    facts["files"] += [
+        {"path": "../x/run.json", "rows": 1},
+        {"path": str(runs / "model" / "model.safetensors"), "rows": 1},
+    ]
+    (runs / "y" / "run.json").write_text(json.dumps(facts))
+    gymdata.prune(runs, delete=True)
+    assert (runs / "x" / "run.json").is_file()
+    assert (runs / "model" / "model.safetensors").is_file()
+
+
+def test_what_was_moved_is_found_by_its_id(runs: Path) -> None:
+    """Renamed after the training, the run and its pairs are still what the model was made from."""
+    (runs / "x").rename(runs / "renamed")
+    needed = {o.path for o in gymdata.prune(runs).outputs if o.needed_by}
+    assert needed == {"model", "renamed", "renamed/pairs-reward"}
+
+
+def test_keep_names_more(runs: Path) -> None:
+    """With all that it was made from: the filtered file keeps run y, whose pairs are still idle."""
+    idle = {o.path for o in gymdata.prune(runs, keep=runs / "good.parquet").idle}
+    assert idle == {"y/pairs-reward"}
+
+
+def test_a_model_elsewhere_is_named_by_keep(runs: Path, tmp_path: Path) -> None:
+    """Its lineage leads back below the folder."""
+    write_model(tmp_path / "elsewhere" / "model", runs / "good.parquet")
+    idle = {o.path for o in gymdata.prune(runs, keep=tmp_path / "elsewhere").idle}
+    assert idle == {"y/pairs-reward"}
+
+
+def test_without_a_model_nothing_is_idle(runs: Path) -> None:
+    """A folder of runs alone is not emptied."""
+    shutil.rmtree(runs / "model")
+    with pytest.raises(UsageError, match="no trained model is below it"):
+        gymdata.prune(runs, delete=True)
+    assert (runs / "y" / "run.json").is_file()
+
+
+@pytest.mark.parametrize("place", ["x", "y", "y/pairs-reward", "model"])
+def test_a_lock_that_is_held_stops_everything(runs: Path, place: str) -> None:
+    """Whoever writes below the folder may be about to need what is there."""
+    before = contents(runs)
+    lock = Lock(runs / place)
+    with pytest.raises(StoreError, match="another process writes"):
+        gymdata.prune(runs, delete=True)
+    lock.remove()
+    assert contents(runs) == before
+
+
+def test_a_training_that_is_not_finished_stops_everything(runs: Path) -> None:
+    """What it was begun with is not recorded yet."""
+    (runs / "next" / "job").mkdir(parents=True)
+    (runs / "next" / "job" / "job.json").write_text("{}")
+    with pytest.raises(StoreError, match="a training that is not finished"):
+        gymdata.prune(runs)
+
+
+def test_a_damaged_output_is_left(runs: Path) -> None:
+    """What it was made for is not known."""
+    (runs / "y" / "run.json").write_text("{")
+    report = gymdata.prune(runs, delete=True)
+    (y,) = (output for output in report.outputs if output.path == "y")
+    assert y.needed_by == "not known: its run.json is damaged"
+    assert (runs / "y" / "rollouts" / "part-00000.parquet").exists()
+
+
+def test_a_finetuning_run_stays_whole(runs: Path) -> None:
+    """What lies in it may be needed to resume."""
+    shutil.rmtree(runs / "model")
+    made: dict[str, Any] = {"stage": "finetune", "parents": [], "files": []}
+    (runs / "ft" / "epoch-0").mkdir(parents=True)
+    (runs / "ft" / "run.json").write_text(json.dumps(made))
+    shutil.move(runs / "y", runs / "ft" / "epoch-0" / "rollouts")
+    assert {o.path for o in gymdata.prune(runs).idle} == {"good.parquet", "x", "x/pairs-reward"}
