@@ -178,9 +178,9 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
     raise DataError.unfinished(file or run_json.parent, intent)
 
 
-def local_output(output: str | Path) -> Path:
-    """An output as a path on this machine. Raises UsageError for a URL and for a place in the spool, and for ``-``, which
-    elsewhere means standard output: what is written here are files, beside a run.json."""
+def local_output(output: str | Path, what: str = "-o") -> Path:
+    """An output, which ``what`` gives, as a path on this machine. Raises UsageError for a URL and for a place in the spool,
+    and for ``-``, which elsewhere means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
             "-o -: writing to standard output is not supported",
@@ -189,7 +189,7 @@ def local_output(output: str | Path) -> Path:
     remote = url_of(output) if is_url(output) else mirrored(output)
     if remote is not None:
         raise UsageError(
-            f"-o {remote}: object stores are not supported here", hint="give a local path, and copy from there"
+            f"{what} {remote}: object stores are not supported here", hint="give a local path, and copy from there"
         )
     return Path(output)
 

@@ -15,7 +15,9 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
+from tests.objects.conftest import upload
 from tests.objects.faulty_store import FaultyStore
+from tests.rollout_files import rollout, write_run
 
 OUT = "s3://bucket/made/out"
 WRITES = {
@@ -204,10 +206,28 @@ def test_a_stopped_writer_is_named_and_its_place_can_be_taken(
     assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
 
 
+def test_runs_on_stores_are_merged_on_one(
+    stored: str, store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """merge reads and writes URLs; a run that another machine writes is refused, as a run that is written here is."""
+    upload(
+        store,
+        write_run(tmp_path / "other", [rollout("t9", n, 1.0, [([1, 5], [40 + n, 2])]) for n in range(2)]),
+        "runs/b",
+    )
+    assert main(["merge", stored, "s3://bucket/runs/b", "-o", "s3://bucket/all"]) == 0, capsys.readouterr().err
+    assert gymdata.load_rollouts("s3://bucket/all").num_rows == 8
+    held = {"writer": "x", "pid": 7, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00"}
+    store.put("bucket/runs/b/lock", json.dumps(held).encode())
+    assert main(["merge", stored, "s3://bucket/runs/b", "-o", "s3://bucket/more"]) == 2
+    assert "another machine writes this run (pid 7 on elsewhere" in capsys.readouterr().err
+
+
 REFUSED = {
     "a query": "query select(1)n {run} -o s3://bucket/x.parquet",
     "a report": "report {run} -o s3://bucket/x.html",
     "a training": "train-sft {run} -m sample_data/policy -o s3://bucket/x",
+    "a deletion": "prune {url} --delete",
     "a tour": "tour -o s3://bucket/x",
     "a demo": "demo -o s3://bucket/x",
     "a scheme that is not known": "pairs {run} -o ftp://host/x",
