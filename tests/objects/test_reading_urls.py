@@ -163,6 +163,38 @@ def test_a_url_that_leads_nowhere_is_named(
     assert "hidden-secret" not in err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "127.0.0.1:9000", 2, "expected a URL such as http://127.0.0.1:9000, without a key"),
+        ("AWS_ENDPOINT_URL", "http://key:hidden-secret@127.0.0.1:9", 2, "without a key"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", 3, "is http://127.0.0.1:9 reachable?"),
+    ],
+)
+def test_a_server_that_cannot_be_is_named(
+    name: str, value: str, code: int, said: str, store: FaultyStore, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The variable with what it must be; or the address where nothing answers, in one line each, without a key."""
+    monkeypatch.setenv("GYMDATA_OBJECT_RETRY_S", "0.2")
+    monkeypatch.setenv(name, value)
+    assert main(["validate", "s3://bucket/x"]) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert "hidden-secret" not in err
+    assert len(err.splitlines()) <= 2
+
+
+def test_pages_of_a_run_on_a_store(stored: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """view and report write the pages of a URL as of a local run, and name the URL."""
+    page = tmp_path / "page.html"
+    assert main(["view", stored, "--export", str(page)]) == 0, capsys.readouterr().err
+    assert main(["report", stored, "-o", str(tmp_path / "report.html")]) == 0
+    for written in (page, tmp_path / "report.html"):
+        assert str(tmp_path / "spool") not in written.read_text()
+    assert stored in (tmp_path / "report.html").read_text()
+
+
 def test_ls_of_a_url_fetches_only_run_jsons(stored: str, run: Path, store: FaultyStore) -> None:
     """Runs and outputs below a URL with their rows and sizes as the store has them; the data stays there."""
     assert main(["pairs", str(run)]) == 0

@@ -176,7 +176,7 @@ def test_an_output_between_old_and_new_is_read_by_nobody(
 
 
 #: Commands whose outputs stay on this machine.
-LOCAL = ["a training", "a query", "what serve-genrm keeps", "a collected run", "an imported run"]
+LOCAL = ["a training", "a query", "what serve-genrm keeps"]
 
 
 @pytest.mark.parametrize("writes", LOCAL)

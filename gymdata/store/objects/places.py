@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gymdata.errors import UsageError, show_as
+from gymdata.errors import UsageError, redacted, show_as
 
 #: Scheme → what an address of the server that it means here may stand in, the first one set wins.
 _ENDPOINTS = {
@@ -74,8 +74,14 @@ def default_spool() -> Path:
 
 
 def endpoint(scheme: str) -> str | None:
-    """The address of the server where the environment gives another than the provider's own."""
-    return next((found for name in _ENDPOINTS[scheme] if (found := os.environ.get(name))), None)
+    """The address of the server where the environment gives another than the provider's own. Raises UsageError when it is
+    no URL, or has a key in it."""
+    for name in _ENDPOINTS[scheme]:
+        if found := os.environ.get(name):
+            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#@\s]*)?", found):
+                raise UsageError.bad_value(name, redacted(found), "a URL such as http://127.0.0.1:9000, without a key")
+            return found
+    return None
 
 
 def is_url(path: str | Path) -> bool:

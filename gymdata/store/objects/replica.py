@@ -39,6 +39,7 @@ class Replica:
         #: What stopped it for good: another writer took its place.
         self.trouble: Exception | None = None
         self._doomed: list[Place] = []
+        self._late: OutsideError | None = None
         self._busy = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,6 +90,8 @@ class Replica:
         if self.trouble is not None:
             raise self.trouble
         try:
+            if self._late is not None:
+                raise self._late  # it was tried just now
             self.send(everything=True)
             if not unsent(self.run):
                 client.delete(self.lock)
@@ -171,7 +174,8 @@ class Replica:
             try:
                 self.send()
                 wait = _FIRST_WAIT_S
-            except OutsideError:
+            except OutsideError as error:
+                self._late = error if self._stop.is_set() else None
                 # The rows are safe here, and the store may come back; closing says so when it does not.
                 self._stop.wait(wait)
                 wait = min(2 * wait, _LONGEST_WAIT_S)
