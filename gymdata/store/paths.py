@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store.objects.places import is_url, mirrored, url_of
-from gymdata.store.objects.sending import brought
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -197,7 +196,11 @@ def local_output(output: str | Path, what: str = "-o") -> Path:
 def placed_output(output: str | Path, spool: Path | None = None) -> Path:
     """An output that StageOutput or Run writes, as a path: for one on an object store its place in the spool, with what is
     there. Raises as ``local_output`` and ``located``."""
-    return brought(output, spool) if is_url(output) else Path(output) if mirrored(output) else local_output(output)
+    if is_url(output):
+        from gymdata.store.objects.sending import brought
+
+        return brought(output, spool)
+    return Path(output) if mirrored(output) else local_output(output)
 
 
 def output_file(output: str | Path, name: str) -> Path:

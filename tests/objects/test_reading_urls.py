@@ -12,7 +12,9 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.store import read_run_json
+from gymdata.store.objects import client
 from gymdata.store.objects.fetching import located
+from gymdata.store.objects.places import place_of
 from tests.objects.conftest import ROWS, upload
 from tests.objects.faulty_store import FaultyStore
 
@@ -193,6 +195,23 @@ def test_pages_of_a_run_on_a_store(stored: str, tmp_path: Path, capsys: pytest.C
     for written in (page, tmp_path / "report.html"):
         assert str(tmp_path / "spool") not in written.read_text()
     assert stored in (tmp_path / "report.html").read_text()
+
+
+def test_a_large_object_is_sent_and_fetched_in_parts(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 64 MB several requests carry a file each way; one that is lost is made again, and every byte arrives."""
+    large = tmp_path / "large.jsonl"
+    with large.open("wb") as file:
+        for number in range(70):
+            file.write(bytes([97 + number % 26]) * (1 << 20))
+    place = place_of("s3://bucket/large.jsonl")
+    store.fail("lost", "PUT", "large", 1)
+    client.put(place, large)
+    store.fail("cut", "GET", "large", 2)
+    assert located("s3://bucket/large.jsonl").read_bytes() == large.read_bytes()
+    assert store.count("GET", "large.jsonl$") >= 3
+    assert store.count("PUT", "large.jsonl$") >= 3
 
 
 def test_ls_of_a_url_fetches_only_run_jsons(stored: str, run: Path, store: FaultyStore) -> None:

@@ -7,7 +7,6 @@ replaced or removed.
 
 from __future__ import annotations
 
-import filecmp
 import fnmatch
 import glob
 import json
@@ -15,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, require
@@ -87,6 +85,8 @@ def _bring(place: Place, writing: bool) -> bool:
 
 def fetch_all(place: Place, wanted: Sequence[Object], *, writing: bool = False) -> bool:
     """Make the mirror hold these objects; false when one of them changed meanwhile."""
+    from concurrent.futures import ThreadPoolExecutor
+
     missing = [one for one in wanted if not is_current(place.at(one.key), one) and not _is_same(place.at(one.key), one)]
     if not writing:
         # What a process of this machine writes is in the spool before it is on the store.
@@ -108,6 +108,8 @@ def _is_same(place: Place, known: Object) -> bool:
             return True
     if place.local.stat().st_size != known.size:
         return False
+    import filecmp
+
     other = place.state.with_suffix(".other")
     try:
         same = client.fetch(place, known, other) and filecmp.cmp(place.local, other, shallow=False)
