@@ -228,6 +228,9 @@ def collect(
     skip_bad_rows: bool = False,
     rows_per_file: int | None = None,
     format: Literal["parquet", "jsonl"] = "parquet",
+    spool: str | Path | None = None,
+    upload_every: float = 300.0,
+    take_over: bool = False,
     overwrite: bool = False,
     wait_for_server: float = 600.0,
     request_timeout: float = 300.0,
@@ -297,6 +300,9 @@ def collect(
     skip_bad_rows: Count and skip invalid task rows.
     rows_per_file: Rows per output file (default: about 256 MB).
     format: File format.
+    spool: Local folder for what is on its way to an object store (default: $GYMDATA_SPOOL).
+    upload_every: Seconds of rows that a lost machine may lose.
+    take_over: Continue an object store's run whose machine is gone.
     overwrite: Start over, replacing existing output.
     wait_for_server: Seconds to wait for a server that went away while collecting.
     request_timeout: Seconds per HTTP request.

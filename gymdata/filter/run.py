@@ -30,7 +30,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, resolve, scan_batches
 from gymdata.store.lineage import Paths, common_identity, parent_of, refuse_other_settings
-from gymdata.store.paths import RUN_JSON, output_file
+from gymdata.store.paths import RUN_JSON, output_file, placed_output
 from gymdata.store.stage_output import described_by
 
 #: Rollouts whose tokens are in memory at a time.
@@ -229,8 +229,8 @@ def _count(table: pa.Table, mask: np.ndarray) -> int:
 def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
     if output is None:
         raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder; --dry-run only counts")
-    out = Path(output)
-    as_file = output_file(output, "rollouts.parquet") == out
+    out = placed_output(output)
+    as_file = output_file(out, "rollouts.parquet") == out
     if config.share is None:
         targets = {"kept": out if as_file else out / "rollouts.parquet"}
     elif as_file:
