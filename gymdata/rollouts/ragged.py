@@ -183,11 +183,11 @@ def joined_keys(columns: Sequence[list[bytes]]) -> list[bytes]:
     return [b"".join(parts) for parts in zip(*columns, strict=True)]
 
 
-def content_codes(keys: list[bytes]) -> Ints:
-    """Keys as numbers from 0: rows have one number exactly when they have one key."""
+def content_codes(keys: list[bytes] | pa.Array) -> Ints:
+    """Keys (in an Arrow array: binary) as numbers from 0: rows have one number exactly when they have one key."""
     import pyarrow as pa
 
-    encoded = pa.array(keys, pa.binary()).dictionary_encode()
+    encoded = (pa.array(keys, pa.binary()) if isinstance(keys, list) else keys).dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 
