@@ -25,7 +25,7 @@ from gymdata.rollouts.ragged import Array, Ints, Ragged, content_codes, joined_k
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
-from gymdata.store.lineage import vocabulary
+from gymdata.store.lineage import rows_of, vocabulary
 from gymdata.tuning import give_back
 
 #: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
@@ -120,13 +120,9 @@ class Candidates(Spill):
         for source in sources if (row_of >= 0).any() else ():
             vocab_size = vocabulary(source)
             for batch in scan_batches(source, ROLLOUTS, COLUMNS, BATCH_ROWS):
-                mine = batch.column("rollout_id")
-                if ids.slice(at, len(mine)).equals(pa.chunked_array([mine])):
-                    rows = row_of[at : at + len(mine)]
-                else:  # A run that is being collected: it grew, or its rows were sealed.
-                    found = pc.index_in(mine, value_set=ids.combine_chunks())
-                    rows = np.where(found.is_valid(), row_of[pc.fill_null(found, 0).to_numpy()], -1)
-                at += len(mine)
+                found = rows_of(batch.column("rollout_id"), ids, at)
+                rows = np.where(found >= 0, row_of[found], -1)
+                at += batch.num_rows
                 if not (rows >= 0).all():
                     batch, rows = batch.filter(pa.array(rows >= 0)), rows[rows >= 0]
                 if len(rows):

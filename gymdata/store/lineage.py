@@ -77,6 +77,18 @@ def refuse_duplicates(rollouts: pa.Table) -> None:
         )
 
 
+def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
+    """The row of ``ids`` that each of ``some`` is, -1 for those that are not there.
+
+    ``some`` is read from where ``ids`` were read, and ``at`` of them before it: they are looked up only where the two
+    differ, because a run that is being collected grew, or its rows were sealed.
+    """
+    if ids.slice(at, len(some)).equals(pa.chunked_array([some])):
+        return np.arange(at, at + len(some))
+    found: np.ndarray = pc.fill_null(pc.index_in(some, value_set=ids.combine_chunks()), -1).to_numpy()
+    return found
+
+
 def scores_of(
     sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
 ) -> tuple[str, pa.ChunkedArray, list[Path]]:
