@@ -376,7 +376,7 @@ def export(
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
     ids or log-probabilities that no consumer may take (T206, L301 to L303).
     """
-    path_of(path, "export")
+    path = path_of(path, "export")
     target = local_output(output)
     if format not in FORMATS:
         raise UsageError.unknown_choice("--format", format, FORMATS)

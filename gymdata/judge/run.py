@@ -40,6 +40,7 @@ from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output
 from gymdata.tuning import rare_collections
 
@@ -107,6 +108,7 @@ def judge(
         settings["path"] = str(path_of(path, "judge"))
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = JudgeConfig.load(None, {**base, **settings})
+    config = config.model_copy(update={"path": located(config.path)})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
     if not field.comparisons:

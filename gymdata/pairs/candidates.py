@@ -108,8 +108,8 @@ class Candidates(Spill):
         if keyed:
             numbers["content_key"] = np.zeros(n, np.int64)
             of = np.concatenate([rows for rows, _ in keyed])
-            whole = pa.py_buffer(b"".join(keys for _, keys in keyed))
-            numbers["content_key"][of] = content_codes(pa.Array.from_buffers(pa.binary(32), len(of), [None, whole]))
+            whole = np.frombuffer(b"".join(keys for _, keys in keyed), "V32")
+            numbers["content_key"][of] = content_codes(whole)
         return numbers
 
     def _parts(

@@ -22,6 +22,7 @@ from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import find_run_json, read_run_json, resolve
+from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 
@@ -106,7 +107,7 @@ def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
         if target.suffix not in (".html", ".htm"):
             raise UsageError.bad_value("-o", str(config.output), "a name ending in .html")
         return target
-    folder = paths[-1] if paths[-1].is_dir() else Path.cwd()
+    folder = paths[-1] if paths[-1].is_dir() and mirrored(paths[-1]) is None else Path.cwd()
     return folder / "report.html"
 
 

@@ -38,6 +38,7 @@ from gymdata.signals import run_async
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, find_run_json, read_table, resolve, scan_batches
 from gymdata.store.lineage import parent_of
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
@@ -129,6 +130,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ScoreConfig.load(None, {**base, **settings})
+    config = config.model_copy(update={"path": located(config.path)})
     resolve(config.path, ROLLOUTS)  # a missing path is reported at once
     source = find_run_json(config.path)
     sources = load_sources(config, progress, functions)

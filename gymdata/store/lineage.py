@@ -19,6 +19,8 @@ from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, read_table
+from gymdata.store.objects.fetching import described
+from gymdata.store.objects.places import is_url
 from gymdata.store.paths import find_run_json, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
@@ -39,7 +41,11 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
         facts = read_run_json(found)
         yield facts
         for parent in facts.get("parents") or []:
-            named = Path(str(parent.get("path", "")))
+            text = str(parent.get("path", ""))
+            if is_url(text):
+                waiting += [one for one in (described(text),) if one is not None]
+                continue
+            named = Path(text)
             waiting.append(named if named.is_absolute() or named.exists() else found.parent / named)
 
 

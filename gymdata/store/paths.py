@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.store.objects.places import is_url, mirrored, url_of
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -41,7 +42,6 @@ _SHAPES: dict[str, type] = {
 BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
@@ -178,18 +178,18 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
 
 
 def local_output(output: str | Path) -> Path:
-    """An output as a path. Raises UsageError for a URL, for there is no writing to object stores yet, and for ``-``, which
+    """An output as a path. Raises UsageError for a URL and its mirror, for there is no writing to object stores yet, and for
+    ``-``, which
     elsewhere means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
             "-o -: writing to standard output is not supported",
             hint="give a file or folder; `gymdata query` without -o prints to standard output",
         ).at("-o", "-", "a file or folder")
-    # A Path has lost one of the two slashes.
-    if found := _SCHEME.match(str(output)):
-        scheme, rest = found[1], str(output)[found.end() :].lstrip("/")
+    remote = url_of(output) if is_url(output) else mirrored(output)
+    if remote is not None:
         raise UsageError(
-            f"-o {scheme}://{rest}: object stores are not supported yet", hint="give a local path, and copy from there"
+            f"-o {remote}: object stores are not supported yet", hint="give a local path, and copy from there"
         )
     return Path(output)
 

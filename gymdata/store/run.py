@@ -157,7 +157,7 @@ class Sealer:
 
 
 #: Stage folders whose tables are made from the rollouts and mean nothing without them.
-_DERIVED = ("scores-", "judge-", "pairs-", "experiences-")
+_DERIVED = ("scores-", "judge-", "pairs-", "experiences-", "annotations-")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ _KINDS = {
     "merge": "merged rollouts",
     "export": "an export",
     "audit": "an audit",
+    "annotations": "what a training saw",
     "train": "a training",
     "finetune": "a finetuning run",
     "serve-genrm": "what serve-genrm keeps",

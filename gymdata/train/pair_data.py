@@ -9,6 +9,7 @@ on depends on its id, the share and the seed alone.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -22,6 +23,7 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
 from gymdata.rollouts.sequences import Sequences
 from gymdata.train import token_checksum as proof
+from gymdata.train.mapped import chunks, part_of
 
 #: Columns of a pairs file that training reads.
 PAIR_COLUMNS = (
@@ -48,7 +50,7 @@ SIDES = ("chosen", "rejected")
 class NamedSequences(Sequences):
     """Sequences to train, each with a name of its own; ``loss_mask`` is never 1 on a first token."""
 
-    names: list[str]
+    names: Sequence[str]
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -63,9 +65,37 @@ class NamedSequences(Sequences):
         """What one epoch over these sequences trains."""
         return proof.total(*self.by_sequence)
 
+    @cached_property
+    def prompts(self) -> np.ndarray:
+        """16 bytes (n,): a key of each sequence's ids before its first trained token."""
+        return np.frombuffer(b"".join(self.token_ids.first(self.first_trained).keys()), "V16")
+
+    @cached_property
+    def siblings(self) -> np.ndarray:
+        """int64 (n,): a number per sequence, the same for those of one prompt."""
+        return content_codes(self.prompts)
+
+    @cached_property
+    def first_trained(self) -> np.ndarray:
+        """int64 (n,): index of each sequence's first trained token, its length where there is none."""
+        return self.loss_mask.first_nonzero()
+
+    @cached_property
+    def extent(self) -> np.ndarray:
+        """int32 (n, 3): the lowest, the highest and the last id of each sequence, none of which is empty."""
+        ids, starts = self.token_ids.values, self.token_ids.offsets
+        if not len(self):
+            return np.empty((0, 3), np.int32)
+        edges = (np.minimum.reduceat(ids, starts[:-1]), np.maximum.reduceat(ids, starts[:-1]), ids[starts[1:] - 1])
+        return np.stack(edges, axis=1).astype(np.int32)
+
     def logprob_sums(self) -> np.ndarray:
         """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
-        return self.logprobs.sums(self.logprobs.values * self.is_trained, np.float64)
+        found = np.empty(len(self))
+        for rows in chunks(self.token_ids.offsets):
+            logprobs, mask = part_of(self.logprobs, rows), part_of(self.loss_mask, rows)
+            found[rows] = logprobs.sums(np.where(mask.values != 0, logprobs.values, 0), np.float64)
+        return found
 
     def take(self, rows: np.ndarray) -> Self:
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
@@ -137,6 +167,18 @@ class Cost:
     identical: tuple[str, ...] = ()
     nothing_left: tuple[str, ...] = ()
 
+    def __add__(self, other: Cost) -> Cost:
+        """Of two parts of a file."""
+        return Cost(
+            self.max_length,
+            self.pairs + other.pairs,
+            max(self.longest, other.longest),
+            self.pairs_cut + other.pairs_cut,
+            self.trained_tokens_lost + other.trained_tokens_lost,
+            self.identical + other.identical,
+            self.nothing_left + other.nothing_left,
+        )
+
     @property
     def left_out(self) -> int:
         return len(self.identical) + len(self.nothing_left)
@@ -177,8 +219,8 @@ class Cost:
 class TrainingPairs:
     """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side; the rest has one row a pair."""
 
-    pair_ids: list[str]
-    rollout_ids: list[tuple[str, str]]
+    pair_ids: Sequence[str]
+    rollout_ids: Sequence[tuple[str, str]]
     sequences: NamedSequences
     margin: np.ndarray
     weight: np.ndarray
@@ -358,7 +400,7 @@ class RewardPairs(TrainingPairs):
     """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry a pair) to measure on."""
 
     heldout: TrainingPairs | None = None
-    heldout_tasks: tuple[str, ...] = ()
+    heldout_tasks: Sequence[str] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -387,4 +429,4 @@ def reward_pairs(
         return RewardPairs(**vars(train))
     heldout = training_pairs(table.filter(pa.array(out)), max_length, where, rendered=rendered)
     task_of = dict(zip(table["pair_id"].to_pylist(), tasks, strict=True))
-    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=tuple(task_of[p] for p in heldout.pair_ids))
+    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=[task_of[p] for p in heldout.pair_ids])

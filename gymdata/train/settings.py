@@ -10,7 +10,7 @@ the proof of trained tokens, metrics, curve and resuming are everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,15 +19,20 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
+from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
+from gymdata.store import read_table
 from gymdata.train.losses import LOSSES, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
+from gymdata.train.parts import ROWS, distinct, experience_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
+    TrainingReturns,
+    returns_apart,
     training_experiences,
     training_labels,
     training_returns,
@@ -78,6 +83,11 @@ class TrainConfig(Config):
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
         raise NotImplementedError
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
+        """What is trained of a path, in parts of ``rows`` rows where a trainer can; a part is made when the one before is
+        used up. Raises as ``prepare``."""
+        yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
@@ -146,6 +156,14 @@ class TrainDpoConfig(RenderedConfig):
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
 
 
+def _annotate() -> Any:
+    # Not False, which a training of an earlier version does not have in its job file.
+    return pydantic.Field(
+        None,
+        description="Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).",
+    )
+
+
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
     """A setting of some losses: nothing stands for the loss's own default."""
     return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
@@ -195,6 +213,7 @@ class TrainRlConfig(TrainConfig):
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
+    annotate: bool | None = _annotate()
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
@@ -219,16 +238,20 @@ class TrainRlConfig(TrainConfig):
             return name
         raise PydanticCustomError("literal_error", "a loss", {"expected": ", ".join(LOSSES)})
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
+    def prepare(self, table: pa.Table, where: str, first_row: int = 0) -> TrainingData:
         if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
             table = with_optimal_advantages(table, self.loss, where)
-        data = training_experiences(table, self.max_length, where)
+        data = training_experiences(table, self.max_length, where, first_row)
         if self.kl_beta and "ref_kl_weight" in data.weights:
             raise UsageError(
                 f"--kl-beta and the column ref_kl_weight of {where} both say how much the KL counts",
                 hint="leave --kl-beta out, or drop the column",
             )
         return data
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        for first_row, part in experience_parts(source, self.columns, rows):
+            yield self.prepare(part, source, first_row)
 
 
 class RolloutsConfig(RenderedConfig):
@@ -254,7 +277,10 @@ class TrainSftConfig(RolloutsConfig):
     algorithm = "sft"
     library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
-    only_with: ClassVar[OnlyWith] = {"pack_length": ("--packing", lambda c: c.packing)}
+    only_with: ClassVar[OnlyWith] = {
+        "pack_length": ("--packing", lambda c: c.packing),
+        "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
+    }
 
     select: Literal["best", "above", "all"] = pydantic.Field(
         "best", description="Rollouts to train: best (per group), above (all with a reward) or all."
@@ -262,13 +288,19 @@ class TrainSftConfig(RolloutsConfig):
     min_reward: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Train only rollouts with at least this reward."
     )
+    distill: bool = pydantic.Field(
+        False, description="Train towards the saved top_log_probs of the teacher that sampled (forward KL)."
+    )
     packing: bool = pydantic.Field(False, description="Pack several sequences into one row, with separate attention.")
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.choice())
+        return training_rollouts(
+            table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
+        )
 
 
 class TrainKtoConfig(RolloutsConfig):
@@ -324,9 +356,20 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        data = training_returns(table, self.split, self.trainer.get("seed", 0), self.max_length, where)
+        seed = self.trainer.get("seed", 0)
+        return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held: set[str] = set()
+        if self.split:
+            held = split_tasks(distinct(source, self.table, "task_id"), self.split, self.trainer.get("seed", 0))
+        for _, part in experience_parts(source, self.columns, rows):
+            yield self._usable(returns_apart(part, held, self.max_length, source), source)
+
+    def _usable(self, data: TrainingReturns, where: str) -> TrainingReturns:
         if self.value_clip is not None and data.values is None:
             raise UsageError(
                 f"--value-clip needs the values that an earlier critic gave, and {where} has none",

@@ -59,7 +59,7 @@ def validate(
     bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
     nothing can be read there, UsageError for an unknown code.
     """
-    path_of(path, "validate")
+    path = path_of(path, "validate")
     began = time.perf_counter()
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))
@@ -108,6 +108,7 @@ def fix(
         raise UsageError.unknown_choice("--fix", choice, CHOICES)
     if target.suffix not in (".parquet", ".jsonl"):
         raise UsageError.bad_value("-o", str(output), "a new file ending in .parquet or .jsonl")
+    path = path_of(path, "fix")
     sources = _sources(Path(path), str(path))
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"{output}: is the file to be repaired", hint="nothing is repaired in place: give another -o")

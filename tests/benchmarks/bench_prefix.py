@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.demo.run import sample_data
 from tests.benchmarks import bench_train
 from tests.benchmarks.bench_train import PLAIN, Shape, Sides, model_folder, started
 from tests.benchmarks.rows import Row, interleave, seconds
 
 SHARED = Shape("8 x 100 tokens after 1,000", prompts=2, siblings=8, prompt=(1_000, 1_001), answer=(100, 101), batch=8)
+#: Of the demo's files only the batch is chosen.
+DEMO = Shape("the demo's rollouts, 32 a batch", prompts=0, siblings=0, prompt=(0, 0), answer=(0, 0), batch=32)
 RUNS = 3
 #: A sampler that keeps the file's order: with it, batches and so losses are the same with and without sharing.
 IN_ORDER = {"train_sampling_strategy": "sequential"}
@@ -61,24 +64,45 @@ def raced(what: str, ours: Any, rival: Any, at_least: float) -> Row:
     return Row(f"{what}, CPU time", seconds(timing.ours_cpu), seconds(timing.rival_cpu), ratio, at_least=at_least)
 
 
-def scoring(folder: Path) -> Row:
-    """The forward passes of ``audit`` and of reference scoring over rollouts of the shipped policy, made as the demo's first
-    round makes them, eight for each of 150 tasks."""
-    from gymdata.demo.run import sample_data
+def gymdata(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "gymdata.cli", *map(str, words)], check=True, stdout=sys.stderr)
+
+
+def collected(folder: Path) -> Path:
+    """Rollouts of the shipped policy, made as the demo's first round makes them, eight for each of 150 tasks."""
+    samples = sample_data()
+    scored = ["--env", f"{samples / 'calculator.py'}:Calculator", "--reward", "numeric", "--max-tokens", 48]
+    files = [samples / "tasks" / "train.jsonl", "-m", samples / "policy", "-o", folder / "rollouts"]
+    gymdata("collect", *files, *scored, "-n", 150, "-r", 8)
+    return folder / "rollouts"
+
+
+def demo_trainings(folder: Path, run: Path) -> Iterator[Row]:
+    """Our trainers on what the demo trains from, the sample policy, against themselves without sharing."""
+    gymdata("experience", run, "-o", folder / "experiences")
+    gymdata("pairs", run, "-o", folder / "pairs", "--strategy", "all", "--max-pairs-per-task", 4)
+    files = {"rl": folder / "experiences", "dpo": folder / "pairs", "sft": run}
+    for kind, file in files.items():
+        own = IN_ORDER | ({"select": "all"} if kind == "sft" else {})
+        shared, plain = (
+            started(kind, file, sample_data() / "policy", folder / f"{kind}-{mode}", DEMO, prefix_sharing=mode, **own)
+            for mode in ("auto", "off")
+        )
+        yield raced(f"train-{kind}, {DEMO.name}, against --prefix-sharing off", shared, plain, 0.97)
+
+
+def scoring(run: Path) -> Row:
+    """The forward passes of ``audit`` and of reference scoring over the rollouts of ``run``."""
     from gymdata.engines._torch import ForwardPolicy, Place
     from gymdata.engines.scoring import ToScore
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.rollouts.sequences import stitch
     from gymdata.store import read_table
 
-    samples, run = sample_data(), folder / "rollouts"
-    command = ["collect", samples / "tasks" / "train.jsonl", "-m", samples / "policy", "-o", run, "-n", 150, "-r", 8]
-    command += ["--env", f"{samples / 'calculator.py'}:Calculator", "--reward", "numeric", "--max-tokens", 48]
-    subprocess.run([sys.executable, "-m", "gymdata.cli", *map(str, command)], check=True, stdout=sys.stderr)
     table = read_table(run, ROLLOUTS, columns=("rollout_id", "turns", "temperature"))
     sequences = stitch(table["turns"].combine_chunks(), table["rollout_id"].combine_chunks())
     given = ToScore.of(sequences, table["temperature"].to_numpy())
-    shared, plain = (ForwardPolicy(Place(str(samples / "policy")), sharing=mode) for mode in ("auto", "off"))
+    shared, plain = (ForwardPolicy(Place(str(sample_data() / "policy")), sharing=mode) for mode in ("auto", "off"))
     found, expected = shared.log_probs(given)[0], plain.log_probs(given)[0]
     if not np.allclose(found, expected, atol=1e-4):
         raise RuntimeError(f"scores differ by up to {np.abs(found - expected).max()}")
@@ -98,4 +122,5 @@ def main() -> list[Row]:
             for kind in KINDS
             for row in trainings(folder / f"{kind}-{shape.siblings}", model, kind, shape)
         ]
-        return [*rows, scoring(folder)]
+        run = collected(folder)
+        return [*rows, *demo_trainings(folder, run), scoring(run)]

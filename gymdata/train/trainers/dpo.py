@@ -17,7 +17,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups, sibling_order
+from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import UsageError
 from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
@@ -97,7 +97,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         self.share_prefixes()
         sequences = self.pairs.sequences
         longest = sequences.lengths.reshape(-1, 2).max(axis=1)
-        order = sibling_order(prompt_groups(sequences.token_ids, sequences.loss_mask)[::2], longest)
+        order = sibling_order(sequences.siblings[::2], longest)
         shares = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
         found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
         model = self.ref_model or self.model

@@ -16,7 +16,6 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from gymdata.engines._shared_prefixes import Mode, Sharing, share_prefixes
-from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import OutsideError
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import WORTH, SiblingSampler, shared_tokens, siblings_together
@@ -88,7 +87,7 @@ class Exact:
     def _let_siblings_meet(self) -> None:
         """Have rows of one prompt follow each other where that saves enough."""
         sequences, sides = self.data.sequences, self.witness.sides
-        groups = prompt_groups(sequences.token_ids, sequences.loss_mask)[::sides]
+        groups = sequences.siblings[::sides]
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
         saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
         if self.sharing == "on" or saved > WORTH:

@@ -17,7 +17,6 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import UsageError
 from gymdata.train.sequence_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
@@ -119,7 +118,7 @@ class ExactKTOTrainer(Exact, KTOTrainer):
         """The order of training: at random, or of two prompts in turn where their rows begin alike."""
         rng, sequences = np.random.default_rng(args.seed), self.data.sequences
         if self.sharing != "off":
-            together = siblings_alternating(prompt_groups(sequences.token_ids, sequences.loss_mask), rng)
+            together = siblings_alternating(sequences.siblings, rng)
             if self.sharing == "on" or shared_tokens(sequences, together, args.train_batch_size) > WORTH:
                 return together
         return np.random.default_rng(args.seed).permutation(len(self.data))

@@ -12,6 +12,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, Trainin
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups, sibling_order
+from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import RefusedError, UsageError
-from gymdata.rollouts.logprobs import NEAR, ratio_facts, ratio_text, sampled_at
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
+from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.train.annotations import AnnotationWriter
+from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
@@ -36,6 +39,8 @@ _MAY_BE_FAR = 0.05
 #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
 #: again for the gradient, saves memory for time.
 MAX_LOGITS = 2**28
+#: Tokens that the ratio before the first step is measured on.
+RATIO_TOKENS = 1 << 22
 
 
 @dataclass
@@ -150,6 +155,8 @@ class BatchRLTrainer(Exact, Trainer):
 
     data: TrainingExperiences
     components: tuple[str, ...] = ("rl",)
+    #: Takes what a step saw of each token, where that is to be kept.
+    annotations: AnnotationWriter | None = None
 
     def __init__(
         self,
@@ -237,16 +244,20 @@ class BatchRLTrainer(Exact, Trainer):
         self.witness.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
-        inputs.pop(SEGMENTS, None)
+        segments: np.ndarray | None = inputs.pop(SEGMENTS, None)
         mask = inputs["completion_mask"][:, 1:] != 0
         outputs = self.outputs(model, inputs)
         counts = self.counts(inputs).clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        sums = [
-            (tokens.masked_fill(~mask, 0.0) * weighed(inputs, name) * inputs["weight"][:, None]).sum()
+        parts = [
+            tokens.masked_fill(~mask, 0.0) * weighed(inputs, name) * inputs["weight"][:, None]
             for name, tokens in self.token_losses(outputs, inputs).items()
         ]
-        loss = (torch.stack(sums) / counts).sum()
+        loss = (torch.stack([part.sum() for part in parts]) / counts).sum()
         self.require_finite(loss, rows)
+        if self.annotations is not None:
+            with torch.no_grad():
+                shares = torch.stack([part / n for part, n in zip(parts, counts, strict=True)]).sum(dim=0)
+                self._annotate(rows, segments, inputs, mask, {**self.annotated(outputs, inputs), "losses": shares})
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
         scaled = loss * self.args.world_size
@@ -262,6 +273,32 @@ class BatchRLTrainer(Exact, Trainer):
             assert reference is not None  # ``compare`` made it, or the file has it
             found["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
         return {name: found[name] for name in self.components}
+
+    def annotated(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """What is kept of each token of a batch beside its part of the loss: columns of ANNOTATIONS, (B, L − 1)."""
+        assert self.limited is not None
+        mine = weighed(inputs, "rl") != 0
+        ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)
+        return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mine}
+
+    def _annotate(
+        self,
+        rows: np.ndarray,
+        segments: np.ndarray | None,
+        inputs: dict[str, Any],
+        mask: torch.Tensor,
+        values: dict[str, torch.Tensor],
+    ) -> None:
+        assert self.annotations is not None
+        line, position = mask.cpu().numpy().nonzero()
+        position += 1
+        if segments is None:
+            owner, place = (rows % len(self.data))[line], position
+        else:
+            owner, place = segments[line, position], inputs["position_ids"].cpu().numpy()[line, position]
+        at = self.data.sequences.token_ids.offsets[owner] + place
+        found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
+        self.annotations.add(self.state.global_step + 1, at, found)
 
     def _note(self, logps: torch.Tensor, inputs: dict[str, Any], _mask: torch.Tensor) -> None:
         assert self.limited is not None
@@ -282,20 +319,30 @@ class BatchRLTrainer(Exact, Trainer):
         super().log(logs, *more, **kwargs)
 
     def compare(self, refuse: bool) -> dict[str, float]:
-        """Score the whole file with the model as it was loaded, announce the ratio, and keep what the loss needs of it.
+        """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
+        file whose scores the loss does not need, sequences of about ``RATIO_TOKENS`` tokens are scored.
 
         ``refuse``: the model is the one that sampled the file, so log-probs that disagree with it are an error (L305).
         """
-        found = self.score_all(self.collator)
-        sequences = self.data.sequences
-        mine = self.data.of_policy
-        facts = ratio_facts(found[mine], sequences.logprobs.values[mine])
-        known = self.data.ref_logprobs
-        if known is not None or "ref_kl" in self.components or self.policy_loss.needs_reference:
-            self.collator.reference = sequences.token_ids.like(found.astype(np.float32)) if known is None else known
+        sequences, known = self.data.sequences, self.data.ref_logprobs
+        needed = "ref_kl" in self.components or self.policy_loss.needs_reference
+        # A reference is of every token; for the ratio alone a part of a large file does.
+        every = known is None and needed
+        rows = np.arange(len(sequences)) if every else sample(sequences.lengths, RATIO_TOKENS, self.args.seed)
+        found = self.score_all(self.collator, rows)
+        ratios = Ratios()
+        for part in chunks(found.offsets):
+            mine = self.data.of_policy(rows[part])
+            ratios.add(part_of(found, part).values[mine], sequences.logprobs.take(rows[part]).values[mine])
+        if known is not None or needed:
+            self.collator.reference = self._as_floats(found) if known is None else known
+        if not ratios.tokens:
+            return {}
+        facts = ratios.facts()
         if self.is_world_process_zero():
             event("ratio", **facts)
-            event("note", text=ratio_text(facts))
+            some = "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {len(sequences):,} sequences)"
+            event("note", text=ratio_text(facts) + some)
         if refuse and facts["share_outside"] > _MAY_BE_FAR:
             raise RefusedError(
                 f"the saved log-probabilities are not this model's, though the file says that it was sampled with it: "
@@ -305,29 +352,56 @@ class BatchRLTrainer(Exact, Trainer):
             )
         return facts
 
-    def score_all(self, collator: ExperienceCollator) -> np.ndarray:
-        """The output for every trained token of the collator's data, float64, flat beside the ids; shared among the
-        processes."""
+    def score_all(self, collator: ExperienceCollator, rows: np.ndarray | None = None) -> Ragged:
+        """The output for every trained token of the sequences ``rows`` of the collator's data (None: all), float64, a list a
+        sequence; shared among the processes."""
         sequences = collator.data.sequences
-        order = sibling_order(prompt_groups(sequences.token_ids, sequences.loss_mask), sequences.lengths)
+        rows = np.arange(len(sequences)) if rows is None else rows
+        lengths = sequences.lengths[rows]
+        order = sibling_order(sequences.siblings[rows], lengths)
         size = self.args.per_device_train_batch_size
         shares = [order[i : i + size] for i in range(0, len(order), size)]
-        found = torch.zeros(len(sequences.token_ids.values), dtype=torch.float64)
+        offsets = offsets_of(lengths)
+        found = scratch(int(offsets[-1]), "<f8", self._folder)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise UsageError("the file is scored before training, which a sharded model cannot do yet")
         model: Any = self.model
         training = model.training
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
-            for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-                batch = collator([{"row": int(row)} for row in rows])
+            for places in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
+                batch = collator([{"row": int(row)} for row in rows[places]])
                 batch.pop(ROWS)
                 batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
-                outputs = self.outputs(model, batch).double().cpu()
-                for line, row in enumerate(rows):
-                    span = sequences.token_ids.span(row)
-                    found[span.start + 1 : span.stop] = outputs[line, : span.stop - span.start - 1]
+                outputs = self.outputs(model, batch).double().cpu().numpy()
+                for line, place in enumerate(places):
+                    begin, end = int(offsets[place]), int(offsets[place + 1])
+                    found[begin + 1 : end] = outputs[line, : end - begin - 1]
         model.train(training)
         if self.accelerator.num_processes > 1:
-            found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
-        return found.numpy()
+            for start in range(0, len(found), CHUNK):
+                part = torch.from_numpy(found[start : start + CHUNK]).to(self.accelerator.device)
+                found[start : start + CHUNK] = self.accelerator.reduce(part, reduction="sum").cpu().numpy()
+                release()
+        return Ragged(found, offsets)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.args.output_dir).parent
+
+    def _as_floats(self, lists: Ragged) -> Ragged:
+        """float32 in place of float64."""
+        found = scratch(len(lists.values), "<f4", self._folder)
+        for start in range(0, len(found), CHUNK):
+            found[start : start + CHUNK] = lists.values[start : start + CHUNK]
+            release()
+        return lists.like(found)
+
+
+def sample(lengths: np.ndarray, tokens: int, seed: int) -> np.ndarray:
+    """Rows, rising, drawn at random until they have about ``tokens`` tokens; all where there are no more."""
+    if lengths.sum() <= tokens:
+        return np.arange(len(lengths))
+    drawn = np.random.default_rng(seed).permutation(len(lengths))
+    many = int(np.searchsorted(np.cumsum(lengths[drawn]), tokens, side="right"))
+    return np.sort(drawn[: max(many, 1)])
