@@ -186,7 +186,6 @@ def _build(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts)
-    give_back()
     score_name, scores, scored_by = scores_of(sources, rollouts, name)
     rollouts = rollouts.append_column("score", scores)
     sound, left_out = _without_breaks(rollouts, config.breaks)

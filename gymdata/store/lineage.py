@@ -24,6 +24,7 @@ from gymdata.store.objects.places import is_url
 from gymdata.store.paths import find_run_json, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
+from gymdata.tuning import give_back
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -75,6 +76,7 @@ def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
 
 def refuse_duplicates(rollouts: pa.Table) -> None:
     extra = rollouts.num_rows - pc.count_distinct(rollouts["rollout_id"]).as_py()
+    give_back()
     if extra:
         raise RefusedError(
             f"{extra:,} rollout(s) are there more than once",
