@@ -108,7 +108,7 @@ def judge(
         settings["path"] = str(path_of(path, "judge"))
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = JudgeConfig.load(None, {**base, **settings})
-    config = config.model_copy(update={"path": located(config.path)})
+    config = config.model_copy(update={"path": str(located(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
     if not field.comparisons:

@@ -134,7 +134,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     base = config.model_dump(exclude_unset=True) if config is not None else {}
     config = ScoreConfig.load(None, {**base, **settings})
-    config = config.model_copy(update={"path": located(config.path)})
+    config = config.model_copy(update={"path": str(located(config.path))})
     resolve(config.path, ROLLOUTS)  # a missing path is reported at once
     source = find_run_json(config.path)
     sources = load_sources(config, progress, functions)
