@@ -29,7 +29,7 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from gymdata.engines._shared_prefixes import Mode, Sharing, reshard, share_prefixes
 from gymdata.engines.prefix_tree import prompt_groups
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, UsageError
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import (
     ROWS,
@@ -71,7 +71,7 @@ def save_merged(trainer: Any, out: Path) -> None:
     """The whole model into ``out``, an adapter merged: what loads it as a classifier knows no adapters."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "merge_and_unload"):
-        trainer.save_model(str(out))
+        trainer.save_whole(out)
     elif trainer.is_world_process_zero():
         model.merge_and_unload().save_pretrained(out)
 
@@ -87,6 +87,8 @@ class Exact:
     #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
+    #: Whether an adapter is merged when the model is saved.
+    merges: bool = False
     #: What is done once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
@@ -102,6 +104,15 @@ class Exact:
     accelerator: Any
     compute_loss_context_manager: Any
     callback_handler: Any
+
+    def __init__(self, *, args: Any, **rest: Any) -> None:
+        own = args.save_only_model
+        # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
+        args.save_only_model = own or "distributed_config" in (args.model_init_kwargs or {})
+        try:
+            super().__init__(args=args, **rest)
+        finally:
+            args.save_only_model = own
 
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
@@ -286,6 +297,7 @@ class Exact:
 
     def watched(self) -> None:
         """Have the witness follow this trainer, and prefixes be shared; the library's ``__init__`` is done."""
+        self._refuse_unsavable()
         self.share_prefixes()
         save_tied_weights_once(self.model)
         self.witness.bind(self)
@@ -302,9 +314,29 @@ class Exact:
         """What the trained model is like, for run.json. Called on every process, before the model is saved."""
         return {}
 
+    def _refuse_unsavable(self) -> None:
+        """Raises UsageError for a way of sharding that would train a model and save none."""
+        if self.merges and hasattr(self.model, "peft_config") and (self.sharded_early or self.sharded_late):
+            raise UsageError(
+                "a LoRA adapter of this trainer is merged into its model, which cannot be done while the model is sharded",
+                hint="train without sharding (an adapter needs far less memory than a model), or without LoRA",
+            )
+        zero = self.accelerator.deepspeed_config["zero_optimization"] if self.is_deepspeed_enabled else {}
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+            raise UsageError(
+                "with this configuration DeepSpeed's ZeRO-3 saves no model that can be loaded",
+                hint="zero3_save_16bit_model: true in the file of --accelerate-config, below deepspeed_config",
+            )
+
+    def save_whole(self, out: Path) -> None:
+        """The model, or its adapter, into ``out``. Called on every process."""
+        if self.is_fsdp_enabled:  # accelerate saves parts, unless it is told otherwise
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+
     def save_trained(self, out: Path) -> None:
         """The trained model into ``out``. Called on every process."""
-        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+        self.save_whole(out)
 
     def heldout_figures(self) -> dict[str, float]:
         """What the model makes of held-out tasks, for the metrics of each epoch."""

@@ -127,11 +127,6 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     out = Path(job["output"])
     args, peft = _arguments(job, module.CONFIG, out)
     config = TRAINERS[job["trainer"]].of_job(job)
-    if peft is not None and job.get("shard") and job["trainer"] in ("reward", "value"):
-        raise UsageError(
-            f"train-{job['trainer']} merges a LoRA adapter into its model, which it cannot while the model is sharded",
-            hint="leave out --shard (a model of which only an adapter is trained needs less memory), or LoRA",
-        )
     set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
     data = config.prepare(read_table(job["data"], config.table, columns=config.columns), job["data"])
     stopper = StopOnSignal()
