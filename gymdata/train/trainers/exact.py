@@ -87,6 +87,8 @@ class Exact:
     #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
+    #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
+    in_parts: bool = False
     #: Whether an adapter is merged when the model is saved.
     merges: bool = False
     #: What is done once accelerate has sharded the model.
@@ -108,7 +110,8 @@ class Exact:
     def __init__(self, *, args: Any, **rest: Any) -> None:
         own = args.save_only_model
         # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
-        args.save_only_model = own or "distributed_config" in (args.model_init_kwargs or {})
+        self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
+        args.save_only_model = own or self.in_parts
         try:
             super().__init__(args=args, **rest)
         finally:
@@ -120,7 +123,7 @@ class Exact:
             return
         if self.sharded_late:
             self.sharing = "off"
-            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard can share)")
+            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
             return
         found: list[Sharing] = []
         for model in (getattr(self, "ref_model", None), self.model):
@@ -229,7 +232,7 @@ class Exact:
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         own: Any = super()
-        if not self.sharded_early:
+        if not self.in_parts:
             own._save_optimizer_and_scheduler(output_dir)
             return
         # The library would save the first process's part alone.
@@ -240,7 +243,7 @@ class Exact:
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         own: Any = super()
-        if not self.sharded_early or folder is None:
+        if not self.in_parts or folder is None:
             own._load_optimizer_and_scheduler(folder)
             return
         optimizer = self.optimizer.optimizer
@@ -251,7 +254,7 @@ class Exact:
 
     @property
     def sharded_early(self) -> bool:
-        """Whether the model was loaded sharded (--shard)."""
+        """Whether the model was loaded sharded (--shard-model)."""
         return bool(self.is_distributed_loading_by_transformers)
 
     def batches_to_score(

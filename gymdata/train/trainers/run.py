@@ -206,7 +206,7 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
         "dtype": model.dtype,
         "attn_implementation": model.attn_implementation,
     }
-    if job.get("shard") and args.world_size > 1:
+    if job.get("shard_model"):
         args.model_init_kwargs["distributed_config"] = {"fsdp_size": args.world_size}
     return args, get_peft_config(model)
 
