@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,8 @@ class Exact:
         if self.sharded_early and hasattr(self.model, "peft_config"):
             # The main process alone saves an adapter, which is whole on each; the model below it is not, and stays as it is.
             state_dict = {k: v for k, v in self.model.state_dict().items() if not isinstance(v, DTensor)}
+        elif state_dict is not None:
+            state_dict = without_tied(self.model, state_dict)
         own._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -360,17 +362,19 @@ class Exact:
         )
 
 
+def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights that a model is saved with. Those that were put together of a sharded model no longer show that they are
+    tied, one tensor under two names."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    return {name: value for name, value in weights.items() if tied.get(name) not in weights}
+
+
 def save_tied_weights_once(model: Any) -> None:
-    """The parts of a sharded model that are put together to be saved no longer show that they are one tensor."""
+    """Have a model that was loaded sharded save its weights ``without_tied``."""
     if not getattr(model, "is_distributed_loading_by_transformers", False):
         return
     together = model.gather_sharded_state_dict_for_save
-
-    def gather(*arguments: Any, **named: Any) -> dict[str, Any]:
-        found: dict[str, Any] = together(*arguments, **named)
-        return {name: value for name, value in found.items() if model.all_tied_weights_keys.get(name) not in found}
-
-    model.gather_sharded_state_dict_for_save = gather
+    model.gather_sharded_state_dict_for_save = lambda *given, **named: without_tied(model, together(*given, **named))
 
 
 @contextmanager
