@@ -854,7 +854,7 @@ def train_dpo(
     launcher: Literal["accelerate", "torchrun"] = "accelerate",
     accelerate_config: str | Path | None = None,
     machine_rank: int | None = None,
-    shard: bool = False,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     ref: Literal["model", "saved"] = "model",
@@ -874,7 +874,7 @@ def train_dpo(
     launcher: What starts the processes; torchrun is configured by its PET_… variables.
     accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
-    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -898,7 +898,7 @@ def train_kto(
     launcher: Literal["accelerate", "torchrun"] = "accelerate",
     accelerate_config: str | Path | None = None,
     machine_rank: int | None = None,
-    shard: bool = False,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -920,7 +920,7 @@ def train_kto(
     launcher: What starts the processes; torchrun is configured by its PET_… variables.
     accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
-    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -947,7 +947,7 @@ def train_reward(
     launcher: Literal["accelerate", "torchrun"] = "accelerate",
     accelerate_config: str | Path | None = None,
     machine_rank: int | None = None,
-    shard: bool = False,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     split: float = 0.1,
@@ -967,7 +967,7 @@ def train_reward(
     launcher: What starts the processes; torchrun is configured by its PET_… variables.
     accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
-    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -990,7 +990,7 @@ def train_rl(
     launcher: Literal["accelerate", "torchrun"] = "accelerate",
     accelerate_config: str | Path | None = None,
     machine_rank: int | None = None,
-    shard: bool = False,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     loss: str = "ppo_clip",
     kl_beta: float = 0.0,
@@ -1020,7 +1020,7 @@ def train_rl(
     launcher: What starts the processes; torchrun is configured by its PET_… variables.
     accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
-    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     loss: Policy loss: ppo_clip, cispo, tis_reinforce, tis_sequence, mis, icepop, gspo, gmpo, dppo_tv, dppo_kl,
@@ -1055,7 +1055,7 @@ def train_sft(
     launcher: Literal["accelerate", "torchrun"] = "accelerate",
     accelerate_config: str | Path | None = None,
     machine_rank: int | None = None,
-    shard: bool = False,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -1079,7 +1079,7 @@ def train_sft(
     launcher: What starts the processes; torchrun is configured by its PET_… variables.
     accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
-    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -1108,7 +1108,7 @@ def train_value(
     launcher: Literal["accelerate", "torchrun"] = "accelerate",
     accelerate_config: str | Path | None = None,
     machine_rank: int | None = None,
-    shard: bool = False,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
@@ -1128,7 +1128,7 @@ def train_value(
     launcher: What starts the processes; torchrun is configured by its PET_… variables.
     accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
-    shard: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.

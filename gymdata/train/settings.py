@@ -100,7 +100,7 @@ class TrainConfig(Config):
     machine_rank: int | None = pydantic.Field(
         None, ge=0, description="Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config)."
     )
-    shard: bool = pydantic.Field(
+    shard_model: bool = pydantic.Field(
         False, description="Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2)."
     )
     prefix_sharing: Literal["auto", "on", "off"] = pydantic.Field(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from gymdata.engines._shared_prefixes import Mode, Sharing, reshard, share_prefixes
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, UsageError
 from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import (
@@ -71,7 +71,7 @@ def save_merged(trainer: Any, out: Path) -> None:
     """The whole model into ``out``, an adapter merged: what loads it as a classifier knows no adapters."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "merge_and_unload"):
-        trainer.save_model(str(out))
+        trainer.save_whole(out)
     elif trainer.is_world_process_zero():
         model.merge_and_unload().save_pretrained(out)
 
@@ -89,6 +89,10 @@ class Exact:
     #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
+    #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
+    in_parts: bool = False
+    #: Whether an adapter is merged when the model is saved.
+    merges: bool = False
     #: What is done once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
@@ -105,13 +109,23 @@ class Exact:
     compute_loss_context_manager: Any
     callback_handler: Any
 
+    def __init__(self, *, args: Any, **rest: Any) -> None:
+        own = args.save_only_model
+        # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
+        self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
+        args.save_only_model = own or self.in_parts
+        try:
+            super().__init__(args=args, **rest)
+        finally:
+            args.save_only_model = own
+
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
         if self.sharing == "off" or self.shared is not None:
             return
         if self.sharded_late:
             self.sharing = "off"
-            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard can share)")
+            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
             return
         found: list[Sharing] = []
         for model in (getattr(self, "ref_model", None), self.model):
@@ -216,11 +230,13 @@ class Exact:
         if self.sharded_early and hasattr(self.model, "peft_config"):
             # The main process alone saves an adapter, which is whole on each; the model below it is not, and stays as it is.
             state_dict = {k: v for k, v in self.model.state_dict().items() if not isinstance(v, DTensor)}
+        elif state_dict is not None:
+            state_dict = without_tied(self.model, state_dict)
         own._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         own: Any = super()
-        if not self.sharded_early:
+        if not self.in_parts:
             own._save_optimizer_and_scheduler(output_dir)
             return
         # The library would save the first process's part alone.
@@ -231,7 +247,7 @@ class Exact:
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         own: Any = super()
-        if not self.sharded_early or folder is None:
+        if not self.in_parts or folder is None:
             own._load_optimizer_and_scheduler(folder)
             return
         optimizer = self.optimizer.optimizer
@@ -242,7 +258,7 @@ class Exact:
 
     @property
     def sharded_early(self) -> bool:
-        """Whether the model was loaded sharded (--shard)."""
+        """Whether the model was loaded sharded (--shard-model)."""
         return bool(self.is_distributed_loading_by_transformers)
 
     def batches_to_score(
@@ -288,6 +304,7 @@ class Exact:
 
     def watched(self) -> None:
         """Have the witness follow this trainer, and prefixes be shared; the library's ``__init__`` is done."""
+        self._refuse_unsavable()
         self.share_prefixes()
         save_tied_weights_once(self.model)
         self.witness.bind(self)
@@ -304,9 +321,29 @@ class Exact:
         """What the trained model is like, for run.json. Called on every process, before the model is saved."""
         return {}
 
+    def _refuse_unsavable(self) -> None:
+        """Raises UsageError for a way of sharding that would train a model and save none."""
+        if self.merges and hasattr(self.model, "peft_config") and (self.sharded_early or self.sharded_late):
+            raise UsageError(
+                "a LoRA adapter of this trainer is merged into its model, which cannot be done while the model is sharded",
+                hint="train without sharding (an adapter needs far less memory than a model), or without LoRA",
+            )
+        zero = self.accelerator.deepspeed_config["zero_optimization"] if self.is_deepspeed_enabled else {}
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+            raise UsageError(
+                "with this configuration DeepSpeed's ZeRO-3 saves no model that can be loaded",
+                hint="zero3_save_16bit_model: true in the file of --accelerate-config, below deepspeed_config",
+            )
+
+    def save_whole(self, out: Path) -> None:
+        """The model, or its adapter, into ``out``. Called on every process."""
+        if self.is_fsdp_enabled:  # accelerate saves parts, unless it is told otherwise
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+
     def save_trained(self, out: Path) -> None:
         """The trained model into ``out``. Called on every process."""
-        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+        self.save_whole(out)
 
     def heldout_figures(self) -> dict[str, float]:
         """What the model makes of held-out tasks, for the metrics of each epoch."""
@@ -347,17 +384,19 @@ class Exact:
         )
 
 
+def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights that a model is saved with. Those that were put together of a sharded model no longer show that they are
+    tied, one tensor under two names."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    return {name: value for name, value in weights.items() if tied.get(name) not in weights}
+
+
 def save_tied_weights_once(model: Any) -> None:
-    """The parts of a sharded model that are put together to be saved no longer show that they are one tensor."""
+    """Have a model that was loaded sharded save its weights ``without_tied``."""
     if not getattr(model, "is_distributed_loading_by_transformers", False):
         return
     together = model.gather_sharded_state_dict_for_save
-
-    def gather(*arguments: Any, **named: Any) -> dict[str, Any]:
-        found: dict[str, Any] = together(*arguments, **named)
-        return {name: value for name, value in found.items() if model.all_tied_weights_keys.get(name) not in found}
-
-    model.gather_sharded_state_dict_for_save = gather
+    model.gather_sharded_state_dict_for_save = lambda *given, **named: without_tied(model, together(*given, **named))
 
 
 @contextmanager

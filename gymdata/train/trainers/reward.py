@@ -74,6 +74,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
 
     data: RewardPairs
     args: RewardConfig
+    merges = True
 
     def __init__(
         self,

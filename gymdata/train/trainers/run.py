@@ -141,11 +141,6 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     out = Path(job["output"])
     args, peft = _arguments(job, module.CONFIG, out)
     config = TRAINERS[job["trainer"]].of_job(job)
-    if peft is not None and job.get("shard") and job["trainer"] in ("reward", "value"):
-        raise UsageError(
-            f"train-{job['trainer']} merges a LoRA adapter into its model, which it cannot while the model is sharded",
-            hint="leave out --shard (a model of which only an adapter is trained needs less memory), or LoRA",
-        )
     set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
     data = opened(out / "job" / DATA)
     stopper = StopOnSignal()
@@ -236,7 +231,7 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
         "dtype": model.dtype,
         "attn_implementation": model.attn_implementation,
     }
-    if job.get("shard") and args.world_size > 1:
+    if job.get("shard_model"):
         args.model_init_kwargs["distributed_config"] = {"fsdp_size": args.world_size}
     return args, get_peft_config(model)
 

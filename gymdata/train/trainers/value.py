@@ -112,6 +112,7 @@ class ExactValueTrainer(BatchRLTrainer):
 
     data: TrainingReturns
     components = ("value",)
+    merges = True
 
     def __init__(self, *, value_loss: ValueLoss, **rest: Any) -> None:
         super().__init__(**rest)

@@ -9,27 +9,30 @@ from typing import Any
 
 @contextmanager
 def accelerate_shards(wanted: bool) -> Iterator[None]:
-    """Within this trainers find accelerate as it is with FSDP2 on a GPU; what it then does is its own."""
+    """Within this accelerate says of itself what it says with FSDP2 on GPUs; what it then does is its own."""
+    from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
     from transformers import Trainer
 
-    own = Trainer.create_accelerator_and_postprocess
+    begin, create = AcceleratorState.__init__, Trainer.create_accelerator_and_postprocess
 
-    def create(trainer: Any) -> None:
-        own(trainer)
-        state = trainer.accelerator.state
-        state.fsdp_plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="transformer_based_wrap",
-            cpu_ram_efficient_loading=False,
-            state_dict_type="FULL_STATE_DICT",
-        )
+    def begun(state: Any, *arguments: Any, **named: Any) -> None:
+        begin(state, *arguments, **named)
         state.distributed_type = DistributedType.FSDP
+
+    def created(trainer: Any) -> None:
+        create(trainer)
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+        )
+        trainer.accelerator.state.fsdp_plugin = plugin
+        trainer.accelerator.state.distributed_type = DistributedType.FSDP
         trainer.is_fsdp_enabled = True
+        AcceleratorState.__init__ = begun
 
     if wanted:
-        Trainer.create_accelerator_and_postprocess = create
+        Trainer.create_accelerator_and_postprocess = created
     try:
         yield
     finally:
-        Trainer.create_accelerator_and_postprocess = own
+        AcceleratorState.__init__, Trainer.create_accelerator_and_postprocess = begin, create

@@ -38,12 +38,12 @@ for kind in kinds:
     for algorithm, file in files.items():
         given = {**settings, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
         folder = Path(out) / f"{algorithm}-{kind}"
-        job = {"num_processes": 2, "shard": kind.startswith("sharded")}
+        job = {"num_processes": 2, "shard_model": kind.startswith("sharded")}
         with accelerate_shards(kind.startswith("accelerate")):
             if kind.endswith("resumed"):
-                given |= {"save_strategy": "steps", "save_steps": 2}
+                given |= {"save_strategy": "steps", "save_steps": 1}
                 stopped, _ = start(algorithm, Path(file), Path(policy), folder, given, **job)
-                stopped.add_callback(Crash(3))
+                stopped.add_callback(Crash(2))
                 try:
                     stopped.train()
                 except RuntimeError as error:
@@ -157,7 +157,7 @@ def test_sharding_by_accelerate_and_resuming_are_the_same(two_more: Path, algori
     folder = two_more / f"{algorithm}-{kind}"
     assert_same_training(two_more / f"{algorithm}-one", folder)
     assert_proven(folder)
-    assert json.loads((folder / "proof.json").read_text())["from"] == ("checkpoint-2" if "resumed" in kind else None)
+    assert json.loads((folder / "proof.json").read_text())["from"] == ("checkpoint-1" if "resumed" in kind else None)
 
 
 def assert_same_training(one: Path, other: Path) -> None:
@@ -177,3 +177,60 @@ def assert_proven(folder: Path) -> None:
     assert proof["equal"] is True
     assert proof["before_first_step"] == proof["file"]
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("job", "environment", "expected"),
+    [
+        ({"num_processes": 1}, {}, []),
+        ({"num_processes": 4}, {}, ["launch", "--multi_gpu", "--num_processes", "4", "--num_machines", "1",
+         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]),
+        ({"num_processes": 1, "accelerate_config": "/f.yaml"}, {}, ["launch", "--config_file", "/f.yaml"]),
+        ({"num_processes": 16, "accelerate_config": "/f.yaml", "machine_rank": 1}, {},
+         ["launch", "--config_file", "/f.yaml", "--num_processes", "16", "--machine_rank", "1"]),
+        ({"num_processes": 2, "launcher": "torchrun"}, {}, ["--nproc_per_node", "2", "--standalone"]),
+        ({"num_processes": 1, "launcher": "torchrun"}, {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8"}, []),
+        ({"num_processes": 8, "launcher": "torchrun", "machine_rank": 1}, {"PET_NNODES": "2"},
+         ["--nproc_per_node", "8", "--node_rank", "1"]),
+    ],
+)  # fmt: skip
+def test_what_the_launcher_is_given(
+    monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], environment: dict[str, str], expected: list[str]
+) -> None:
+    """What the settings do not say is left to the file of accelerate and to the variables of torchrun."""
+    from gymdata.train.trainers.run import launcher
+
+    for name in ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launcher(job)[1:] == expected
+
+
+@pytest.mark.full
+def test_two_machines_train_one_model(policy: Path, tmp_path: Path) -> None:
+    """The same command on two machines: the first one's report has the proof of all processes, the other took part, and the
+    model is there."""
+    file = file_for("rl", policy, tmp_path / "data")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = ["train-rl", file, "-m", policy, "-o", tmp_path / "out", "--json", "--launcher", "torchrun", "--shard-model",
+             "--set", "num_train_epochs=1", "--set", "per_device_train_batch_size=2"]  # fmt: skip
+    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PET_NNODES": "2", "PET_NODE_RANK": str(rank),
+                            "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [machine.communicate() for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    first, second = (json.loads(out) for out, _ in said)
+    assert (first["status"], second["status"]) == ("completed", "took part")
+    assert first["trained_tokens"]["equal"] is True
+    assert first["settings"]["seed"] == 42
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert "the first one writes the output" in said[1][1]
