@@ -10,7 +10,7 @@ trained; they are counted. Neither choice depends on the order of the rows.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -398,24 +398,45 @@ def training_rollouts(
     them, at the rollouts' temperatures (``TeacherDistributions``), and refused without. Raises RefusedError when no
     rollout is chosen (R501) or the tokens must not be trained on (T205, T206, T213, L301 to L303).
     """
-    if not table.num_rows:
-        raise DataError.empty(where, "rollouts")
-    total, table = table.num_rows, of_model(table, target_model, where)
-    rows = chosen_rollouts(table, select, min_reward)
-    if not len(rows):
-        floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
-        raise RefusedError(
-            f"{where}: none of {table.num_rows:,} rollouts has a reward to be chosen by{floor}",
-            code="R501",
-            hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
-        )
-    mine = table.take(pa.array(rows))
+    total = table.num_rows
+    mine = table.take(pa.array(rollouts_to_train(table, select, min_reward, where, target_model)))
     k = _alternatives_per_token(mine, where) if distill else 0
     made = sampled_sequences(mine, where, target_agents, rendered=rendered, alternatives_per_token=k)
     data = training_experiences(made, max_length, where)
     if distill:
         data = TeacherDistributions.beside(data, made, k)
-    once = data if keep_duplicates else data.take(data.sequences.first_of_equal())
+    return _once(data, total, None if keep_duplicates else set())
+
+
+def rollouts_to_train(
+    table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
+) -> np.ndarray:
+    """Row numbers, rising, of the rollouts that are trained by likelihood; the table needs no turns. Raises DataError and
+    RefusedError as ``training_rollouts``."""
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    rows = of_model(table, model, where)
+    chosen = chosen_rollouts(table.take(pa.array(rows)), select, min_reward)
+    if not len(chosen):
+        floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
+        raise RefusedError(
+            f"{where}: none of {len(rows):,} rollouts has a reward to be chosen by{floor}",
+            code="R501",
+            hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
+        )
+    return np.asarray(rows[chosen])
+
+
+def rollout_part(
+    made: pa.Table, total: int, max_length: int | None, where: str, seen: set[bytes] | None
+) -> TrainingExperiences:
+    """As ``training_rollouts`` of the sequences ``made`` of some of the chosen rollouts. ``seen``: keys of those before, to
+    drop what is there again; None keeps it. ``total``: rollouts that these were chosen from."""
+    return _once(training_experiences(made, max_length, where), total, seen)
+
+
+def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> TrainingExperiences:
+    once = data if seen is None else data.take(data.sequences.first_of_equal(seen=seen))
     chosen = {
         "rollouts": total,
         "rollouts_chosen": len(set(data.rollout_ids)),
@@ -515,23 +536,39 @@ def sampled_sequences(
     (T205), no turns of these agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
     """
     require_agents(rollouts["turns"].chunks, agents, where)
-    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
-    parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
-    made = pa.concat_tables(parts)
+    made = made_sequences(rollouts, where, agents, rendered=rendered, alternatives_per_token=alternatives_per_token)
     if not made.num_rows:
-        hint = (
-            "`gymdata tokenize` renders ids from the text, as second class: training takes them with --allow-rendered"
-        )
-        raise RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
+        raise no_token_ids(where)
     return made
 
 
-def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
-    """The rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError for none."""
+def made_sequences(
+    rollouts: pa.Table,
+    where: str,
+    agents: Collection[str] = (),
+    *,
+    rendered: bool = False,
+    alternatives_per_token: int = 0,
+) -> pa.Table:
+    """As ``sampled_sequences`` of a part of the rollouts, which may have no sequences and no turns of the agents."""
+    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
+    parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
+    return pa.concat_tables(parts)
+
+
+def no_token_ids(where: str) -> RefusedError:
+    """The rollouts have nothing that could be trained."""
+    hint = "`gymdata tokenize` renders ids from the text, as second class: training takes them with --allow-rendered"
+    return RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
+
+
+def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
+    """Row numbers of the rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError for
+    none."""
     if model is None:
-        return rollouts
-    mine = rollouts.filter(pc.equal(rollouts["policy"], model))
-    if not mine.num_rows:
+        return np.arange(rollouts.num_rows)
+    mine = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
+    if not len(mine):
         there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
         raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
     return mine
@@ -642,9 +679,22 @@ def training_labels(
     Raises RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards differ) or the tokens must
     not be trained on (T205, T206, T213, L301 to L303).
     """
+    rows, desirable, counts = rollouts_to_label(table, threshold, where, target_model)
+    mine = table.take(pa.array(rows))
+    made = sampled_sequences(mine, where, target_agents, rendered=rendered)
+    label = dict(zip(mine["rollout_id"].to_pylist(), desirable.tolist(), strict=True))
+    return label_part(made, label, counts, max_length, where, None if keep_duplicates else set())
+
+
+def rollouts_to_label(
+    table: pa.Table, threshold: float | None, where: str, model: str | None
+) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """(row numbers, desirable or not, counts) of the rollouts that have a label, rising; the table needs no turns. Raises
+    DataError and RefusedError as ``training_labels``."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
-    table = of_model(table, target_model, where)
+    of = of_model(table, model, where)
+    table = table.take(pa.array(of))
     rows, desirable = labels(table, threshold)
     known = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
     if not known:
@@ -660,18 +710,28 @@ def training_labels(
             code="R503",
             hint="--threshold sets the reward above which a rollout is desirable",
         )
-    made = sampled_sequences(table.take(pa.array(rows)), where, target_agents, rendered=rendered)
-    data = training_experiences(made, max_length, where)
-    label = dict(zip(table["rollout_id"].take(pa.array(rows)).to_pylist(), desirable.tolist(), strict=True))
-    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
-    whole = TrainingLabels(**{**vars(data), "label": mine})
-    once = whole if keep_duplicates else whole.take(whole.sequences.first_of_equal(mine))
     counts = {
         "rollouts": table.num_rows,
         "desirable": int(desirable.sum()),
         "undesirable": int((~desirable).sum()),
         "left_out_tie": known - len(rows),
         "left_out_no_reward": table.num_rows - known,
-        "left_out_duplicate": len(whole) - len(once),
     }
-    return replace(once, chosen=counts)
+    return np.asarray(of[rows]), desirable, counts
+
+
+def label_part(
+    made: pa.Table,
+    label: Mapping[str, bool],
+    counts: Mapping[str, int],
+    max_length: int | None,
+    where: str,
+    seen: set[bytes] | None,
+) -> TrainingLabels:
+    """As ``training_labels`` of the sequences ``made`` of some rollouts with their ``label``; ``seen`` as in
+    ``rollout_part``."""
+    data = training_experiences(made, max_length, where)
+    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
+    whole = TrainingLabels(**{**vars(data), "label": mine})
+    once = whole if seen is None else whole.take(whole.sequences.first_of_equal(mine, seen=seen))
+    return replace(once, chosen={**counts, "left_out_duplicate": len(whole) - len(once)})

@@ -14,25 +14,36 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
-from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
 from gymdata.train.losses import LOSSES, with_setting
-from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
-from gymdata.train.parts import ROWS, distinct, experience_parts
+from gymdata.train.pair_data import (
+    PAIR_COLUMNS,
+    REWARD_COLUMNS,
+    TrainingData,
+    pairs_apart,
+    reward_pairs,
+    training_pairs,
+)
+from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
     TrainingReturns,
+    label_part,
     returns_apart,
+    rollout_part,
+    rollouts_to_label,
+    rollouts_to_train,
     training_experiences,
     training_labels,
     training_returns,
@@ -43,6 +54,8 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
+#: How the processes are started, which says nothing of what is trained.
+LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
@@ -62,6 +75,9 @@ class TrainConfig(Config):
     library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
+    only_with: ClassVar[OnlyWith] = {
+        "accelerate_config": ("--launcher accelerate", lambda c: c.launcher == "accelerate")
+    }
     #: Sequences that a row of training stands for.
     sides: ClassVar[int] = 1
 
@@ -72,7 +88,21 @@ class TrainConfig(Config):
     max_length: int | None = pydantic.Field(
         None, ge=2, description="Truncate longer sequences, and report the tokens lost."
     )
-    num_processes: int = pydantic.Field(1, ge=1, description="Processes of accelerate launch.")
+    num_processes: int = pydantic.Field(
+        1, ge=1, description="Processes: in all for accelerate, on each machine for torchrun."
+    )
+    launcher: Literal["accelerate", "torchrun"] = pydantic.Field(
+        "accelerate", description="What starts the processes; torchrun is configured by its PET_… variables."
+    )
+    accelerate_config: Path | None = pydantic.Field(
+        None, description="File of `accelerate config`: FSDP2, DeepSpeed, several machines."
+    )
+    machine_rank: int | None = pydantic.Field(
+        None, ge=0, description="Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config)."
+    )
+    shard: bool = pydantic.Field(
+        False, description="Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2)."
+    )
     prefix_sharing: Literal["auto", "on", "off"] = pydantic.Field(
         "auto", description="Run what the sequences of a batch begin with once, and batch rollouts of a task together."
     )
@@ -95,7 +125,19 @@ class TrainConfig(Config):
 
     def own(self) -> dict[str, Any]:
         """The settings that say what is trained, apart from where the model comes from and goes to."""
-        return self.model_dump(mode="json", exclude={"model", "output", "num_processes", "trainer"})
+        return self.model_dump(mode="json", exclude={"model", "output", "trainer", *LAUNCHING})
+
+    def launching(self) -> dict[str, Any]:
+        """The settings of ``LAUNCHING``, the file as an absolute path. Raises UsageError when it is not there."""
+        found = self.model_dump(mode="json", include=set(LAUNCHING))
+        if self.accelerate_config is not None:
+            if not self.accelerate_config.is_file():
+                raise UsageError(
+                    f"--accelerate-config {self.accelerate_config}: no such file",
+                    hint="`accelerate config --config_file FILE` writes one",
+                )
+            found["accelerate_config"] = str(self.accelerate_config.resolve())
+        return found
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> Self:
@@ -132,6 +174,7 @@ class TrainDpoConfig(RenderedConfig):
     columns = PAIR_COLUMNS
     sides = 2
     only_with: ClassVar[OnlyWith] = {
+        **TrainConfig.only_with,
         "reward_scale": ("loss_type rpo_sq, rpo_fwd_kl or rpo_bwd_kl", lambda c: c.has_loss("rpo_")),
         "margin_scale": ("a loss_type that takes a margin", lambda c: not c.has_loss(*OWN_PAIR_LOSSES)),
     }
@@ -154,6 +197,11 @@ class TrainDpoConfig(RenderedConfig):
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        rendered = bool(self.allow_rendered)
+        for first, part in pair_parts(source, self.columns, rows):
+            yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
 
 
 def _annotate() -> Any:
@@ -181,7 +229,10 @@ class TrainRlConfig(TrainConfig):
     library = "transformers' TrainingArguments"
     table = EXPERIENCES
     columns = EXPERIENCE_COLUMNS
-    only_with: ClassVar[OnlyWith] = {name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS}
+    only_with: ClassVar[OnlyWith] = {
+        **TrainConfig.only_with,
+        **{name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS},
+    }
 
     loss: str = pydantic.Field(
         "ppo_clip",
@@ -270,6 +321,15 @@ class RolloutsConfig(RenderedConfig):
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
+    def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+        """``rollout_parts`` of the rollouts at ``chosen``."""
+        rendered = bool(self.allow_rendered)
+        return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
+
+    def seen(self) -> set[bytes] | None:
+        """Where what was trained is noted, so that it is not trained twice."""
+        return None if self.keep_duplicates else set()
+
 
 class TrainSftConfig(RolloutsConfig):
     """``gymdata train-sft``. With ``packing`` a batch size counts rows."""
@@ -278,6 +338,7 @@ class TrainSftConfig(RolloutsConfig):
     library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
     only_with: ClassVar[OnlyWith] = {
+        **TrainConfig.only_with,
         "pack_length": ("--packing", lambda c: c.packing),
         "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
     }
@@ -302,6 +363,17 @@ class TrainSftConfig(RolloutsConfig):
             table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
         )
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        if self.distill:  # how many alternatives a token has shows in the whole file only
+            yield from super().parts(source, rows)
+            return
+        table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
+        chosen = rollouts_to_train(table, self.select, self.min_reward, source, self.target_model)
+        total, seen = table.num_rows, self.seen()
+        for _, _, made in self.sequences(source, chosen, rows):
+            yield rollout_part(made, total, self.max_length, source, seen)
+            total = 0
+
 
 class TrainKtoConfig(RolloutsConfig):
     """``gymdata train-kto``. The weights are those of the two halves of the loss."""
@@ -315,9 +387,19 @@ class TrainKtoConfig(RolloutsConfig):
     )
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        table = read_table(source, self.table, ("task_id", "reward", "policy"))
+        chosen, desirable, counts = rollouts_to_label(table, self.threshold, source, self.target_model)
+        seen = self.seen()
+        for numbers, ids, made in self.sequences(source, chosen, rows):
+            label = dict(zip(ids, desirable[numbers].tolist(), strict=True))
+            yield label_part(made, label, counts, self.max_length, source, seen)
+            counts = {}
 
 
 class TrainRewardConfig(RenderedConfig):
@@ -341,6 +423,11 @@ class TrainRewardConfig(RenderedConfig):
         seed = self.trainer.get("seed", 0)
         return reward_pairs(table, self.split, seed, self.max_length, where, rendered=bool(self.allow_rendered))
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        for _, part in pair_parts(source, self.columns, rows):
+            yield pairs_apart(part, held, self.max_length, source, rendered=bool(self.allow_rendered))
+
 
 class TrainValueConfig(TrainConfig):
     """``gymdata train-value``. The loss is that of ``gymdata.train.trainers.value.ValueLoss``."""
@@ -363,9 +450,7 @@ class TrainValueConfig(TrainConfig):
         return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        held: set[str] = set()
-        if self.split:
-            held = split_tasks(distinct(source, self.table, "task_id"), self.split, self.trainer.get("seed", 0))
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
             yield self._usable(returns_apart(part, held, self.max_length, source), source)
 

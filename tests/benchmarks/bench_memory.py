@@ -58,7 +58,7 @@ def peak_mb(algorithm: str, file: Path, model: Path, out: Path) -> dict[str, flo
     command = [
         sys.executable,
         "-m",
-        "gymdata.cli.main",
+        "gymdata.cli",
         f"train-{algorithm}",
         str(file),
         "-m",

@@ -10,9 +10,10 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.objects.fetching import located
+from gymdata.train.annotations import run_behind
 from tests.objects.conftest import ROWS, upload
 from tests.objects.faulty_store import FaultyStore
 
@@ -54,6 +55,17 @@ def test_a_command_reads_what_lies_on_an_object_store(
 def test_a_training_reads_what_lies_on_an_object_store(stored: str, tmp_path: Path) -> None:
     """The proof of the batches of a dry run is that of the local run: the same tokens would be trained."""
     assert main(["train-sft", stored, "-m", "sample_data/policy", "--dry-run", "-o", str(tmp_path / "t")]) == 0
+
+
+def test_no_annotations_are_written_beside_a_url(stored: str, tmp_path: Path) -> None:
+    """What training saw goes beside the rollouts, which cannot be in a copy of theirs: refused with the URL, also for what
+    was made of it here."""
+    with pytest.raises(RefusedError, match="beside the rollouts, and they lie in s3://bucket") as refused:
+        run_behind(located(stored))
+    assert str(refused.value).startswith(f"{stored}: ")
+    assert main(["experience", stored, "--estimator", "rloo", "-o", str(tmp_path / "e")]) == 0
+    with pytest.raises(RefusedError, match="beside the rollouts, and they lie in s3://bucket"):
+        run_behind(tmp_path / "e")
 
 
 def test_the_python_functions_take_urls(stored: str) -> None:

@@ -15,13 +15,13 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.schema import EXPERIENCES
+from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
 from gymdata.store import read_table, write_table
 from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
 from gymdata.train.prepared import PREPARED, opened, prepare
 from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 
-ROLLOUTS = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
+SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 #: Derived numbers of sequences that are kept beside them.
 _DERIVED = ("keys", "first_trained", "siblings", "extent")
 
@@ -30,11 +30,11 @@ _DERIVED = ("keys", "first_trained", "siblings", "extent")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What each trainer reads."""
     folder = tmp_path_factory.mktemp("sources")
-    assert main(["pairs", str(ROLLOUTS), "-o", str(folder / "pairs")]) == 0
-    assert main(["experience", str(ROLLOUTS), "-o", str(folder / "experiences")]) == 0
-    assert main(["experience", str(ROLLOUTS), "--estimator", "gae", "-o", str(folder / "returns")]) == 0
+    assert main(["pairs", str(SAMPLE), "-o", str(folder / "pairs")]) == 0
+    assert main(["experience", str(SAMPLE), "-o", str(folder / "experiences")]) == 0
+    assert main(["experience", str(SAMPLE), "--estimator", "gae", "-o", str(folder / "returns")]) == 0
     built = {"dpo": "pairs", "reward": "pairs", "rl": "experiences", "value": "returns"}
-    return {name: folder / built[name] if name in built else ROLLOUTS for name in TRAINERS}
+    return {name: folder / built[name] if name in built else SAMPLE for name in TRAINERS}
 
 
 def config_of(algorithm: str, **settings: Any) -> Any:
@@ -123,6 +123,44 @@ def test_what_only_the_whole_file_shows_is_refused(tmp_path: Path) -> None:
             prepare(tmp_path / "data", RL.parts(experiences(tmp_path, rows), 1), {})
     with pytest.raises(RefusedError, match=r"row 2 \(r2/0\): advantages has 1 entries"):
         prepare(tmp_path / "data", RL.parts(experiences(tmp_path, [{}, {}, {"advantages": [1.0]}]), 1), {})
+
+
+def test_pairs_and_rollouts_that_are_there_twice_are_refused_across_parts(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """The same row in two parts of one row is found as it is in one table."""
+    for algorithm, table, name, says in (
+        ("dpo", PAIRS, "pairs.parquet", r"pair \w+ is there more than once"),
+        ("sft", ROLLOUTS, "rollouts.parquet", "holds a sequence more than once"),
+    ):
+        rows = read_table(sources[algorithm], table)
+        file = write_table(pa.concat_tables([rows.slice(0, 3), rows.slice(1, 1)]), tmp_path / name, table)
+        config = config_of(algorithm, **({"select": "all"} if algorithm == "sft" else {}))
+        with pytest.raises(DataError, match=says):
+            prepare(tmp_path / "data", config.parts(str(file), 1), {})
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "kto"])
+def test_what_is_trained_once_is_so_across_parts(algorithm: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    """Rollouts with the ids of another one, in other parts: left out and counted as of the whole table, or all kept."""
+    rows = read_table(sources[algorithm], ROLLOUTS)
+    names = pa.array([f"copy-{i}" for i in range(len(rows))])
+    copies = rows.set_column(rows.column_names.index("rollout_id"), rows.schema.field("rollout_id"), names)
+    source = str(write_table(pa.concat_tables([rows, copies]), tmp_path / "rollouts.parquet", ROLLOUTS))
+    for settings in ({}, {"keep_duplicates": True}):
+        config = config_of(algorithm, **settings, **({"select": "all"} if algorithm == "sft" else {}))
+        whole = config.prepare(read_table(source, ROLLOUTS, columns=config.columns), source)
+        found = prepare(tmp_path / f"data-{len(settings)}", config.parts(source, 4), {})
+        assert plain(found) == plain(whole)
+        assert (found.counts["left_out_duplicate"] >= len(found)) == (not settings)
+
+
+def test_an_agent_or_a_model_that_no_rollout_has_is_refused_in_parts(sources: dict[str, Path], tmp_path: Path) -> None:
+    """As of the whole table: the agents and models that are there are named."""
+    for settings, says in (({"target_agents": ["judge"]}, "no turn is of agent judge"),
+                           ({"target_model": "other"}, "no rollout is of model other")):  # fmt: skip
+        with pytest.raises(RefusedError, match=says):
+            prepare(tmp_path / "data", config_of("sft", **settings).parts(str(sources["sft"]), 4), {})
 
 
 def test_held_out_tasks_are_those_of_the_whole_file(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def build(
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
     made = ExactValueTrainer(data=data, value_loss=ValueLoss(config.value_clip), model=critic, **trainer)
-    made.measure_before()
+    made.when_sharded(made.measure_before)
     return made
 
 
