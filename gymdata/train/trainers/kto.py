@@ -161,17 +161,7 @@ class ExactKTOTrainer(Exact, KTOTrainer):
             known = torch.from_numpy(self.reference[rows]).to(self.accelerator.device, torch.float32)
             inputs["ref_logps"], inputs["ref_KL_logps"] = known.unbind(dim=1)
         stock: Any = super()._compute_loss
-        outputs: list[Any] = []
-
-        def recorded(**given: Any) -> Any:
-            outputs.append(model(**given))
-            return outputs[-1]
-
-        loss = stock(model if self.annotations is None else recorded, inputs, return_outputs)
-        if self.annotations is not None:
-            # What TRL compares the completions with runs before them.
-            mask = inputs["completion_mask"][:, 1:] != 0
-            self.annotate(rows, mask, {"logprobs": outputs[-1].log_probs[:, -mask.size(1) :]})
+        loss = stock(model, inputs, return_outputs)
         value = loss[0] if return_outputs else loss
         self.require_finite(value, rows)
         real = int((rows < len(self.data)).sum())
