@@ -907,7 +907,6 @@ def train_kto(
     threshold: float | None = None,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
-    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
@@ -930,7 +929,6 @@ def train_kto(
     threshold: Reward above which a rollout is desirable (default: the task's mean).
     desirable_weight: Weight of desirable rollouts.
     undesirable_weight: Weight of undesirable rollouts.
-    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_reward(

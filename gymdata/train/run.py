@@ -384,7 +384,7 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
 
 def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
     """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
-    if not getattr(config, "annotate", None):  # the trainers of pairs have no such setting
+    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
         return None
     run = run_behind(source)
     place_of(run, out)

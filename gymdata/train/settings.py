@@ -387,7 +387,6 @@ class TrainKtoConfig(RolloutsConfig):
     )
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
-    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())

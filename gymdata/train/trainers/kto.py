@@ -219,10 +219,6 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
             stocks = stock(recorded, given, return_outputs)
         finally:
             self.precompute_ref_logps, self.crossed = precomputed, None
-        if self.annotations is not None:
-            # What TRL compares the completions with runs before them.
-            mask = given["completion_mask"][:, 1:] != 0
-            self.annotate(rows, mask, {"logprobs": kept[-1].log_probs[:, -mask.size(1) :]})
         if return_outputs:
             self.require_finite(stocks[0], rows)
             return stocks

@@ -25,6 +25,7 @@ from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import RefusedError
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
@@ -154,6 +155,8 @@ class BatchRLTrainer(Exact, Trainer):
 
     data: TrainingExperiences
     components: tuple[str, ...] = ("rl",)
+    #: Takes what a step saw of each token, where that is to be kept.
+    annotations: AnnotationWriter | None = None
 
     def __init__(
         self,
@@ -259,8 +262,7 @@ class BatchRLTrainer(Exact, Trainer):
         if self.annotations is not None:
             with torch.no_grad():
                 shares = torch.stack([part / n for part, n in zip(parts, counts, strict=True)]).sum(dim=0)
-                found = {**self.annotated(outputs, inputs), "losses": shares}
-                self.annotate(rows, mask, found, segments, inputs.get("position_ids"))
+                self._annotate(rows, segments, inputs, mask, {**self.annotated(outputs, inputs), "losses": shares})
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
         scaled = loss * self.args.world_size
@@ -283,6 +285,25 @@ class BatchRLTrainer(Exact, Trainer):
         mine = weighed(inputs, "rl") != 0
         ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)
         return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mine}
+
+    def _annotate(
+        self,
+        rows: np.ndarray,
+        segments: np.ndarray | None,
+        inputs: dict[str, Any],
+        mask: torch.Tensor,
+        values: dict[str, torch.Tensor],
+    ) -> None:
+        assert self.annotations is not None
+        line, position = mask.cpu().numpy().nonzero()
+        position += 1
+        if segments is None:
+            owner, place = (rows % len(self.data))[line], position
+        else:
+            owner, place = segments[line, position], inputs["position_ids"].cpu().numpy()[line, position]
+        at = self.data.sequences.token_ids.offsets[owner] + place
+        found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
+        self.annotations.add(self.state.global_step + 1, at, found)
 
     def _note(self, logps: torch.Tensor, inputs: dict[str, Any], _mask: torch.Tensor) -> None:
         assert self.limited is not None

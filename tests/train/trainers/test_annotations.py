@@ -170,20 +170,6 @@ def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> N
         assert row["logprobs"] is row["ratios"] is row["clipped"] is None
 
 
-def test_kto_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> None:
-    """Each labelled rollout's turns with log π, not those that a batch compares them with; no loss of a single token."""
-    made = rows()
-    run = write_run(tmp_path / "run", made)
-    train("kto", run, policy, tmp_path / "kto", "--annotate", "--set", "num_train_epochs=1")
-    turns, found = sampled(made), read_table(run, ANNOTATIONS).to_pylist()
-    # The second of each three has its task's mean, which is no label.
-    labelled = [(name, turn) for name, turn in turns if name not in ("a-1", "b-4")]
-    assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted(labelled)
-    for row in found:
-        assert row["logprobs"] == pytest.approx(logprobs_of(policy, turns[row["rollout_id"], row["turn"]]), abs=2e-5)
-        assert row["losses"] is row["ratios"] is row["clipped"] is row["values"] is None
-
-
 def test_off_writes_nothing(policy: Path, tmp_path: Path) -> None:
     """Without the flag nothing is beside the rollouts, and nothing in the training's folder is called so."""
     run = write_run(tmp_path / "run", rows())
