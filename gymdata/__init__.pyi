@@ -228,6 +228,9 @@ def collect(
     skip_bad_rows: bool = False,
     rows_per_file: int | None = None,
     format: Literal["parquet", "jsonl"] = "parquet",
+    spool: str | Path | None = None,
+    upload_every: float = 300.0,
+    take_over: bool = False,
     overwrite: bool = False,
     wait_for_server: float = 600.0,
     request_timeout: float = 300.0,
@@ -297,6 +300,9 @@ def collect(
     skip_bad_rows: Count and skip invalid task rows.
     rows_per_file: Rows per output file (default: about 256 MB).
     format: File format.
+    spool: Local folder for what is on its way to an object store (default: $GYMDATA_SPOOL).
+    upload_every: Seconds of rows that a lost machine may lose.
+    take_over: Continue an object store's run whose machine is gone.
     overwrite: Start over, replacing existing output.
     wait_for_server: Seconds to wait for a server that went away while collecting.
     request_timeout: Seconds per HTTP request.
@@ -845,6 +851,10 @@ def train_dpo(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     ref: Literal["model", "saved"] = "model",
@@ -860,7 +870,11 @@ def train_dpo(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -881,6 +895,10 @@ def train_kto(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -889,6 +907,7 @@ def train_kto(
     threshold: float | None = None,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
@@ -897,7 +916,11 @@ def train_kto(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -907,6 +930,7 @@ def train_kto(
     threshold: Reward above which a rollout is desirable (default: the task's mean).
     desirable_weight: Weight of desirable rollouts.
     undesirable_weight: Weight of undesirable rollouts.
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_reward(
@@ -920,6 +944,10 @@ def train_reward(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     split: float = 0.1,
@@ -935,7 +963,11 @@ def train_reward(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -955,6 +987,10 @@ def train_rl(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     loss: str = "ppo_clip",
     kl_beta: float = 0.0,
@@ -980,7 +1016,11 @@ def train_rl(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     loss: Policy loss: ppo_clip, cispo, tis_reinforce, tis_sequence, mis, icepop, gspo, gmpo, dppo_tv, dppo_kl,
@@ -1012,6 +1052,10 @@ def train_sft(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
@@ -1031,7 +1075,11 @@ def train_sft(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
@@ -1057,6 +1105,10 @@ def train_value(
     progress: Progress | None = None,
     max_length: int | None = None,
     num_processes: int = 1,
+    launcher: Literal["accelerate", "torchrun"] = "accelerate",
+    accelerate_config: str | Path | None = None,
+    machine_rank: int | None = None,
+    shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
@@ -1072,7 +1124,11 @@ def train_value(
     Settings
     --------
     max_length: Truncate longer sequences, and report the tokens lost.
-    num_processes: Processes of accelerate launch.
+    num_processes: Processes: in all for accelerate, on each machine for torchrun.
+    launcher: What starts the processes; torchrun is configured by its PET_… variables.
+    accelerate_config: File of `accelerate config`: FSDP2, DeepSpeed, several machines.
+    machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
+    shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
-from gymdata.store.objects.fetching import located
 from gymdata.store.objects.places import is_url
 
 Paths = str | Path | Iterable[str | Path]
@@ -26,7 +25,11 @@ def path_of(value: Any, function: str, expected: str = _PATH) -> str | Path:
     if isinstance(value, os.PathLike) and not isinstance(value, Path) and isinstance(path := os.fspath(value), str):
         value = path
     if isinstance(value, (str, Path)):
-        return located(value) if is_url(value) else value
+        if is_url(value):
+            from gymdata.store.objects.fetching import located
+
+            return located(value)
+        return value
     raise wrong_argument(value, function, expected)
 
 

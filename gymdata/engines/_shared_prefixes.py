@@ -11,13 +11,15 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
 
 from gymdata.engines.prefix_tree import PrefixTree, padded_cost, prefix_tree
 
+_T = TypeVar("_T")
 Mode = Literal["auto", "on", "off"]
 #: The mask of a tree is dense but for FlexAttention, and its memory and time grow with the square of the tree.
 DENSE_LIMIT = {"cpu": 4_096, "cuda": 16_384}
@@ -41,7 +43,7 @@ class Sharing:
     def of(cls, model: Any, mode: Mode = "auto") -> Sharing | str:
         """What can share for ``model`` (a transformers model, without an adapter's wrap), or why it cannot be expressed."""
         backbone = model.base_model
-        return _cannot(backbone) or _differs(backbone) or cls(backbone, mode)
+        return _cannot(backbone) or within(model, lambda: _differs(backbone)) or cls(backbone, mode)
 
     @property
     def saved(self) -> float:
@@ -163,6 +165,28 @@ def answering(backbone: Any, hidden: Any) -> Iterator[None]:
         del backbone.forward
         if own is not None:
             backbone.forward = own
+
+
+def within(model: Any, call: Callable[[], _T]) -> _T:
+    """What ``call`` returns, called as the forward pass of ``model``: a sharded model has its weights nowhere else."""
+    own, found = vars(model).get("forward"), []
+    model.forward = lambda: found.append(call())
+    try:
+        model()
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
+        reshard(model)
+    return found[0]
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Let go of the whole weights that a forward pass without gradients leaves in a sharded model. An optimizer would be
+    made of them, and would train what the next pass does not read."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _is_plain(backbone: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, shown
 from gymdata.public import Report, Row, path_of
 from gymdata.report.charts import many
 from gymdata.report.compare import comparison
@@ -85,7 +85,7 @@ def report(
         found |= {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
     else:
         found = {"headline": _headline(found), **found}
-    found["paths"] = [str(one) for one in paths]
+    found["paths"] = [shown(str(one)) for one in paths]
     target = _target(paths, config) if write else None
     charts: list[Path] = []
     from gymdata.report.page import charts_of, page

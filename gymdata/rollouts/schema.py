@@ -352,7 +352,7 @@ AUDIT = Table(
 
 #: What a training saw of a turn's sampled tokens at one of its steps: one number a token of the generation. A token that was
 #: not trained has NaN, 0 in ``clipped`` and ``losses``. ``losses``: the token's part of the loss of the step, which is the
-#: sum of them all.
+#: sum of them all. Null: the trainer has no such number.
 ANNOTATIONS = Table(
     "annotations",
     1,
@@ -366,7 +366,7 @@ ANNOTATIONS = Table(
             _f("ratios", _floats, null=True),
             _f("clipped", _mask, null=True),
             _f("values", _floats, null=True),
-            _f("losses", _floats),
+            _f("losses", _floats, null=True),
         ]
     ),
     dictionary=("turn", "step", "training", "clipped" + _LEAF),

@@ -26,9 +26,11 @@ from gymdata.rollouts.sequences import RolloutSequences, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
 from gymdata.store.lineage import parent_of
+from gymdata.store.objects.places import is_url, mirrored, url_of
 from gymdata.store.paths import RUN_JSON, find_run_json, read_facts, refuse_unwritable, resolve
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import write_table
+from gymdata.train.mapped import release
 from gymdata.train.sequence_data import TrainingExperiences
 
 #: Tokens of one process that are held before they are written.
@@ -45,8 +47,9 @@ _MADE = ("experiences", "pairs")
 
 
 def run_behind(source: str | Path) -> Path:
-    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one."""
-    waiting, seen, runs = [Path(source)], set(), dict[Path, None]()
+    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one, and
+    it is local."""
+    waiting, seen, runs, remote = [Path(source)], set(), dict[Path, None](), list[str]()
     while waiting:
         at = waiting.pop(0)
         found = find_run_json(at)
@@ -58,17 +61,23 @@ def run_behind(source: str | Path) -> Path:
             if found.name == RUN_JSON and resolve(found.parent, ROLLOUTS):
                 runs[found.parent.resolve()] = None
             continue
-        parents = [Path(str(parent.get("path") or "")) for parent in facts.get("parents") or []]
+        parents = [str(parent.get("path") or "") for parent in facts.get("parents") or []]
+        remote += [url_of(path) for path in parents if is_url(path)]
         # A run that was moved whole still has its stages inside.
         above = found.parent.parent if found.name == RUN_JSON else found.parent
-        waiting += [path if path.exists() else above for path in parents]
-    if len(runs) == 1:
+        waiting += [Path(path) if Path(path).exists() else above for path in parents if not is_url(path)]
+    remote += [str(place) for run in runs if (place := mirrored(run)) is not None]
+    if len(runs) == 1 and not remote:
         return next(iter(runs))
-    there = f"they are of {len(runs)} runs" if runs else "no run folder holds them"
-    raise RefusedError(
-        f"{source}: --annotate writes beside the rollouts, and {there}",
-        hint="train each run by itself" if runs else "`gymdata import FILE -o RUN` makes a run folder of a file",
+    there, hint = (
+        "no run folder holds them",
+        "`gymdata filter FILES --where 'n_turns > 0' -o RUN` makes a run folder of them",
     )
+    if remote:
+        there, hint = f"they lie in {remote[0]}, where gymdata does not write", "copy the run to a local folder first"
+    elif runs:
+        there, hint = f"they are of {len(runs)} runs", "`gymdata merge RUNS -o RUN` makes one of them"
+    raise RefusedError(f"{mirrored(source) or source}: --annotate writes beside the rollouts, and {there}", hint=hint)
 
 
 def place_of(run: Path, output: Path) -> Path:
@@ -88,11 +97,12 @@ def place_of(run: Path, output: Path) -> Path:
 
 @dataclass(frozen=True)
 class TurnPlaces:
-    """Turns in the sequences of a training: turn i of rollout ``rollout_id[i]`` is its ``turn[i]``-th, and its generation of
-    ``length[i]`` tokens begins at token ``start[i]`` of all sequences, flat and rising; where a sequence was cut, it reaches
-    beyond."""
+    """Turns in the sequences of a training, which are of the rollouts ``rollout_ids``: turn i, in sequence ``sequence[i]``,
+    is turn ``turn[i]`` of its rollout, and its generation of ``length[i]`` tokens begins at token ``start[i]`` of all
+    sequences, flat and rising; where a sequence was cut, it reaches beyond."""
 
-    rollout_id: list[str]
+    rollout_ids: Sequence[str]
+    sequence: Ints
     turn: Ints
     start: Ints
     length: Ints
@@ -121,6 +131,7 @@ def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
             segments, names = _segments(made, TurnColumns.of(turns)), ids.to_pylist()
             for sequence, rollout in enumerate(made.rollout.tolist()):
                 _match(data, rows[names[rollout]], made.token_ids[sequence], segments[sequence], found)
+            release()
     if missing := [row for row in range(len(data)) if row not in found]:
         raise RefusedError(
             f"--annotate: {len(missing):,} of {len(data):,} sequences train tokens that no turn in {run} sampled (first: "
@@ -129,13 +140,8 @@ def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
         )
     offsets, order = data.sequences.token_ids.offsets, range(len(data))
     number, start, length = (np.concatenate([found[row][part] for row in order]) for part in range(3))
-    each = [len(found[row][0]) for row in order]
-    return TurnPlaces(
-        [rollout for rollout, n in zip(data.rollout_ids, each, strict=True) for _ in range(n)],
-        number,
-        start + np.repeat(offsets[:-1], each),
-        length,
-    )
+    owner = np.repeat(np.arange(len(data)), [len(found[row][0]) for row in order])
+    return TurnPlaces(data.rollout_ids, owner, number, start + offsets[owner], length)
 
 
 def _segments(made: RolloutSequences, flat: TurnColumns) -> list[tuple[Ints, Ints, Ints]]:
@@ -227,12 +233,13 @@ class AnnotationWriter:
 
     def _table(self) -> pa.Table:
         which = np.concatenate([turns for _, turns in self._rows])
+        rollouts = [self.places.rollout_ids[row] for row in self.places.sequence[which].tolist()]
         step = np.concatenate([np.full(len(turns), step, np.int64) for step, turns in self._rows])
         offsets = offsets_of(self.places.length[which])
         lists = {name: Ragged(np.concatenate(held), offsets).to_arrow() for name, held in self._lists.items()}
         return pa.table(
             {
-                "rollout_id": pa.array([self.places.rollout_id[turn] for turn in which.tolist()], pa.string()),
+                "rollout_id": pa.array(rollouts, pa.string()),
                 "turn": pa.array(self.places.turn[which].astype(np.int32)),
                 "step": pa.array(step),
                 "training": pa.array([self.training] * len(which), pa.string()),

@@ -13,13 +13,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymdata import errors
 from gymdata.progress import Progress
 from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
 from gymdata.store.reading import child_environment
 from gymdata.train.trainer_settings import reported_to
+
+if TYPE_CHECKING:
+    from gymdata.train.settings import TrainConfig
 
 #: The process is offline and says nothing to anybody but its parent.
 _ENVIRONMENT = {
@@ -37,6 +40,8 @@ _ENVIRONMENT = {
 #: Threads that wait for each other by spinning made a step four times as long on a busy machine; sleeping costs nothing
 #: measurable on a quiet one. The user's own setting wins.
 _DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
+#: What a cluster tells its pods of their ranks; the launcher gives each process its own.
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _EVENT = "@gymdata "
 _TAIL_LINES = 12
 
@@ -50,7 +55,8 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     log = job_file.parent / "trainer.log"
     announced: dict[str, Any] = {}
     settings = json.loads(job_file.read_text())["settings"]
-    environment = {**_DEFAULTS, **os.environ, **_ENVIRONMENT, **child_environment()}
+    own = {name: value for name, value in os.environ.items() if name not in _RANKS}
+    environment = {**_DEFAULTS, **own, **_ENVIRONMENT, **child_environment()}
     environment |= _reporting(settings, job_file.parent.parent / "logs")
     command = [sys.executable, "-m", "gymdata.train.trainers.run", str(job_file)]
     with log.open("ab") as noise:
@@ -82,6 +88,37 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
             hint=f"the whole log is {log}; the same command resumes from the last checkpoint",
         )
     return announced
+
+
+def machine_rank(config: TrainConfig) -> int:
+    """Which of several machines this one is, by the settings or what the launcher is configured with; 0 is the first, which
+    writes the output. Raises UsageError for a rank that is no number and for a file that is not accelerate's."""
+    if config.machine_rank is not None:
+        return config.machine_rank
+    place, given = "PET_NODE_RANK", "0"
+    if config.launcher == "torchrun":
+        given = os.environ.get(place) or "0"
+    elif config.accelerate_config is not None:
+        place, given = f"machine_rank in {config.accelerate_config}", str(_accelerate(config).get("machine_rank", 0))
+    if not given.isdecimal():
+        raise errors.UsageError.bad_value(place, given, "a number from 0")
+    return int(given)
+
+
+def _accelerate(config: TrainConfig) -> dict[str, Any]:
+    import yaml
+
+    assert config.accelerate_config is not None
+    try:
+        found = yaml.safe_load(config.accelerate_config.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise errors.UsageError(f"{config.accelerate_config} is not YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise errors.UsageError(
+            f"{config.accelerate_config} holds no settings of accelerate",
+            hint="`accelerate config --config_file FILE` writes them",
+        )
+    return found
 
 
 def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:

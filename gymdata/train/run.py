@@ -33,11 +33,13 @@ from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
+from gymdata.train.launch import machine_rank
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.parts import distinct
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import (
+    LAUNCHING,
     TRAINERS,
     TrainConfig,
     TrainDpoConfig,
@@ -63,7 +65,7 @@ Runner = Callable[[Path, Progress], Mapping[str, Any]]
 #: What of run.json is a field of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
-_OPERATION = ("num_processes", "dry_run", "output", "own_keys")
+_OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -347,7 +349,7 @@ def train_resolved(
         "policy_hash": model.policy_hash,
         "output": str(out.resolve()),
         "settings": config.trainer,
-        "num_processes": config.num_processes,
+        **config.launching(),
         "own_keys": sorted(type(config).model_fields),
         "dry_run": dry_run,
     }
@@ -370,6 +372,8 @@ def train_resolved(
         known = {"counts": {**data.counts, "trained_tokens": expected.count}, "length_limit": data.cost.as_json()}
         return {**job, "trained_tokens": expected.as_json()}, {**begun, **known}
 
+    if machine_rank(config):
+        return _helped(prepared, run_job, progress)
     return run_training(out, job, begun, prepared, run_job, progress, overwrite=overwrite, dry_run=dry_run)
 
 
@@ -380,7 +384,7 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
 
 def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
     """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
-    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
+    if not getattr(config, "annotate", None):  # the trainers of pairs have no such setting
         return None
     run = run_behind(source)
     place_of(run, out)
@@ -526,6 +530,20 @@ def _dry_run(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[st
     proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
     steps = announced.get("plan", {}).get("steps")
     return {**begun, "status": "dry run", "trained_tokens": proven, "steps": steps, **_announced(announced)}
+
+
+def _helped(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str, Any]:
+    """This machine's processes of a training that the first machine reports, in a folder that is gone afterwards."""
+    import tempfile
+
+    progress.message("this machine takes part; the first one writes the output and reports")
+    with tempfile.TemporaryDirectory(prefix="gymdata-machine-") as folder:
+        job_file = Path(folder) / JOB / "job.json"
+        job, begun = prepared(Path(folder))
+        job_file.write_text(json.dumps(plain({**job, "helps": True}), indent=2))
+        run_job(job_file, progress)
+    proof = {"file": job["trained_tokens"], "batches": None, "equal": None}
+    return {**begun, "status": "took part", "trained_tokens": proof}
 
 
 def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,8 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
+#: How the processes are started, which says nothing of what is trained.
+LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
@@ -73,6 +75,9 @@ class TrainConfig(Config):
     library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
+    only_with: ClassVar[OnlyWith] = {
+        "accelerate_config": ("--launcher accelerate", lambda c: c.launcher == "accelerate")
+    }
     #: Sequences that a row of training stands for.
     sides: ClassVar[int] = 1
 
@@ -83,7 +88,21 @@ class TrainConfig(Config):
     max_length: int | None = pydantic.Field(
         None, ge=2, description="Truncate longer sequences, and report the tokens lost."
     )
-    num_processes: int = pydantic.Field(1, ge=1, description="Processes of accelerate launch.")
+    num_processes: int = pydantic.Field(
+        1, ge=1, description="Processes: in all for accelerate, on each machine for torchrun."
+    )
+    launcher: Literal["accelerate", "torchrun"] = pydantic.Field(
+        "accelerate", description="What starts the processes; torchrun is configured by its PET_… variables."
+    )
+    accelerate_config: Path | None = pydantic.Field(
+        None, description="File of `accelerate config`: FSDP2, DeepSpeed, several machines."
+    )
+    machine_rank: int | None = pydantic.Field(
+        None, ge=0, description="Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config)."
+    )
+    shard_model: bool = pydantic.Field(
+        False, description="Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2)."
+    )
     prefix_sharing: Literal["auto", "on", "off"] = pydantic.Field(
         "auto", description="Run what the sequences of a batch begin with once, and batch rollouts of a task together."
     )
@@ -106,7 +125,19 @@ class TrainConfig(Config):
 
     def own(self) -> dict[str, Any]:
         """The settings that say what is trained, apart from where the model comes from and goes to."""
-        return self.model_dump(mode="json", exclude={"model", "output", "num_processes", "trainer"})
+        return self.model_dump(mode="json", exclude={"model", "output", "trainer", *LAUNCHING})
+
+    def launching(self) -> dict[str, Any]:
+        """The settings of ``LAUNCHING``, the file as an absolute path. Raises UsageError when it is not there."""
+        found = self.model_dump(mode="json", include=set(LAUNCHING))
+        if self.accelerate_config is not None:
+            if not self.accelerate_config.is_file():
+                raise UsageError(
+                    f"--accelerate-config {self.accelerate_config}: no such file",
+                    hint="`accelerate config --config_file FILE` writes one",
+                )
+            found["accelerate_config"] = str(self.accelerate_config.resolve())
+        return found
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> Self:
@@ -143,6 +174,7 @@ class TrainDpoConfig(RenderedConfig):
     columns = PAIR_COLUMNS
     sides = 2
     only_with: ClassVar[OnlyWith] = {
+        **TrainConfig.only_with,
         "reward_scale": ("loss_type rpo_sq, rpo_fwd_kl or rpo_bwd_kl", lambda c: c.has_loss("rpo_")),
         "margin_scale": ("a loss_type that takes a margin", lambda c: not c.has_loss(*OWN_PAIR_LOSSES)),
     }
@@ -197,7 +229,10 @@ class TrainRlConfig(TrainConfig):
     library = "transformers' TrainingArguments"
     table = EXPERIENCES
     columns = EXPERIENCE_COLUMNS
-    only_with: ClassVar[OnlyWith] = {name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS}
+    only_with: ClassVar[OnlyWith] = {
+        **TrainConfig.only_with,
+        **{name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS},
+    }
 
     loss: str = pydantic.Field(
         "ppo_clip",
@@ -303,6 +338,7 @@ class TrainSftConfig(RolloutsConfig):
     library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
     only_with: ClassVar[OnlyWith] = {
+        **TrainConfig.only_with,
         "pack_length": ("--packing", lambda c: c.packing),
         "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
     }
@@ -351,6 +387,7 @@ class TrainKtoConfig(RolloutsConfig):
     )
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())

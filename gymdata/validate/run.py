@@ -17,7 +17,7 @@ from gymdata.errors import DataError, MissingExtraError, UsageError
 from gymdata.public import path_of
 from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
-from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
+from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def fix(
     """
     from gymdata.rollouts.repair import CHOICES, FixReport
 
-    target = local_output(output)
+    target = placed_output(output)
     if choice not in CHOICES:
         raise UsageError.unknown_choice("--fix", choice, CHOICES)
     if target.suffix not in (".parquet", ".jsonl"):

@@ -25,7 +25,7 @@ _OF_STAGE = {
 }  # fmt: skip
 #: The table that a stage is made for, where it writes several, and what its rows are where its name does not say it.
 _MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts"}
-_NOUN = {"audit": "rollouts", "scores": "scored rollouts", "annotations": "turns at a step"}
+_NOUN = {"audit": "rollouts", "scores": "scored rollouts", "annotations": "rows"}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
 
 

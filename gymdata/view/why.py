@@ -156,7 +156,7 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict
                for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))},
         }
         for row in rows.rows(of_turn[-_STEPS:])
-        if k < len(row["losses"])
+        if k < len(row["losses"] or row["logprobs"] or ())
     ]  # fmt: skip
     shown.sort(key=lambda one: (one["training"], one["step"]))
     return {"steps": shown, "more": len(of_turn) - len(shown)}

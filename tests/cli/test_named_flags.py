@@ -25,9 +25,10 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
 OTHERS = {
     "pip install": {"--force-reinstall", "--no-deps"},
     "accelerate launch": {
-        "--config_file", "--dynamo_backend", "--main_process_port", "--mixed_precision", "--multi_gpu",
-        "--num_machines", "--num_processes",
+        "--dynamo_backend", "--main_process_port", "--mixed_precision", "--multi_gpu",
+        "--num_machines", "--num_processes", "--config_file", "--machine_rank",
     },
+    "torchrun": {"--nproc_per_node", "--node_rank", "--standalone"},
     "nvidia-smi": {"--format", "--query-gpu"},
     "vllm serve": {
         "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none", "--tool-call-parser",

@@ -3,7 +3,8 @@
 Faults, by the method and the end of the key, for so many requests: ``503`` and ``403`` answer without asking the server;
 ``hang`` answers nothing until the client gives up; ``truncated`` sends the server half of an upload, and closes;
 ``lost`` lets the server do what is asked, and closes before the answer; ``cut`` closes in the middle of the answer;
-``stop`` calls a function first, for what must happen at just that request.
+``stop`` and ``stop after`` call a function before or after the server did it, for what must happen at just that request:
+when it returns True before, the server is not asked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Fault:
     method: str
     key: str
     count: int = 1
-    act: Callable[[], None] = lambda: None
+    act: Callable[[], object] = lambda: None
 
     def fits(self, method: str, path: str) -> bool:
         return self.count > 0 and self.method == method and re.search(self.key, path) is not None
@@ -43,7 +44,7 @@ class FaultyStore:
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
-    def fail(self, kind: str, method: str, key: str, count: int = 1, act: Callable[[], None] = lambda: None) -> None:
+    def fail(self, kind: str, method: str, key: str, count: int = 1, act: Callable[[], object] = lambda: None) -> None:
         """From now on the next ``count`` requests of ``method`` whose path matches ``key`` (a regular expression) fail."""
         self.faults.append(Fault(kind, method, key, count, act))
 
@@ -60,7 +61,7 @@ class FaultyStore:
     def delete(self, key: str) -> None:
         self._ask("DELETE", key)
 
-    def keys(self, bucket: str = "bucket") -> list[str]:
+    def names(self, bucket: str = "bucket") -> list[str]:
         return [
             unquote(key) for key in re.findall(r"<Key>(.*?)</Key>", self._ask("GET", f"{bucket}?list-type=2").decode())
         ]
@@ -80,8 +81,8 @@ class FaultyStore:
         if fault is not None:
             fault.count -= 1
             kind = fault.kind
-        if kind == "stop" and fault is not None:
-            await asyncio.to_thread(fault.act)
+        if kind == "stop" and fault is not None and await asyncio.to_thread(fault.act):
+            return self._gone(request)
         if kind == "503":
             return web.Response(status=503, text="<Error><Code>SlowDown</Code><Message>slow down</Message></Error>")
         if kind == "403":
@@ -99,6 +100,8 @@ class FaultyStore:
             session.request(request.method, f"{self.server}{request.raw_path}", headers=headers, data=body) as got,
         ):
             content = await got.read()
+        if kind == "stop after" and fault is not None:
+            await asyncio.to_thread(fault.act)
         if kind == "lost":
             return self._gone(request)
         passed = {

@@ -10,9 +10,12 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
 from gymdata.store import read_run_json
+from gymdata.store.objects import client
 from gymdata.store.objects.fetching import located
+from gymdata.store.objects.places import place_of
+from gymdata.train.annotations import run_behind
 from tests.objects.conftest import ROWS, upload
 from tests.objects.faulty_store import FaultyStore
 
@@ -54,6 +57,17 @@ def test_a_command_reads_what_lies_on_an_object_store(
 def test_a_training_reads_what_lies_on_an_object_store(stored: str, tmp_path: Path) -> None:
     """The proof of the batches of a dry run is that of the local run: the same tokens would be trained."""
     assert main(["train-sft", stored, "-m", "sample_data/policy", "--dry-run", "-o", str(tmp_path / "t")]) == 0
+
+
+def test_no_annotations_are_written_beside_a_url(stored: str, tmp_path: Path) -> None:
+    """What training saw goes beside the rollouts, which cannot be in a copy of theirs: refused with the URL, also for what
+    was made of it here."""
+    with pytest.raises(RefusedError, match="beside the rollouts, and they lie in s3://bucket") as refused:
+        run_behind(located(stored))
+    assert str(refused.value).startswith(f"{stored}: ")
+    assert main(["experience", stored, "--estimator", "rloo", "-o", str(tmp_path / "e")]) == 0
+    with pytest.raises(RefusedError, match="beside the rollouts, and they lie in s3://bucket"):
+        run_behind(tmp_path / "e")
 
 
 def test_the_python_functions_take_urls(stored: str) -> None:
@@ -161,6 +175,55 @@ def test_a_url_that_leads_nowhere_is_named(
     err = capsys.readouterr().err
     assert said in err
     assert "hidden-secret" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "127.0.0.1:9000", 2, "expected a URL such as http://127.0.0.1:9000, without a key"),
+        ("AWS_ENDPOINT_URL", "http://key:hidden-secret@127.0.0.1:9", 2, "without a key"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", 3, "is http://127.0.0.1:9 reachable?"),
+    ],
+)
+def test_a_server_that_cannot_be_is_named(
+    name: str, value: str, code: int, said: str, store: FaultyStore, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The variable with what it must be; or the address where nothing answers, in one line each, without a key."""
+    monkeypatch.setenv("GYMDATA_OBJECT_RETRY_S", "0.2")
+    monkeypatch.setenv(name, value)
+    assert main(["validate", "s3://bucket/x"]) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert "hidden-secret" not in err
+    assert len(err.splitlines()) <= 2
+
+
+def test_pages_of_a_run_on_a_store(stored: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """view and report write the pages of a URL as of a local run, and name the URL."""
+    page = tmp_path / "page.html"
+    assert main(["view", stored, "--export", str(page)]) == 0, capsys.readouterr().err
+    assert main(["report", stored, "-o", str(tmp_path / "report.html")]) == 0
+    for written in (page, tmp_path / "report.html"):
+        assert str(tmp_path / "spool") not in written.read_text()
+    assert stored in (tmp_path / "report.html").read_text()
+
+
+def test_a_large_object_is_sent_and_fetched_in_parts(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 64 MB several requests carry a file each way; one that is lost is made again, and every byte arrives."""
+    large = tmp_path / "large.jsonl"
+    with large.open("wb") as file:
+        for number in range(70):
+            file.write(bytes([97 + number % 26]) * (1 << 20))
+    place = place_of("s3://bucket/large.jsonl")
+    store.fail("lost", "PUT", "large", 1)
+    client.put(place, large)
+    store.fail("cut", "GET", "large", 2)
+    assert located("s3://bucket/large.jsonl").read_bytes() == large.read_bytes()
+    assert store.count("GET", "large.jsonl$") >= 3
+    assert store.count("PUT", "large.jsonl$") >= 3
 
 
 def test_ls_of_a_url_fetches_only_run_jsons(stored: str, run: Path, store: FaultyStore) -> None:

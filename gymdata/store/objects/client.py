@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from gymdata.errors import GymdataError, OutsideError, require
+from gymdata.errors import GymdataError, OutsideError, StoreError, redacted, require
 from gymdata.store.objects.places import Place, endpoint
 
 #: Read with one request: what a lost connection costs.
@@ -26,6 +27,7 @@ _RANGE = 32 << 20
 WHOLE = 64 << 20
 #: What one request may take, and all tries of it together.
 _REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
+_REQUEST = re.compile(r"^.* in [\d.]+[mµn]?s\b.*? - ")
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -57,7 +59,7 @@ def listed(place: Place, tries: int = 4) -> list[Object]:
             return sorted((_object(one) for batch in batches for one in batch), key=lambda one: one.key)
     except OutsideError as error:
         # The library makes requests again, but not a list whose answer broke off.
-        if error.final or tries == 1:
+        if tries == 1 or "response body" not in error.reason:
             raise
         return listed(place, tries - 1)
 
@@ -100,13 +102,16 @@ def fetch(place: Place, known: Object, target: Path) -> bool:
                 with _attributed(place):
                     try:
                         got = obstore.get(store, place.key, options={"range": (start, end), "if_match": known.tag})
-                        file.write(got.bytes())
+                        body = got.bytes()
                     except (FileNotFoundError, PreconditionError):
                         return False
+                file.write(body)
                 if file.tell() != end:
                     raise OutsideError("object store", f"{place}: got {file.tell():,} bytes of {end:,}", retryable=True)
         temporary.replace(target)
         return True
+    except OSError as error:
+        raise StoreError.from_os(target, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -165,10 +170,10 @@ def _store(place: Place) -> Any:
 def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: str | None, tries_s: str | None) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
-    options: Any = {"timeout": f"{float(request_s or 300):g}s", "connect_timeout": "10s"}
-    tries = dt.timedelta(seconds=float(tries_s or 60))
+    options: Any = {"timeout": f"{float(request_s or 120):g}s", "connect_timeout": "10s"}
+    tries = dt.timedelta(seconds=float(tries_s or 180))
     backoff: Any = {"init_backoff": dt.timedelta(milliseconds=100), "max_backoff": dt.timedelta(seconds=5), "base": 2}
-    how: Any = {"retry_config": {"max_retries": 10, "retry_timeout": tries, "backoff": backoff}}
+    how: Any = {"retry_config": {"max_retries": 1000, "retry_timeout": tries, "backoff": backoff}}
     if address is not None and address.startswith("http://"):
         options["allow_http"] = True
     if scheme == "gs":
@@ -215,12 +220,15 @@ def _attributed(place: Place) -> Iterator[None]:
             raise OutsideError("object store", f"{place.root}: there is no such bucket", final=True) from error
         if isinstance(error, FileNotFoundError):
             raise  # of single objects the callers know what it means
-        hint = "is the store reachable? The same command again sends or fetches only what is missing"
+        server = redacted(endpoint(place.scheme) or f"the provider's server for {place.scheme}://")
+        hint = f"is {server} reachable? The same command again sends or fetches only what is missing"
         text = _first(error)
-        if "403 Forbidden" in text or "401 Unauthorized" in text:
+        lost = "169.254.169.254" in str(error) or "credential" in text.lower()
+        if not lost and ("403 Forbidden" in text or "401 Unauthorized" in text):
             raise _refused(place, error) from error
-        if "169.254.169.254" in text or "credential" in text.lower():
-            hint = f"no credentials were found; put them in the environment: {_KEYS[place.scheme]}"
+        if lost:
+            text = "found no credentials"
+            hint = f"put them in the environment: {_KEYS[place.scheme]}"
         raise OutsideError("object store", f"{place}: {text}", hint=hint, retryable=True) from error
 
 
@@ -230,6 +238,6 @@ def _refused(place: Place, error: BaseException) -> OutsideError:
 
 
 def _first(error: BaseException) -> str:
-    """The first line of what the library says: what follows is its own structures."""
-    text = str(error).strip().split("\n")[0].partition("<?xml")[0].strip(" :")
-    return text[:300] or type(error).__name__
+    """What the library says, without its own structures, the request, and how it was tried again."""
+    text = str(error).strip().split("\n")[0].partition("<?xml")[0].partition("<Error>")[0].strip(" :")
+    return _REQUEST.sub("", text)[:300] or type(error).__name__

@@ -10,15 +10,17 @@ from __future__ import annotations
 import fnmatch
 import glob
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, require
+from gymdata.store.lock import is_held
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
-from gymdata.store.objects.places import SPOOL, Place, is_odd, is_url, place_of, spool
+from gymdata.store.objects.places import SPOOL, Place, is_odd, is_url, place_of
 
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
@@ -41,27 +43,35 @@ def located(path: str | Path) -> Path:
     if not is_url(path):
         return Path(path)
     place = place_of(path)
+    bring(place)
+    return place.local
+
+
+def bring(place: Place, *, writing: bool = False) -> None:
+    """Fetch what ``place`` stands for. ``writing``: for an output, which may be missing or half written."""
     require("s3", "obstore")
     for _ in range(_LOOKS):
-        if _bring(place):
-            return place.local
+        if _bring(place, writing):
+            return
     raise OutsideError(
         "object store", f"{place}: changes faster than it can be fetched", hint="try again", retryable=True
     )
 
 
-def located_all(paths: Iterable[str | Path]) -> list[Path]:
-    return [located(path) for path in paths]
-
-
-def _bring(place: Place) -> bool:
-    """Fetch what ``place`` stands for; false when it changed meanwhile."""
+def _bring(place: Place, writing: bool) -> bool:
+    """False when it changed meanwhile."""
     there = _objects(place)
-    if not there:
+    if not there and not writing:
         raise DataError.missing_path(str(place))
+    if writing:
+        # What an output may lie in says whether it may lie there.
+        known = {one.key for one in there}
+        names = (key for key in _describing_file(place.key) if key not in known)
+        there += [one for one in (client.head(place.at(key)) for key in names) if one is not None]
     described = [one for one in there if is_marker(one.key)]
-    _refuse_half(place, described)
-    half = {folder_of(one.key) for one in described if one.key.endswith(f"/{MARKER}")}
+    if not writing:
+        _refuse_half(place, described)
+    half = set() if writing else {folder_of(one.key) for one in described if one.key.endswith(f"/{MARKER}")}
     wanted = [
         one
         for one in there
@@ -70,15 +80,44 @@ def _bring(place: Place) -> bool:
         and folder_of(one.key) not in half
     ]
     forget_gone(place, wanted)
-    return fetch_all(place, wanted) and _is_whole(place, wanted)
+    return fetch_all(place, wanted, writing=writing) and _is_whole(place, wanted)
 
 
-def fetch_all(place: Place, wanted: Sequence[Object]) -> bool:
+def fetch_all(place: Place, wanted: Sequence[Object], *, writing: bool = False) -> bool:
     """Make the mirror hold these objects; false when one of them changed meanwhile."""
-    missing = [one for one in wanted if not is_current(place.at(one.key), one)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    missing = [one for one in wanted if not is_current(place.at(one.key), one) and not _is_same(place.at(one.key), one)]
+    if not writing:
+        # What a process of this machine writes is in the spool before it is on the store.
+        missing = [one for one in missing if not is_held(top_of(place, one.key).local)]
     refuse_diverged(place, missing)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return all(list(pool.map(lambda one: _fetch(place.at(one.key), one), missing)))
+
+
+def _is_same(place: Place, known: Object) -> bool:
+    """Whether the store has what lies here and was not known to be sent: the process that sent it was stopped just then."""
+    if not place.local.is_file() or is_sent(place):
+        return False
+    if (sent := place.state.with_suffix(".sent")).is_file() and sent.stat().st_size == known.size:
+        # A run.json that was sent, and has changed here since.
+        found = client.read(place)
+        if found is not None and found == (sent.read_bytes(), known.tag):
+            remember(place, known.tag, sent.stat())
+            return True
+    if place.local.stat().st_size != known.size:
+        return False
+    import filecmp
+
+    other = place.state.with_suffix(".other")
+    try:
+        same = client.fetch(place, known, other) and filecmp.cmp(place.local, other, shallow=False)
+    finally:
+        other.unlink(missing_ok=True)
+    if same:
+        remember(place, known.tag)
+    return same
 
 
 def _fetch(place: Place, known: Object) -> bool:
@@ -187,11 +226,11 @@ def _is_whole(place: Place, wanted: Sequence[Object]) -> bool:
 # What the spool knows of an object: the tag, and the size and time of the local copy that is the same.
 
 
-def remember(place: Place, tag: str) -> None:
-    """The local copy is now the object with this tag."""
-    stat = place.local.stat()
+def remember(place: Place, tag: str, stat: os.stat_result | None = None) -> None:
+    """The local copy, as it is now or was at ``stat``, is the object with this tag."""
+    stat = stat or place.local.stat()
     place.state.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.state.with_suffix(f".{stat.st_mtime_ns}.tmp")
+    temporary = place.state.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
     temporary.write_text(json.dumps({"tag": tag, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
     temporary.replace(place.state)
 
@@ -245,15 +284,20 @@ def _key(place: Place, file: Path) -> str:
 def refuse_diverged(place: Place, missing: Sequence[Object]) -> None:
     """Raises StoreError when one of these objects was written elsewhere while the spool holds what was never sent of the
     same output."""
-    for folder in {folder_of(one.key) for one in missing}:
-        top = place.at(folder_of(folder) if folder.endswith(ROLLOUTS_FOLDER) else folder)
+    for top in {top_of(place, one.key) for one in missing}:
         kept = [file for file in unsent(top) if file.parent in (top.local, top.local / ROLLOUTS_FOLDER)]
         if top.key and kept:
             raise StoreError(
                 f"{top}: another machine has written here, and {len(kept)} file(s) of this one were never sent "
                 f"(first: {kept[0].name})",
-                hint=f"they stay in the spool, {spool()}; set {SPOOL} to another folder to continue from what was sent",
+                hint=f"they stay in the spool, {place.spool}; set {SPOOL} to another folder to continue from what was sent",
             )
+
+
+def top_of(place: Place, key: str) -> Place:
+    """The output folder that an object belongs to."""
+    folder = folder_of(key)
+    return place.at(folder_of(folder) if folder.rpartition("/")[2] == ROLLOUTS_FOLDER else folder)
 
 
 def forget_gone(place: Place, wanted: Sequence[Object]) -> None:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gymdata.errors import UsageError, show_as
+from gymdata.errors import UsageError, redacted, show_as
 
 #: Scheme → what an address of the server that it means here may stand in, the first one set wins.
 _ENDPOINTS = {
@@ -23,6 +23,8 @@ SPOOL = "GYMDATA_SPOOL"
 #: A Path has lost one of the two slashes.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _ODD = {"", ".", ".."}
+#: Spools that commands of this process named.
+_spools: set[Path] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Place:
     scheme: str
     bucket: str
     key: str
+    #: The spool that mirrors it.
+    spool: Path
 
     @property
     def root(self) -> str:
@@ -42,7 +46,7 @@ class Place:
 
     def at(self, key: str) -> Place:
         """Another key of the same bucket."""
-        return Place(self.scheme, self.bucket, key)
+        return Place(self.scheme, self.bucket, key, self.spool)
 
     @property
     def local(self) -> Path:
@@ -55,14 +59,14 @@ class Place:
         return self._below("state") / f"{self.key}.json"
 
     def _below(self, what: str) -> Path:
-        top = spool() / what / f"{self.scheme}{_server(self.scheme)}"
+        top = self.spool / what / f"{self.scheme}{_server(self.scheme)}"
         if what == "files":
             show_as(str(top), f"{self.scheme}:/")
         return top / self.bucket
 
 
-def spool() -> Path:
-    """The local folder that holds what was fetched and what is on its way."""
+def default_spool() -> Path:
+    """The local folder that holds what was fetched and what is on its way, where a command names no other."""
     if given := os.environ.get(SPOOL):
         return Path(given).absolute().resolve()
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path raises without a home
@@ -70,8 +74,14 @@ def spool() -> Path:
 
 
 def endpoint(scheme: str) -> str | None:
-    """The address of the server where the environment gives another than the provider's own."""
-    return next((found for name in _ENDPOINTS[scheme] if (found := os.environ.get(name))), None)
+    """The address of the server where the environment gives another than the provider's own. Raises UsageError when it is
+    no URL, or has a key in it."""
+    for name in _ENDPOINTS[scheme]:
+        if found := os.environ.get(name):
+            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#@\s]*)?", found):
+                raise UsageError.bad_value(name, redacted(found), "a URL such as http://127.0.0.1:9000, without a key")
+            return found
+    return None
 
 
 def is_url(path: str | Path) -> bool:
@@ -85,7 +95,7 @@ def url_of(path: str | Path) -> str:
     return f"{found[1]}://{str(path)[found.end() :].lstrip('/')}" if found else str(path)
 
 
-def place_of(path: str | Path) -> Place:
+def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
     """The place that a URL means. Raises UsageError for a scheme that is not supported, a missing bucket, a key with empty
     or dotted parts, and for secrets in the URL."""
     url = url_of(path)
@@ -103,20 +113,19 @@ def place_of(path: str | Path) -> Place:
     key = key.strip("/")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or (key and _ODD & set(key.split("/"))):
         raise UsageError.bad_value("path", url, f"{scheme}://BUCKET/KEY, without empty or dotted parts")
-    return Place(scheme, bucket, key)
+    if spool is not None:
+        _spools.add(Path(spool).absolute().resolve())
+    return Place(scheme, bucket, key, default_spool() if spool is None else Path(spool).absolute().resolve())
 
 
 def mirrored(path: str | Path) -> Place | None:
     """The place whose mirror a local path is; None for any other path."""
-    top = spool() / "files"
-    try:
-        parts = Path(path).absolute().relative_to(top).parts
-    except ValueError:
-        return None
-    if len(parts) < 2:
-        return None
-    scheme = parts[0].partition("@")[0]
-    return Place(scheme, parts[1], str(PurePosixPath(*parts[2:])) if len(parts) > 2 else "")
+    given = Path(path).absolute()
+    for spool in (default_spool(), *_spools):
+        if given.is_relative_to(spool / "files") and len(parts := given.relative_to(spool / "files").parts) > 1:
+            scheme = parts[0].partition("@")[0]
+            return Place(scheme, parts[1], str(PurePosixPath(*parts[2:])) if len(parts) > 2 else "", spool)
+    return None
 
 
 def is_odd(key: str) -> bool:

@@ -46,6 +46,11 @@ def row_dataset(rows: int, args: TrainingArguments, order: np.ndarray | None = N
     return Dataset.from_dict({"row": np.concatenate([real, np.arange(rows, padded)])})
 
 
+def rows_a_step(args: TrainingArguments) -> int:
+    """Rows of a step, on all processes. What a training is like may depend on it, and on no other size of a batch."""
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+
 @dataclass
 class PairCollator:
     """Rows to the tensors that TRL's DPO loss reads: chosen sides first, rejected sides after (shape (2·B, L))."""
@@ -173,6 +178,25 @@ class SiblingSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         yield from siblings_together(self.groups, np.random.default_rng((self.seed, self.epoch))).tolist()
         yield from range(len(self.groups), self.rows)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class FillersLast(Sampler[int]):
+    """Row numbers in the order that torch's sampler draws for as many rows as are ``real``, and the fillers (see
+    ``row_dataset``) after them: whatever the number of processes, a step has the same rows."""
+
+    def __init__(self, real: int, rows: int, seed: int) -> None:
+        self.real, self.rows, self.seed, self.epoch = real, rows, seed, 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        # accelerate draws the epochs of torch's sampler from these seeds.
+        yield from torch.randperm(self.real, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        yield from range(self.real, self.rows)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from trl.trainer import dpo_trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -22,7 +23,7 @@ from gymdata.errors import UsageError
 from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
-from gymdata.train.trainers.exact import Exact, pad_id
+from gymdata.train.trainers.exact import MeanOverRows, nameless_weights, pad_id
 from gymdata.train.trainers.losses import reward_distance
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
@@ -47,8 +48,11 @@ def build(config: TrainDpoConfig, data: TrainingPairs, _job: dict[str, Any], **t
     )
 
 
-class ExactDPOTrainer(Exact, DPOTrainer):
+class ExactDPOTrainer(MeanOverRows, DPOTrainer):
     """DPOTrainer over ``pairs``. ``reference``: float64 (n, 2), log-probabilities of chosen and rejected, if known."""
+
+    #: Tokens of the chosen sides of the step that is trained.
+    step_tokens: int = 0
 
     def __init__(
         self,
@@ -76,40 +80,36 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own)
         if not self.uniform:
             _refuse_unweighable(args, self.own)
-        super().__init__(
-            args=args,
-            processing_class=processing_class,
-            train_dataset=row_dataset(len(pairs), args),
-            data_collator=PairCollator(pairs.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of)),
-            **rest,
-        )
+        with nameless_weights(dpo_trainer):
+            super().__init__(
+                args=args,
+                processing_class=processing_class,
+                train_dataset=row_dataset(len(pairs), args),
+                data_collator=PairCollator(
+                    pairs.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of)
+                ),
+                **rest,
+            )
         self.watched()
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, batch_size: int) -> Any:
         """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
         if self.reference is not None:
             return dataset
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise UsageError(
-                "reference log-probabilities cannot be computed beforehand with sharded models",
-                hint="--set precompute_ref_log_probs=false keeps a reference model beside the policy",
-            )
+        self.when_sharded(lambda: self._score_reference(batch_size))
+        return dataset
+
+    def _score_reference(self, batch_size: int) -> None:
         self.share_prefixes()
         sequences = self.pairs.sequences
         longest = sequences.lengths.reshape(-1, 2).max(axis=1)
         order = sibling_order(sequences.siblings[::2], longest)
-        shares = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
         found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
-        model = self.ref_model or self.model
-        for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-            batch = self.data_collator([{"row": int(row)} for row in rows])
-            batch.pop(ROWS)
-            batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
-            chosen, rejected = self._reference_of(model, batch)
-            found[torch.from_numpy(rows)] = torch.stack([chosen, rejected], dim=1).double().cpu()
-        found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum")
-        self.reference = found.cpu().numpy()
-        return dataset
+        with self.scoring(self.ref_model) as model:
+            for rows, batch in self.batches_to_score(order, batch_size, self.data_collator):
+                scored = torch.stack(self._reference_of(model, batch), dim=1).double().cpu()
+                found[torch.from_numpy(rows)] = scored[: len(rows)]
+        self.reference = self.on_every_process(found)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         self.witness.count(inputs)
@@ -120,14 +120,25 @@ class ExactDPOTrainer(Exact, DPOTrainer):
         if self.reference is not None:
             known = torch.from_numpy(self.reference[source]).to(self.accelerator.device, torch.float32)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = known.unbind(dim=1)
-        plain = self.uniform and (real.all() or not set(self.loss_types) <= set(WEIGHABLE))
+        whole = real.all() and ("sft" not in self.loss_types or self.step_rows in (0, len(rows)))
+        plain = self.uniform and (whole or not set(self.loss_types) <= set(WEIGHABLE))
         loss = (
             self.stock_loss(model, inputs, return_outputs)
             if plain or return_outputs
             else self.weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), source)
         )
-        self.require_finite(loss[0] if return_outputs else loss, rows)
-        return loss
+        if return_outputs:
+            self.require_finite(loss[0], rows)
+            return loss
+        self.require_finite(loss, rows)
+        if not real.all():
+            loss = loss * (len(rows) / max(self.real(rows), 1))  # fillers have no gradient, but are in the mean
+        return self.of_step(loss, rows)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
+        super()._get_num_items_in_batch(batch_samples, device)
+        halves = [batch["completion_mask"][: len(batch[ROWS]), 1:].sum() for batch in batch_samples]
+        self.step_tokens = int(self.accelerator.gather(torch.stack(halves).sum().to(device)[None]).sum())
 
     def stock_loss(self, *arguments: Any) -> Any:
         stock: Any = super()._compute_loss
@@ -169,6 +180,7 @@ class ExactDPOTrainer(Exact, DPOTrainer):
             rewards=torch.from_numpy(self.pairs.margin[rows]).to(token_logps),
             reward_scale=self.reward_scale,
             label_smoothing=self.label_smoothing,
+            tokens=self.step_tokens / self.step_rows if self.step_rows else None,
         )
         return (torch.from_numpy(weight).to(per_pair) * per_pair).mean()
 
@@ -184,12 +196,16 @@ def pair_losses(
     label_smoothing: float = 0.0,
     rewards: torch.Tensor | None = None,
     reward_scale: float = 1.0,
+    tokens: float | None = None,
 ) -> torch.Tensor:
     """The loss of each pair, shape (B,); ``logps``, ``reference`` and ``lengths`` (2·B,), chosen sides first.
 
     With a margin of 0 the mean is what TRL computes for the same loss types (``sft``: the batch's mean over tokens). The
     margin m asks for β·(difference of log-ratios) ≥ m: sigmoid and robust use it as in DPO with an offset
     (arXiv:2402.10571), hinge raises its corner by it, ipo its target. Raises KeyError for a loss not in ``WEIGHABLE``.
+
+    ``tokens``: the mean of chosen sides' tokens that ``sft`` divides by, where the batch is a part of a step; their mean of
+    the batch otherwise.
 
     ``rewards`` (B,): Δr, the chosen side's reward less the rejected side's, with which d = β·(difference of log-ratios) is
     compared: ``rpo_sq`` (d − η·Δr)², ``rpo_fwd_kl`` KL(σ(d) ‖ σ(η·Δr)), ``rpo_bwd_kl`` KL(σ(η·Δr) ‖ σ(d)) (reward-aware
@@ -201,6 +217,7 @@ def pair_losses(
     chosen_mean, rejected_mean = ((logps - reference) / long).chunk(2)
     offset = beta * (chosen - rejected) - margin
     pairs = len(chosen)
+    mean_tokens = lengths[:pairs].sum().clamp(min=1) / pairs if tokens is None else max(tokens, 1.0)
     apart, given = beta * (chosen - rejected), torch.zeros_like(chosen) if rewards is None else rewards
     formulas = {
         "sigmoid": lambda: -F.logsigmoid(offset),
@@ -215,7 +232,7 @@ def pair_losses(
         "rpo_fwd_kl": lambda: reward_distance(reward_scale * given, apart, "fwd_kl"),
         "rpo_bwd_kl": lambda: reward_distance(reward_scale * given, apart, "bwd_kl"),
         "rebel": lambda: reward_distance(given, apart, "sq"),
-        "sft": lambda: -logps[:pairs] * pairs / lengths[:pairs].sum().clamp(min=1),
+        "sft": lambda: -logps[:pairs] / mean_tokens,
     }
     return sum((scale * formulas[kind]() for kind, scale in losses), torch.zeros_like(offset))
 

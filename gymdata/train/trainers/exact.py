@@ -8,19 +8,43 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from gymdata.engines._shared_prefixes import Mode, Sharing, share_prefixes
-from gymdata.errors import OutsideError
+from gymdata.engines._shared_prefixes import Mode, Sharing, reshard, share_prefixes
+from gymdata.errors import OutsideError, UsageError
+from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.pair_data import TrainingData
-from gymdata.train.trainers.batches import WORTH, SiblingSampler, shared_tokens, siblings_together
+from gymdata.train.trainers.batches import (
+    ROWS,
+    WORTH,
+    FillersLast,
+    SiblingSampler,
+    rows_a_step,
+    shared_tokens,
+    siblings_together,
+)
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
+
+#: Folder of a checkpoint with the parts of a sharded optimizer.
+OPTIMIZER_PARTS = "optimizer"
 
 
 class MeasureHeldOut(TrainerCallback):
@@ -47,7 +71,7 @@ def save_merged(trainer: Any, out: Path) -> None:
     """The whole model into ``out``, an adapter merged: what loads it as a classifier knows no adapters."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "merge_and_unload"):
-        trainer.save_model(str(out))
+        trainer.save_whole(out)
     elif trainer.is_world_process_zero():
         model.merge_and_unload().save_pretrained(out)
 
@@ -58,21 +82,53 @@ class Exact:
 
     data: TrainingData
     witness: TokenChecksumCallback
+    #: Takes what a step saw of each token, where that is to be kept.
+    annotations: AnnotationWriter | None = None
     #: Whether models run what the sequences of a batch begin with once.
     sharing: Mode
     #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
+    #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
+    in_parts: bool = False
+    #: Whether an adapter is merged when the model is saved.
+    merges: bool = False
+    #: What is done once accelerate has sharded the model.
+    waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
     args: Any
+    optimizer: Any
+    lr_scheduler: Any
+    model_wrapped: Any
+    get_train_dataloader: Any
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
+    is_distributed_loading_by_transformers: bool
+    model: Any
+    accelerator: Any
+    compute_loss_context_manager: Any
     callback_handler: Any
+
+    def __init__(self, *, args: Any, **rest: Any) -> None:
+        own = args.save_only_model
+        # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
+        self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
+        args.save_only_model = own or self.in_parts
+        try:
+            super().__init__(args=args, **rest)
+        finally:
+            args.save_only_model = own
 
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
         if self.sharing == "off" or self.shared is not None:
             return
+        if self.sharded_late:
+            self.sharing = "off"
+            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
+            return
         found: list[Sharing] = []
-        for model in (getattr(self, "ref_model", None), self.model):  # type: ignore[attr-defined]  # the Trainer's
+        for model in (getattr(self, "ref_model", None), self.model):
             if model is None:
                 continue
             made = share_prefixes(model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing)
@@ -89,9 +145,9 @@ class Exact:
         sequences, sides = self.data.sequences, self.witness.sides
         groups = sequences.siblings[::sides]
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
-        saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
-        if self.sharing == "on" or saved > WORTH:
+        if self.sharing == "on" or shared_tokens(sequences, order, rows_a_step(self.args), sides) > WORTH:
             self.groups = groups
+            saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
             self._note_sharing(
                 f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are shared"
             )
@@ -100,11 +156,145 @@ class Exact:
         if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
             event("note", text=text)
 
+    @property
+    def rows(self) -> int:
+        """Rows of the dataset that are no fillers."""
+        return len(self.data)
+
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        if self.groups is None or self.args.train_sampling_strategy != "random":
-            return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return SiblingSampler(self.groups, len(self.train_dataset), seed)  # type: ignore[attr-defined]  # the Trainer's
+        size = len(self.train_dataset)  # type: ignore[attr-defined]  # the Trainer's
+        if self.args.train_sampling_strategy == "random" and self.groups is not None:
+            return SiblingSampler(self.groups, size, seed)
+        if self.args.train_sampling_strategy == "random" and size > self.rows:
+            return FillersLast(self.rows, size, seed)
+        return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
+
+    @property
+    def sharded_late(self) -> bool:
+        """Whether accelerate shards the model (FSDP, DeepSpeed), which it does when the training begins."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def when_sharded(self, work: Callable[[], Any]) -> None:
+        """Have work done that runs the model: now, or once accelerate has sharded it, before a checkpoint is loaded."""
+        if self.sharded_late:
+            self.waiting = (*self.waiting, work)
+        else:
+            work()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        own: Any = super()
+        if not self.waiting:
+            return own._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        prepared = own._prepare_for_training(max_steps, train_dataloader, None)
+        while self.waiting:
+            work, *rest = self.waiting
+            work()
+            self.waiting = tuple(rest)
+        if resume_from_checkpoint is not None:
+            if self.is_deepspeed_enabled:
+                strict = not hasattr(self.model, "peft_config")
+                load: Any = deepspeed_load_checkpoint
+                load(self.model_wrapped, resume_from_checkpoint, load_module_strict=strict)
+            else:
+                self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            own._load_scaler(resume_from_checkpoint)
+        return prepared
+
+    def do_what_waits(self, max_steps: int) -> None:
+        """Shard the model and do the work that waits for it, where nothing is trained."""
+        if self.waiting:
+            self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
+
+    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
+        own: Any = super()
+        if not self.sharded_early or hasattr(self.model, "peft_config"):
+            own._load_from_checkpoint(folder, model)
+            return
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        state: dict[str, Any] = {}
+        if self.accelerator.is_main_process:
+            for file in sorted(Path(folder).glob("*.safetensors")):
+                state |= load_file(file)
+            tied = self.model.all_tied_weights_keys
+            lacking = sorted(self.model.state_dict().keys() - state.keys() - tied.keys())
+            if lacking:
+                raise OutsideError(
+                    "trainer", f"{folder} lacks {', '.join(lacking[:3])}", hint="--overwrite starts again"
+                )
+        set_model_state_dict(self.model, state, options=options)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        own: Any = super()
+        if self.sharded_early and hasattr(self.model, "peft_config"):
+            # The main process alone saves an adapter, which is whole on each; the model below it is not, and stays as it is.
+            state_dict = {k: v for k, v in self.model.state_dict().items() if not isinstance(v, DTensor)}
+        elif state_dict is not None:
+            state_dict = without_tied(self.model, state_dict)
+        own._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        own: Any = super()
+        if not self.in_parts:
+            own._save_optimizer_and_scheduler(output_dir)
+            return
+        # The library would save the first process's part alone.
+        parts = {"optimizer": get_optimizer_state_dict(self.model, self.optimizer.optimizer)}
+        state_dict_saver.save(parts, checkpoint_id=str(Path(output_dir, OPTIMIZER_PARTS)))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        own: Any = super()
+        if not self.in_parts or folder is None:
+            own._load_optimizer_and_scheduler(folder)
+            return
+        optimizer = self.optimizer.optimizer
+        parts = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
+        state_dict_loader.load(parts, checkpoint_id=str(Path(folder, OPTIMIZER_PARTS)))
+        set_optimizer_state_dict(self.model, optimizer, parts["optimizer"])
+        self.lr_scheduler.load_state_dict(torch.load(Path(folder, "scheduler.pt"), weights_only=True))
+
+    @property
+    def sharded_early(self) -> bool:
+        """Whether the model was loaded sharded (--shard-model)."""
+        return bool(self.is_distributed_loading_by_transformers)
+
+    def batches_to_score(
+        self, order: np.ndarray, size: int, collate: Any
+    ) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        """This process's share of the rows ``order``, ``size`` at a time: (rows, the tensors of ``collate``).
+
+        The parts of a sharded model only run together, so every process gets as many batches as the others: one that
+        would have one less gets its last again, and no rows of it.
+        """
+        batches = [order[i : i + size] for i in range(0, len(order), size)]
+        among, device = self.accelerator.num_processes, self.accelerator.device
+        for place in range(self.accelerator.process_index, -(-len(batches) // among) * among, among):
+            rows = batches[min(place, len(batches) - 1)]
+            batch = collate([{"row": int(row)} for row in rows])
+            batch.pop(ROWS)
+            yield rows[: len(rows) if place < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
+
+    @contextmanager
+    def scoring(self, model: Any = None) -> Iterator[Any]:
+        """Within this the model, or ``model``, only scores. Afterwards it is as it was, sharded too."""
+        model = (self.model_wrapped if self.is_deepspeed_enabled else self.model) if model is None else model
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                yield model
+        finally:
+            model.train(training)
+            reshard(model)
+
+    def on_every_process(self, found: torch.Tensor) -> np.ndarray:
+        """What each process found of its share, zeros elsewhere, together."""
+        if self.accelerator.num_processes > 1:
+            found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
+        return np.asarray(found.numpy())
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
@@ -114,7 +304,9 @@ class Exact:
 
     def watched(self) -> None:
         """Have the witness follow this trainer, and prefixes be shared; the library's ``__init__`` is done."""
+        self._refuse_unsavable()
         self.share_prefixes()
+        save_tied_weights_once(self.model)
         self.witness.bind(self)
         self.add_callback(self.witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
@@ -129,9 +321,29 @@ class Exact:
         """What the trained model is like, for run.json. Called on every process, before the model is saved."""
         return {}
 
+    def _refuse_unsavable(self) -> None:
+        """Raises UsageError for a way of sharding that would train a model and save none."""
+        if self.merges and hasattr(self.model, "peft_config") and (self.sharded_early or self.sharded_late):
+            raise UsageError(
+                "a LoRA adapter of this trainer is merged into its model, which cannot be done while the model is sharded",
+                hint="train without sharding (an adapter needs far less memory than a model), or without LoRA",
+            )
+        zero = self.accelerator.deepspeed_config["zero_optimization"] if self.is_deepspeed_enabled else {}
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+            raise UsageError(
+                "with this configuration DeepSpeed's ZeRO-3 saves no model that can be loaded",
+                hint="zero3_save_16bit_model: true in the file of --accelerate-config, below deepspeed_config",
+            )
+
+    def save_whole(self, out: Path) -> None:
+        """The model, or its adapter, into ``out``. Called on every process."""
+        if self.is_fsdp_enabled:  # accelerate saves parts, unless it is told otherwise
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+
     def save_trained(self, out: Path) -> None:
         """The trained model into ``out``. Called on every process."""
-        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+        self.save_whole(out)
 
     def heldout_figures(self) -> dict[str, float]:
         """What the model makes of held-out tasks, for the metrics of each epoch."""
@@ -139,6 +351,26 @@ class Exact:
 
     def finish(self, out: Path) -> None:
         """The last touch to ``out``, on the main process, after the tokenizer's files are there."""
+
+    def annotate(
+        self,
+        rows: np.ndarray,
+        mask: torch.Tensor,
+        values: dict[str, torch.Tensor],
+        segments: np.ndarray | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        """Keep what this step sees of the tokens of a batch: ``mask`` says which are trained and ``values`` are columns of
+        ANNOTATIONS, all (B, L − 1). Of packed rows ``segments`` and ``positions`` (B, L) as PackedCollator makes them."""
+        assert self.annotations is not None
+        line, place = mask.cpu().numpy().nonzero()
+        place += 1
+        owner = (rows % len(self.data))[line]
+        if segments is not None and positions is not None:
+            owner, place = segments[line, place], positions.cpu().numpy()[line, place]
+        at = self.data.sequences.token_ids.offsets[owner] + place
+        found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
+        self.annotations.add(self.state.global_step + 1, at, found)
 
     def require_finite(self, loss: torch.Tensor, rows: np.ndarray) -> None:
         """``rows``: of the batch that ``loss`` was computed from; fillers may be among them."""
@@ -150,6 +382,59 @@ class Exact:
             f"the loss became {loss.item()} at step {self.state.global_step + 1}, on rollouts {', '.join(ids)}",
             hint="lower learning_rate or max_grad_norm, or leave these rollouts out; the last checkpoint is before this",
         )
+
+
+def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights that a model is saved with. Those that were put together of a sharded model no longer show that they are
+    tied, one tensor under two names."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    return {name: value for name, value in weights.items() if tied.get(name) not in weights}
+
+
+def save_tied_weights_once(model: Any) -> None:
+    """Have a model that was loaded sharded save its weights ``without_tied``."""
+    if not getattr(model, "is_distributed_loading_by_transformers", False):
+        return
+    together = model.gather_sharded_state_dict_for_save
+    model.gather_sharded_state_dict_for_save = lambda *given, **named: without_tied(model, together(*given, **named))
+
+
+@contextmanager
+def nameless_weights(library: Any) -> Iterator[None]:
+    """Within this a module of TRL does not compute a name of the model's weights, for a cache of reference log-probs that is
+    never written here; it cannot of a sharded model, and of a large one it takes long."""
+    own, library.hash_module = library.hash_module, lambda *_: None
+    try:
+        yield
+    finally:
+        library.hash_module = own
+
+
+class MeanOverRows(Exact):
+    """Of a trainer whose loss is a mean over the rows of a batch: their mean over all rows of a step, however many
+    micro-batches and processes it is split into."""
+
+    #: Rows of the step that is trained, fillers left out; 0 outside of a training.
+    step_rows: int = 0
+    current_gradient_accumulation_steps: int
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
+        count = torch.tensor([sum(self.real(batch[ROWS]) for batch in batch_samples)], device=device)
+        self.step_rows = int(self.accelerator.gather(count).sum())
+
+    def real(self, rows: np.ndarray) -> int:
+        """How many of these rows are no fillers."""
+        return int((rows < self.rows).sum())
+
+    def of_step(self, loss: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """The part that a micro-batch has in the mean of its step. ``loss``: the mean over those of ``rows`` that are no
+        fillers."""
+        if not self.step_rows:
+            return loss
+        # The library takes the mean over micro-batches and processes.
+        parts = self.current_gradient_accumulation_steps * self.args.world_size
+        scaled: torch.Tensor = loss * (self.real(rows) * parts / self.step_rows)
+        return scaled
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from trl.trainer import kto_trainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
@@ -26,15 +27,19 @@ from gymdata.train.trainers.batches import (
     padded,
     padded_lists,
     row_dataset,
+    rows_a_step,
     shared_tokens,
     siblings_alternating,
     to_multiple,
 )
-from gymdata.train.trainers.exact import Exact, pad_id
+from gymdata.train.trainers.exact import MeanOverRows, nameless_weights, pad_id
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = KTOConfig
 _KL = "KL_"
+#: What a batch holds besides, once its step has begun.
+_CROSSED = "crossed"
+_REFERENCE = ("ref_logps", "ref_KL_logps")
 
 
 def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **trainer: Any) -> ExactKTOTrainer:
@@ -42,7 +47,7 @@ def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **
     them."""
     args = trainer["args"]
     args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
-    if args.loss_type == "kto" and args.per_device_train_batch_size < 2:
+    if args.loss_type == "kto" and rows_a_step(args) < 2:
         raise UsageError(
             "settings: per_device_train_batch_size is 1, KTO compares a rollout with others of its batch",
             hint="give at least 2, or --set loss_type=apo_zero_unpaired",
@@ -50,15 +55,25 @@ def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **
     return ExactKTOTrainer(data=data, **trainer)
 
 
+def partners(order: np.ndarray, step: int) -> np.ndarray:
+    """Whose completion each row is compared with: the row before it in its step, the first of a step with the last.
+    ``order``: of training; ``step``: rows of a step on all processes."""
+    found = np.empty_like(order)
+    for start in range(0, len(order), step):
+        rows = order[start : start + step]
+        found[rows] = np.roll(rows, 1)
+    return found
+
+
 @dataclass
 class LabelCollator:
-    """Rows to the tensors of TRL's KTO loss. With ``contrast`` each prompt is also given the completion of the row before
-    it in the batch (the first gets the last's), cut to the longest sequence of the file."""
+    """Rows to the tensors of TRL's KTO loss. With ``contrast`` (see ``partners``) each prompt is also given the completion
+    of another row, cut to the longest sequence of the file."""
 
     data: TrainingLabels
     pad_token_id: int
     pad_to_multiple_of: int | None
-    contrast: bool
+    contrast: np.ndarray | None
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
@@ -66,8 +81,8 @@ class LabelCollator:
         batch: dict[str, Any] = {"label": torch.from_numpy(self.data.label[source]), ROWS: rows}
         ids, attention, mask = padded(self.data.sequences, source, self.pad_token_id, self.pad_to_multiple_of)
         self._put(batch, "", ids, attention, mask, filler)
-        if self.contrast:
-            lists = [self._crossed(int(x), int(y)) for x, y in zip(source, np.roll(source, 1), strict=True)]
+        if self.contrast is not None:
+            lists = [self._crossed(int(x), int(y)) for x, y in zip(source, self.contrast[source], strict=True)]
             self._put(batch, _KL, *padded_lists(lists, self.pad_token_id, self.pad_to_multiple_of), filler)
         return batch
 
@@ -87,8 +102,13 @@ class LabelCollator:
         batch.update({f"{prefix}{n}": torch.from_numpy(a) for n, a in zip(names, (ids, attention, mask), strict=True)})
 
 
-class ExactKTOTrainer(Exact, KTOTrainer):
-    """KTOTrainer over ``data``. ``reference``: float64 (rows, 2), log-probs of each row's own and crossed completion."""
+class ExactKTOTrainer(MeanOverRows, KTOTrainer):
+    """KTOTrainer over ``data``. ``reference``: float64 (rows, 2), log-probs of each row's own and crossed completion. The
+    estimate of the KL is that of all rows of a step, made before its first micro-batch is trained."""
+
+    #: The estimate for the step that is trained, and the log-probs that it is made of and that TRL need not compute again.
+    step_kl: torch.Tensor | None = None
+    crossed: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -103,15 +123,19 @@ class ExactKTOTrainer(Exact, KTOTrainer):
         self.data, self.witness, self.sharing = data, witness, sharing
         self.reference: np.ndarray | None = None
         order = self._order(args)
-        super().__init__(
-            args=args,
-            processing_class=processing_class,
-            train_dataset=row_dataset(len(data), args, order),
-            data_collator=LabelCollator(
-                data, pad_id(processing_class), to_multiple(args.pad_to_multiple_of), args.loss_type == "kto"
-            ),
-            **rest,
-        )
+        with nameless_weights(kto_trainer):
+            super().__init__(
+                args=args,
+                processing_class=processing_class,
+                train_dataset=row_dataset(len(data), args, order),
+                data_collator=LabelCollator(
+                    data,
+                    pad_id(processing_class),
+                    to_multiple(args.pad_to_multiple_of),
+                    partners(order, rows_a_step(args)) if args.loss_type == "kto" else None,
+                ),
+                **rest,
+            )
         self.watched()
 
     def _order(self, args: KTOConfig) -> np.ndarray:
@@ -119,7 +143,7 @@ class ExactKTOTrainer(Exact, KTOTrainer):
         rng, sequences = np.random.default_rng(args.seed), self.data.sequences
         if self.sharing != "off":
             together = siblings_alternating(sequences.siblings, rng)
-            if self.sharing == "on" or shared_tokens(sequences, together, args.train_batch_size) > WORTH:
+            if self.sharing == "on" or shared_tokens(sequences, together, rows_a_step(args)) > WORTH:
                 return together
         return np.random.default_rng(args.seed).permutation(len(self.data))
 
@@ -128,44 +152,96 @@ class ExactKTOTrainer(Exact, KTOTrainer):
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, _size: int) -> Any:
         """Reference log-probabilities under the model as it was loaded, batch by batch as they will be trained."""
-        self.share_prefixes()
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise UsageError(
-                "reference log-probabilities cannot be computed beforehand with sharded models",
-                hint="--set precompute_ref_log_probs=false keeps a reference model beside the policy",
-            )
-        rows, size = list(dataset["row"]), self.args.per_device_train_batch_size
-        shares = [rows[i : i + size] for i in range(0, len(rows), size)]
-        found = torch.zeros(len(rows), 2, dtype=torch.float64)
-        for share in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-            batch = self.data_collator([{"row": row} for row in share])
-            batch.pop(ROWS)
-            batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
-            own, crossed = self._reference_of(self.ref_model or self.model, batch)
-            found[torch.tensor(share), 0] = own.double().cpu()
-            if crossed is not None:
-                found[torch.tensor(share), 1] = crossed.double().cpu()
-        found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum")
-        self.reference = found.cpu().numpy()
+        self.when_sharded(lambda: self._score_reference(np.asarray(dataset["row"])))
         return dataset
+
+    def _score_reference(self, order: np.ndarray) -> None:
+        self.share_prefixes()
+        size, found = self.args.per_device_train_batch_size, torch.zeros(len(order), 2, dtype=torch.float64)
+        with self.scoring(self.ref_model) as model:
+            for rows, batch in self.batches_to_score(order, size, self.data_collator):
+                own, crossed = self._reference_of(model, batch)
+                found[torch.from_numpy(rows), 0] = own.double().cpu()[: len(rows)]
+                if crossed is not None:
+                    found[torch.from_numpy(rows), 1] = crossed.double().cpu()[: len(rows)]
+        self.reference = self.on_every_process(found)
 
     def _reference_of(self, *arguments: Any) -> Any:
         stock: Any = self.compute_ref_log_probs
         return stock(*arguments)
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
+        super()._get_num_items_in_batch(batch_samples, device)
+        if not self.calculate_KL:
+            return
+        model: Any = self.model_wrapped
+        model.train()
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            for batch in batch_samples:
+                inputs = self._with_reference(self._prepare_inputs(batch))
+                crossed = self._compute_kl_logps(model, inputs)
+                batch.update({name: inputs[name] for name in _REFERENCE}, **{_CROSSED: crossed})
+                real = torch.from_numpy(batch[ROWS] < self.rows).to(device)
+                total += (crossed - inputs["ref_KL_logps"]).double()[real].sum()
+        self.step_kl = (self.accelerator.gather(total).sum() / self.step_rows).clamp(min=0)
+
+    def _with_reference(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch as TRL's loss reads it: without our names, with the reference's log-probs."""
+        inputs = {name: value for name, value in batch.items() if name not in (ROWS, _CROSSED)}
+        if all(name in inputs for name in _REFERENCE):
+            return inputs
+        if self.reference is None:
+            found = self._reference_of(self.ref_model or self.model, inputs)
+        else:
+            found = (
+                torch.from_numpy(self.reference[batch[ROWS]]).to(self.accelerator.device, torch.float32).unbind(dim=1)
+            )
+        return {**inputs, **dict(zip(_REFERENCE, found, strict=True))}
+
+    def _compute_kl_logps(self, *arguments: Any) -> Any:
+        stock: Any = super()._compute_kl_logps
+        return stock(*arguments) if self.crossed is None else self.crossed
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         self.witness.count(inputs)
-        inputs = dict(inputs)
-        rows: np.ndarray = inputs.pop(ROWS)
-        if self.reference is not None:
-            known = torch.from_numpy(self.reference[rows]).to(self.accelerator.device, torch.float32)
-            inputs["ref_logps"], inputs["ref_KL_logps"] = known.unbind(dim=1)
+        rows: np.ndarray = inputs[ROWS]
         stock: Any = super()._compute_loss
-        loss = stock(model, inputs, return_outputs)
-        value = loss[0] if return_outputs else loss
-        self.require_finite(value, rows)
-        real = int((rows < len(self.data)).sum())
-        if real in (0, len(rows)) or return_outputs:
-            return loss
-        # Fillers have no gradient, but they are among those that the mean was taken over.
-        return value * (len(rows) / real)
+        kept: list[Any] = []
+
+        def recorded(**kwargs: Any) -> Any:
+            kept.append(model(**kwargs))
+            return kept[-1]
+
+        precomputed, given = self.precompute_ref_logps, self._with_reference(inputs)
+        self.precompute_ref_logps, self.crossed = True, inputs.get(_CROSSED)
+        try:
+            stocks = stock(recorded, given, return_outputs)
+        finally:
+            self.precompute_ref_logps, self.crossed = precomputed, None
+        if self.annotations is not None:
+            # What TRL compares the completions with runs before them.
+            mask = given["completion_mask"][:, 1:] != 0
+            self.annotate(rows, mask, {"logprobs": kept[-1].log_probs[:, -mask.size(1) :]})
+        if return_outputs:
+            self.require_finite(stocks[0], rows)
+            return stocks
+        # TRL's mean is that of its batch, and so is its estimate of the KL.
+        kl = self._metrics["train"]["kl"]
+        if self.step_kl is not None:
+            kl[-1] = float(self.step_kl)
+        real = torch.from_numpy(rows < self.rows).to(self.accelerator.device)
+        losses = self.row_losses(kept[-1].log_probs.sum(dim=1) - given["ref_logps"], given["label"], kl[-1])
+        loss = (losses * real).sum() / max(self.real(rows), 1)
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * kept[-1].aux_loss
+        self.require_finite(loss, rows)
+        return self.of_step(loss, rows)
+
+    def row_losses(self, ratio: torch.Tensor, label: torch.Tensor, kl: float) -> torch.Tensor:
+        """The loss of each row (B,) by its log-ratio to the reference: KTO's (arXiv 2402.01306, equation 7) and the unpaired
+        APO-zero's (arXiv 2408.06266), which knows no KL, as TRL computes them."""
+        good = label.to(ratio.device, torch.bool)
+        apart = self.beta * (ratio - (kl if self.calculate_KL else 0.0))
+        desirable = self.desirable_weight * (1 - torch.sigmoid(apart))
+        return torch.where(good, desirable, self.undesirable_weight * torch.sigmoid(apart))

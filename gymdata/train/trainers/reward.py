@@ -25,7 +25,7 @@ from gymdata.stats import mean_ci
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.train.settings import TrainRewardConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
-from gymdata.train.trainers.exact import Exact, MeasureHeldOut, save_merged
+from gymdata.train.trainers.exact import MeanOverRows, MeasureHeldOut, save_merged
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = RewardConfig
@@ -69,11 +69,12 @@ def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
     )
 
 
-class ExactRewardTrainer(Exact, RewardTrainer):
+class ExactRewardTrainer(MeanOverRows, RewardTrainer):
     """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry a pair."""
 
     data: RewardPairs
     args: RewardConfig
+    merges = True
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class ExactRewardTrainer(Exact, RewardTrainer):
             weight = torch.from_numpy(np.where(real, self.weight[source], 0.0)).to(device, torch.float32)
             loss = self._weighted(outputs.logits.squeeze(-1).float(), weight, margin, int(real.sum()))
         self.require_finite(loss, rows)
+        loss = self.of_step(loss, rows)
         return (loss, outputs) if return_outputs else loss
 
     def _weighted(self, scores: torch.Tensor, weight: torch.Tensor, margin: torch.Tensor, real: int) -> torch.Tensor:
@@ -133,28 +135,20 @@ class ExactRewardTrainer(Exact, RewardTrainer):
             pairs = pairs + self.args.center_rewards_coefficient * (chosen + rejected) ** 2
         return (weight * pairs).sum() / max(real, 1)
 
-    @torch.no_grad()
     def heldout_scores(self) -> np.ndarray:
         """float64 (held-out pairs, 2): the scores of chosen and rejected."""
         pairs = self.data.heldout
         assert pairs is not None
         collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
         order = sibling_order(pairs.sequences.siblings[::2], pairs.sequences.lengths.reshape(-1, 2).max(axis=1))
-        size = self.args.per_device_train_batch_size
-        model: Any = self.model
-        training = model.training
-        model.eval()
         found = torch.zeros(len(pairs), 2, dtype=torch.float64)
-        shares = [order[i : i + size] for i in range(0, len(order), size)]
-        for rows in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-            batch = collate([{"row": int(row)} for row in rows])
-            given = {name: batch[name].to(self.accelerator.device) for name in ("input_ids", "attention_mask")}
-            with self.compute_loss_context_manager():
+        with self.scoring() as model:
+            for rows, batch in self.batches_to_score(order, self.args.per_device_train_batch_size, collate):
+                given = {name: batch[name] for name in ("input_ids", "attention_mask")}
                 scores = model(**given, use_cache=False).logits.squeeze(-1)
-            found[torch.from_numpy(rows)] = torch.stack(scores.double().cpu().chunk(2), dim=1)
-        model.train(training)
-        found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum")
-        return np.asarray(found.cpu().numpy())
+                sides = torch.stack(scores.double().cpu().chunk(2), dim=1)
+                found[torch.from_numpy(rows)] = sides[: len(rows)]
+        return self.on_every_process(found)
 
     def heldout_figures(self) -> dict[str, float]:
         return {"heldout/accuracy": float(np.mean(np.diff(self.heldout_scores(), axis=1) < 0))}

@@ -22,10 +22,9 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
 from gymdata.engines.prefix_tree import sibling_order
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
-from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
@@ -69,7 +68,7 @@ def build(
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     made = BatchRLTrainer(data=data, loss=PolicyLoss.of(config), kl_beta=config.kl_beta, model=model, **trainer)
     on_policy = data.policy_hashes == {job["policy_hash"]}
-    made.compare(refuse=on_policy and not config.allow_biased_logprobs)
+    made.when_sharded(lambda: made.compare(refuse=on_policy and not config.allow_biased_logprobs))
     return made
 
 
@@ -155,8 +154,6 @@ class BatchRLTrainer(Exact, Trainer):
 
     data: TrainingExperiences
     components: tuple[str, ...] = ("rl",)
-    #: Takes what a step saw of each token, where that is to be kept.
-    annotations: AnnotationWriter | None = None
 
     def __init__(
         self,
@@ -172,6 +169,7 @@ class BatchRLTrainer(Exact, Trainer):
         **rest: Any,
     ) -> None:
         self.data, self.witness = data, witness
+        self.packed = packed
         # Packed rows have positions of their own, and no siblings side by side.
         self.sharing = "off" if packed is not None else sharing
         self.policy_loss, self.kl_beta = loss, kl_beta
@@ -200,6 +198,10 @@ class BatchRLTrainer(Exact, Trainer):
         # Each component is divided by its tokens of the whole global batch here; nothing is left to divide.
         self.loss_is_scaled_for_ga = True
         self.watched()
+
+    @property
+    def rows(self) -> int:
+        return len(self.data) if self.packed is None else len(self.packed.bins)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """What each component is divided by, (components,): of all micro-batches of a step, on all processes."""
@@ -257,7 +259,8 @@ class BatchRLTrainer(Exact, Trainer):
         if self.annotations is not None:
             with torch.no_grad():
                 shares = torch.stack([part / n for part, n in zip(parts, counts, strict=True)]).sum(dim=0)
-                self._annotate(rows, segments, inputs, mask, {**self.annotated(outputs, inputs), "losses": shares})
+                found = {**self.annotated(outputs, inputs), "losses": shares}
+                self.annotate(rows, mask, found, segments, inputs.get("position_ids"))
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
         scaled = loss * self.args.world_size
@@ -280,25 +283,6 @@ class BatchRLTrainer(Exact, Trainer):
         mine = weighed(inputs, "rl") != 0
         ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)
         return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mine}
-
-    def _annotate(
-        self,
-        rows: np.ndarray,
-        segments: np.ndarray | None,
-        inputs: dict[str, Any],
-        mask: torch.Tensor,
-        values: dict[str, torch.Tensor],
-    ) -> None:
-        assert self.annotations is not None
-        line, position = mask.cpu().numpy().nonzero()
-        position += 1
-        if segments is None:
-            owner, place = (rows % len(self.data))[line], position
-        else:
-            owner, place = segments[line, position], inputs["position_ids"].cpu().numpy()[line, position]
-        at = self.data.sequences.token_ids.offsets[owner] + place
-        found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
-        self.annotations.add(self.state.global_step + 1, at, found)
 
     def _note(self, logps: torch.Tensor, inputs: dict[str, Any], _mask: torch.Tensor) -> None:
         assert self.limited is not None
@@ -360,28 +344,21 @@ class BatchRLTrainer(Exact, Trainer):
         lengths = sequences.lengths[rows]
         order = sibling_order(sequences.siblings[rows], lengths)
         size = self.args.per_device_train_batch_size
-        shares = [order[i : i + size] for i in range(0, len(order), size)]
         offsets = offsets_of(lengths)
         found = scratch(int(offsets[-1]), "<f8", self._folder)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UsageError("the file is scored before training, which a sharded model cannot do yet")
-        model: Any = self.model
-        training = model.training
-        model.eval()
-        with torch.no_grad(), self.compute_loss_context_manager():
-            for places in shares[self.accelerator.process_index :: self.accelerator.num_processes]:
-                batch = collator([{"row": int(row)} for row in rows[places]])
-                batch.pop(ROWS)
-                batch = {key: value.to(self.accelerator.device) for key, value in batch.items()}
+
+        def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+            return collator([{"row": int(rows[example["row"]])} for example in examples])
+
+        with self.scoring() as model:
+            for places, batch in self.batches_to_score(order, size, collate):
                 outputs = self.outputs(model, batch).double().cpu().numpy()
                 for line, place in enumerate(places):
                     begin, end = int(offsets[place]), int(offsets[place + 1])
                     found[begin + 1 : end] = outputs[line, : end - begin - 1]
-        model.train(training)
         if self.accelerator.num_processes > 1:
             for start in range(0, len(found), CHUNK):
-                part = torch.from_numpy(found[start : start + CHUNK]).to(self.accelerator.device)
-                found[start : start + CHUNK] = self.accelerator.reduce(part, reduction="sum").cpu().numpy()
+                found[start : start + CHUNK] = self.on_every_process(torch.from_numpy(found[start : start + CHUNK]))
                 release()
         return Ragged(found, offsets)
 

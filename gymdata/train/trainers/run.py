@@ -1,7 +1,7 @@
 """The training process: ``python -m gymdata.train.trainers.run OUT/job/job.json``.
 
 It is started by ``launch`` and is the only place that loads torch and TRL for training, so that an engine and a trainer
-never hold a device together. With several processes the first one becomes ``accelerate launch`` of itself.
+never hold a device together. With several processes the first one becomes their launcher, which starts it again.
 
 A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,
 the class of its arguments, and ``build(config, data, job, **trainer arguments)``.
@@ -47,6 +47,8 @@ from gymdata.train.trainers.metrics import (
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25
 _THIS = "gymdata.train.trainers.run"
+#: Set for the launcher, which a process within it must not become again.
+_LAUNCHED = "GYMDATA_LAUNCHED"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -66,8 +68,9 @@ def main(argv: list[str]) -> int:
     """Run one job file; returns the exit code."""
     _die_with_parent()
     job = json.loads(Path(argv[0]).read_text())
-    if job["num_processes"] > 1 and "RANK" not in os.environ:
-        _become_launcher(job["num_processes"], argv[0])
+    if not {"RANK", _LAUNCHED} & os.environ.keys() and (words := launcher(job)):
+        os.environ[_LAUNCHED] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", *words, "-m", _THIS, argv[0]])
     try:
         return train(job)
     except GymdataError as error:
@@ -86,12 +89,18 @@ def train(job: dict[str, Any]) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
     trainer, witness, stopper = assemble(job)
+    if job.get("helps") and trainer.is_world_process_zero():
+        raise UsageError(
+            "the first of all processes runs on a machine whose rank is not 0",
+            hint="let the launcher keep the machines' ranks (PET_RDZV_BACKEND=static)",
+        )
     # Every batch is compared when it is trained, too; a dry run has no other proof than this.
     seen = witness.dry_run_batches(trainer, math.inf if job["dry_run"] else REHEARSED_TOKENS)
     if trainer.is_world_process_zero():
         event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=True)
     if job["dry_run"]:
         *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+        trainer.do_what_waits(steps)
         if trainer.is_world_process_zero():
             event("plan", steps=steps)
         trainer.end()
@@ -124,12 +133,15 @@ def train(job: dict[str, Any]) -> int:
 
 def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     """(trainer, its witness, what listens for Ctrl-C), everything loaded and nothing trained yet."""
+    from transformers import set_seed
+
     from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
     module = importlib.import_module(f"gymdata.train.trainers.{job['trainer']}")
     out = Path(job["output"])
     args, peft = _arguments(job, module.CONFIG, out)
     config = TRAINERS[job["trainer"]].of_job(job)
+    set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
     data = opened(out / "job" / DATA)
     stopper = StopOnSignal()
     writer = _annotations(job, data, args.process_index)
@@ -219,6 +231,8 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
         "dtype": model.dtype,
         "attn_implementation": model.attn_implementation,
     }
+    if job.get("shard_model"):
+        args.model_init_kwargs["distributed_config"] = {"fsdp_size": args.world_size}
     return args, get_peft_config(model)
 
 
@@ -238,9 +252,10 @@ def _model(job: dict[str, Any], args: Any) -> Any:
         return str(folder)
     from peft import AutoPeftModelForCausalLM
 
-    return AutoPeftModelForCausalLM.from_pretrained(
-        folder, is_trainable=True, dtype=args.model_init_kwargs["dtype"], local_files_only=True
-    )
+    known = {
+        name: args.model_init_kwargs[name] for name in ("dtype", "distributed_config") if name in args.model_init_kwargs
+    }
+    return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, local_files_only=True, **known)
 
 
 def _tokenizer(model: str) -> Any:
@@ -306,12 +321,26 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
 
 
-def _become_launcher(processes: int, job_file: str) -> None:
+def launcher(job: dict[str, Any]) -> list[str]:
+    """The module that starts the processes of a job and its arguments; nothing for a single process."""
+    processes, rank, file = job["num_processes"], job.get("machine_rank"), job.get("accelerate_config")
+    if job.get("launcher") == "torchrun":
+        words = ["torch.distributed.run"]
+        if processes > 1 or "PET_NPROC_PER_NODE" not in os.environ:
+            words += ["--nproc_per_node", str(processes)]
+        if not any(name in os.environ for name in ("PET_NNODES", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")):
+            words += ["--standalone"]  # a free port, since no other machine has to know it
+        return words + ([] if rank is None else ["--node_rank", str(rank)])
+    words = ["accelerate.commands.accelerate_cli", "launch"]
+    if file is not None:
+        words += ["--config_file", file]
+        words += [] if processes == 1 else ["--num_processes", str(processes)]
+        return words + ([] if rank is None else ["--machine_rank", str(rank)])
+    if processes == 1:
+        return []
     # --multi_gpu is accelerate's name for several processes; the job's use_cpu makes it gloo on the CPU.
-    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
-    launch += ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
-    launch += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", _THIS, job_file]
-    os.execv(sys.executable, launch)
+    words += ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    return [*words, "--dynamo_backend", "no", "--main_process_port", "0"]
 
 
 def leave(code: int) -> NoReturn:

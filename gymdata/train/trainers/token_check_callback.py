@@ -94,7 +94,7 @@ class TokenChecksumCallback(TrainerCallback):
         if not self._accelerator.is_main_process:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
         held = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
         # TRL's count of num_tokens in metrics.jsonl, which its own checkpoints forget.
         held["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)

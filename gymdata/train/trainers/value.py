@@ -56,7 +56,7 @@ def build(
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
     made = ExactValueTrainer(data=data, value_loss=ValueLoss(config.value_clip), model=critic, **trainer)
-    made.measure_before()
+    made.when_sharded(made.measure_before)
     return made
 
 
@@ -112,6 +112,7 @@ class ExactValueTrainer(BatchRLTrainer):
 
     data: TrainingReturns
     components = ("value",)
+    merges = True
 
     def __init__(self, *, value_loss: ValueLoss, **rest: Any) -> None:
         super().__init__(**rest)

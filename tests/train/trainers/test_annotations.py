@@ -170,6 +170,20 @@ def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> N
         assert row["logprobs"] is row["ratios"] is row["clipped"] is None
 
 
+def test_kto_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> None:
+    """Each labelled rollout's turns with log π, not those that a batch compares them with; no loss of a single token."""
+    made = rows()
+    run = write_run(tmp_path / "run", made)
+    train("kto", run, policy, tmp_path / "kto", "--annotate", "--set", "num_train_epochs=1")
+    turns, found = sampled(made), read_table(run, ANNOTATIONS).to_pylist()
+    # The second of each three has its task's mean, which is no label.
+    labelled = [(name, turn) for name, turn in turns if name not in ("a-1", "b-4")]
+    assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted(labelled)
+    for row in found:
+        assert row["logprobs"] == pytest.approx(logprobs_of(policy, turns[row["rollout_id"], row["turn"]]), abs=2e-5)
+        assert row["losses"] is row["ratios"] is row["clipped"] is row["values"] is None
+
+
 def test_off_writes_nothing(policy: Path, tmp_path: Path) -> None:
     """Without the flag nothing is beside the rollouts, and nothing in the training's folder is called so."""
     run = write_run(tmp_path / "run", rows())
@@ -221,7 +235,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """What is held is written once it has TOKENS tokens; files come in the order of their steps, each process's apart, and
     beginning after a step drops those of later ones."""
     monkeypatch.setattr(annotations, "TOKENS", 10)
-    places = TurnPlaces(["a", "b"], np.array([0, 1]), np.array([2, 7]), np.array([4, 3]))
+    places = TurnPlaces(["a", "b"], np.array([0, 1]), np.array([0, 1]), np.array([2, 7]), np.array([4, 3]))
     writers = [AnnotationWriter(tmp_path / "annotations", places, "t", rank) for rank in (0, 1)]
     for step in (1, 2, 3):
         writers[0].add(step, np.array([2, 3, 5, 8]), {"losses": np.array([1.0, 2.0, 3.0, 4.0])})
@@ -270,7 +284,8 @@ def test_tokens_that_no_turn_sampled_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", made)
     data = training_rollouts(rollouts_table(made), "all", keep_duplicates=True)
     places = turn_places(data, run)
-    assert sorted(zip(places.rollout_id, places.turn.tolist(), strict=True)) == sorted(sampled(made))
+    named = [places.rollout_ids[row] for row in places.sequence]
+    assert sorted(zip(named, places.turn.tolist(), strict=True)) == sorted(sampled(made))
     data.sequences.loss_mask.values[data.sequences.loss_mask.offsets[1] - 4] = 1
     with pytest.raises(
         RefusedError, match=r"1 of \d+ sequences train tokens that no turn in .* sampled \(first: a-0/0\)"
