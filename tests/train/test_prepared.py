@@ -17,8 +17,9 @@ from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
 from gymdata.store import read_table, write_table
+from gymdata.train import prepared
 from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
-from gymdata.train.prepared import PREPARED, opened, prepare
+from gymdata.train.prepared import PREPARED, opened
 from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
@@ -39,6 +40,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def config_of(algorithm: str, **settings: Any) -> Any:
     return TRAINERS[algorithm].load(None, {"model": "model", "output": "out", **settings})
+
+
+def prepare(folder: Path, parts: Iterable[Any], identity: dict[str, Any]) -> Any:
+    return prepared.prepare(folder, parts, identity)
 
 
 def plain(value: Any) -> Any:
@@ -184,7 +189,7 @@ def counted(parts: Iterable[Any], made: list[int]) -> Iterator[Any]:
 
 def test_files_are_used_again_while_they_are_the_same(tmp_path: Path) -> None:
     """Of the same identity and byte for byte as they were written; otherwise, or cut short, they are made again."""
-    source, data, made = experiences(tmp_path, [{}, {}]), tmp_path / "data", []
+    source, data, made = experiences(tmp_path, [{}, {}]), tmp_path / "data", list[int]()
     first = plain(prepare(data, counted(RL.parts(source), made), {"data": "a"}))
     assert plain(prepare(data, counted(RL.parts(source), made), {"data": "a"})) == first
     assert made == [2]
