@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from gymdata.errors import ACTS, printable
+from gymdata.errors import ACTS, printable, shown
 from gymdata.progress import FIGURES, printed
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def emit_json(value: Any) -> None:
         text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
         text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+    text = shown(text)
     _answers.append(len(text))
     # JSON's own escapes for what a terminal would act on: only strings hold such.
     sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")

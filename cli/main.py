@@ -312,6 +312,8 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
         if text.startswith("Missing argument") and command in COMMANDS:
             example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
             hint = f"{example}; options: {hint}"
+        elif text.startswith("No such option") and (command or "").startswith("train-"):
+            hint = "; ".join(filter(None, [_trainers_with(where), hint]))
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import wanted
 
@@ -319,6 +321,15 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
     if param.type_descriptor.choices:
         return UsageError.unknown_choice(where, fault["input"], map(str, param.type_descriptor.choices))
     return UsageError.bad_value(where, fault["input"], wanted(fault), hint=hint)
+
+
+def _trainers_with(option: str) -> str | None:
+    """Which training commands have an option that this one lacks."""
+    from gymdata.train.settings import TRAINERS
+
+    field = option.lstrip("-").replace("-", "_")
+    owners = [f"train-{name}" for name, kind in TRAINERS.items() if field in kind.model_fields]
+    return f"{option} is an option of {', '.join(owners)}" if owners else None
 
 
 def _of_python(caught: Exception) -> GymdataError:

@@ -93,8 +93,9 @@ def _told_apart(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
     from gymdata.errors import UsageError
     from gymdata.query.saved import saved
+    from gymdata.store.objects.places import is_url
 
-    paths = [word for word in words if os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
+    paths = [word for word in words if is_url(word) or os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
     others = [word for word in words if word not in paths]
     statements = [word for word in others if word == "-" or word.startswith(":") or any(c.isspace() for c in word)]
     if not statements and len(others) == 1 and paths and not shell:

@@ -96,10 +96,9 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
     verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
     verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
-    if rendered := len(
-        {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}
-    ):
-        verdict += f", {rendered:,} with ids rendered from text: only with --allow-rendered"
+    rendered = {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}
+    if rendered:
+        verdict += f", {len(rendered):,} with ids rendered from text: only with --allow-rendered"
     if quiet:
         paragraphs(verdict)
         return

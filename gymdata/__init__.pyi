@@ -228,6 +228,9 @@ def collect(
     skip_bad_rows: bool = False,
     rows_per_file: int | None = None,
     format: Literal["parquet", "jsonl"] = "parquet",
+    spool: str | Path | None = None,
+    upload_every: float = 300.0,
+    take_over: bool = False,
     overwrite: bool = False,
     wait_for_server: float = 600.0,
     request_timeout: float = 300.0,
@@ -297,6 +300,9 @@ def collect(
     skip_bad_rows: Count and skip invalid task rows.
     rows_per_file: Rows per output file (default: about 256 MB).
     format: File format.
+    spool: Local folder for what is on its way to an object store (default: $GYMDATA_SPOOL).
+    upload_every: Seconds of rows that a lost machine may lose.
+    take_over: Continue an object store's run whose machine is gone.
     overwrite: Start over, replacing existing output.
     wait_for_server: Seconds to wait for a server that went away while collecting.
     request_timeout: Seconds per HTTP request.
@@ -313,7 +319,26 @@ def experience(
     overwrite: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
-    estimator: Literal["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"] = "grpo",
+    estimator: Literal[
+        "grpo",
+        "rloo",
+        "reinforce",
+        "reinforce-baseline",
+        "gae",
+        "cpgd",
+        "dr-grpo",
+        "maxrl",
+        "pass-at-k",
+        "gdpo",
+        "gigpo",
+        "otb",
+        "rae",
+        "teacher",
+    ] = "grpo",
+    pass_k: int = 4,
+    reward_parts: Sequence[str] = (),
+    step_weight: float = 1.0,
+    baseline_decay: float = 0.95,
     reward: str | None = None,
     rewards: Literal["outcome", "steps", "steps+outcome"] = "outcome",
     discount_unit: Literal["token", "turn"] = "token",
@@ -343,6 +368,8 @@ def experience(
     token_columns: str | Path | None = None,
     reference: str | None = None,
     critic: str | None = None,
+    teacher: str | None = None,
+    teacher_coef: float = 1.0,
     device: str | None = None,
     dtype: Dtype | None = None,
     batch_tokens: int | None = None,
@@ -357,7 +384,11 @@ def experience(
 
     Settings
     --------
-    estimator: Advantage estimator.
+    estimator: Advantage estimator; with --teacher alone: teacher.
+    pass_k: Attempts of which one must succeed, for pass-at-k.
+    reward_parts: Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward).
+    step_weight: Weight of the advantage of a turn beside that of the rollout, in gigpo.
+    baseline_decay: Decay of the running baseline of each agent, in rae.
     reward: Named reward or re-scoring to use (default: the total reward).
     rewards: Rewards to use: the outcome on the last generated token, steps on the last of each turn, or both.
     discount_unit: Unit that γ discounts.
@@ -388,8 +419,10 @@ def experience(
     token_columns: Parquet table with rollout_id and any of ref_logprobs, values or entropy: one list per rollout.
     reference: Reference model for ref_logprobs, KL and entropy.
     critic: Value model (one label) for GAE.
-    device: Device for both models: cpu, cuda or cuda:N (default: cuda if available).
-    dtype: dtype for both models (default: auto).
+    teacher: Teacher model: log π_teacher − log π of each sampled token is (or adds to) its advantage.
+    teacher_coef: Coefficient of the advantage that the teacher gives.
+    device: Device for these models: cpu, cuda or cuda:N (default: cuda if available).
+    dtype: dtype for these models (default: auto).
     batch_tokens: Tokens per forward pass (default: 16384).
     target_agents: Train only the turns of these agents: a,b.
     """
@@ -874,6 +907,7 @@ def train_kto(
     threshold: float | None = None,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
@@ -896,6 +930,7 @@ def train_kto(
     threshold: Reward above which a rollout is desirable (default: the task's mean).
     desirable_weight: Weight of desirable rollouts.
     undesirable_weight: Weight of undesirable rollouts.
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_reward(
@@ -970,6 +1005,7 @@ def train_rl(
     tau: float | None = None,
     weight_max: float | None = None,
     allow_biased_logprobs: bool = False,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
@@ -1002,6 +1038,7 @@ def train_rl(
     tau: Strength of the regularization in opmd, dro, oapl and awr (default: 1, oapl 0.001).
     weight_max: Cap of awr's weight (default: 20).
     allow_biased_logprobs: Train even if the saved logprobs are biased (L304).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_sft(
@@ -1026,8 +1063,10 @@ def train_sft(
     keep_duplicates: bool = False,
     select: Literal["best", "above", "all"] = "best",
     min_reward: float | None = None,
+    distill: bool = False,
     packing: bool = False,
     pack_length: int | None = None,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
@@ -1049,8 +1088,10 @@ def train_sft(
     keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).
     select: Rollouts to train: best (per group), above (all with a reward) or all.
     min_reward: Train only rollouts with at least this reward.
+    distill: Train towards the saved top_log_probs of the teacher that sampled (forward KL).
     packing: Pack several sequences into one row, with separate attention.
     pack_length: Tokens per packed row (default: --max-length, else 1024, or the longest sequence).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def train_value(
@@ -1071,6 +1112,7 @@ def train_value(
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     split: float = 0.1,
     value_clip: float | None = None,
+    annotate: bool | None = None,
     **settings: Any,
 ) -> TrainReport:
     """Train a critic from ``model`` on the saved returns of ``experiences`` and save it to ``output``, which
@@ -1091,6 +1133,7 @@ def train_value(
     trainer: Settings of the library's trainer, which may also stand beside ours.
     split: Share of tasks whose returns are held out for evaluation.
     value_clip: Clip the change from the values of the file to [−C, C] (PPO).
+    annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
     """
 
 def view(

@@ -30,8 +30,25 @@ _PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
 PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
 
 
+#: Local folder → what people are shown in its place (see ``show_as``).
+_shown_as: dict[str, str] = {}
+
+
+def show_as(folder: str, url: str) -> None:
+    """From now on show people what is below the local ``folder`` as what is below ``url``, whose mirror it is."""
+    _shown_as[f"{folder}/"] = f"{url}/"
+
+
+def shown(text: str) -> str:
+    """``text`` with the folders of ``show_as`` replaced by their URLs."""
+    for folder, url in _shown_as.items():
+        text = text.replace(folder, url)
+    return text
+
+
 def redacted(text: str) -> str:
-    """``text`` with the secrets of its URLs replaced by ``***``."""
+    """``text`` as ``shown``, with the secrets of its URLs replaced by ``***``."""
+    text = shown(text)
     return _URL.sub(_shown, text) if "://" in text else text
 
 
@@ -80,6 +97,7 @@ BROUGHT_BY = {
     "fastapi": "serve",
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
+    "obstore": "s3",
     "vllm": "engine",
 }
 
@@ -95,7 +113,7 @@ ACTS = re.compile(
 def printable(text: str, *, lines: bool = True) -> str:
     """``text`` for a terminal: what it would act on is written as an escape (``\\x1b``, ``\\u202e``), so that data cannot
     colour, overwrite or reorder what people read. ``lines``: line feeds and tabs stay; without it they are escaped, too."""
-    text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), shown(text))
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 

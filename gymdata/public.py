@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
+from gymdata.store.objects.places import is_url
 
 Paths = str | Path | Iterable[str | Path]
 #: A name and a value of a summary, as people read them.
@@ -19,11 +20,16 @@ _PATH = "the path of a run folder, a file or a glob"
 
 
 def path_of(value: Any, function: str, expected: str = _PATH) -> str | Path:
-    """``value`` if it is a path. Raises UsageError naming the function, what it got and what it expected."""
+    """``value`` if it is a path; for one on an object store where it was fetched to (``located``). Raises UsageError naming
+    the function, what it got and what it expected."""
+    if isinstance(value, os.PathLike) and not isinstance(value, Path) and isinstance(path := os.fspath(value), str):
+        value = path
     if isinstance(value, (str, Path)):
+        if is_url(value):
+            from gymdata.store.objects.fetching import located
+
+            return located(value)
         return value
-    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
-        return path
     raise wrong_argument(value, function, expected)
 
 

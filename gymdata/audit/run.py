@@ -29,7 +29,7 @@ from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.rollouts.violations import ValidationReport
 from gymdata.store import StageOutput, read_run_json, read_table, resolve
 from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
-from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.paths import RUN_JSON, placed_output
 from gymdata.store.stage_output import refuse_other_kind
 
 _SCALARS = ("rollout_id", "run_id", "policy_hash", "policy_version", "temperature")
@@ -122,7 +122,7 @@ def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
 
 def _target(sources: Sequence[str | Path], output: str | Path | None, model: str, config: AuditConfig) -> Path | None:
     if output is not None:
-        return local_output(output)
+        return placed_output(output)
     run = run_folder(sources[0])
     if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
         return run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model"))

@@ -39,7 +39,7 @@ from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
-from gymdata.store.paths import refuse_unwritable
+from gymdata.store.paths import placed_output, refuse_unwritable
 from gymdata.store.run import derived
 from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
@@ -76,7 +76,7 @@ def collect(
     began = time.monotonic()
     read = _tasks(config, tasks)
     count, digest = _scan(read)
-    folder = config.output or default_output(config)
+    folder = placed_output(config.output, config.spool) if config.output else default_output(config)
     refuse_unwritable(folder)
     parts = parts or load_parts(config, given)
     check_tasks(parts, read)
@@ -92,6 +92,8 @@ def collect(
             overwrite=config.overwrite,
             format=config.format,
             rows_per_file=config.rows_per_file,
+            take_over=config.take_over,
+            seal_every_s=config.upload_every,
         )
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
@@ -117,13 +119,19 @@ def plan(
     read = _tasks(config, tasks)
     count, _ = _scan(read)
     skipped, notes = read.skipped, read.notes()
-    folder = config.output or default_output(config)
+    folder = placed_output(config.output, config.spool) if config.output else default_output(config)
     refuse_unwritable(folder)
     parts = load_parts(config, given)
     check_tasks(parts, read)
     tried = [] if parts.environment is None else run_async(try_environment(parts.environment, read))
     seed = config.seed if config.seed is not None else _known_seed(config, folder)
-    Run.check(folder, identity=identity_of(config, parts, seed), run_id=config.run_id, overwrite=config.overwrite)
+    Run.check(
+        folder,
+        identity=identity_of(config, parts, seed),
+        run_id=config.run_id,
+        overwrite=config.overwrite,
+        take_over=config.take_over,
+    )
     there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
     if config.overwrite or there < count * config.num_rollouts:
         parts.notes.extend(check_start(config, parts, read))

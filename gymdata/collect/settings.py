@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
-from gymdata.settings import Config, Rewards
+from gymdata.settings import Config, OnlyWith, Rewards
+from gymdata.store.objects.places import is_url
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
 _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
@@ -35,6 +36,10 @@ class CollectConfig(Config):
     """``gymdata collect``. Times are seconds, lengths are tokens."""
 
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
+    only_with: ClassVar[OnlyWith] = dict.fromkeys(
+        ("spool", "upload_every", "take_over"),
+        ("-o with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
+    )
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {"allow_raw_logprobs", "engine", "env_args", "result_json_path", "user_sampling", "user_stop"}
@@ -144,6 +149,13 @@ class CollectConfig(Config):
     skip_bad_rows: bool = pydantic.Field(False, description="Count and skip invalid task rows.")
     rows_per_file: int | None = pydantic.Field(None, ge=1, description="Rows per output file (default: about 256 MB).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
+    spool: Path | None = pydantic.Field(
+        None, description="Local folder for what is on its way to an object store (default: $GYMDATA_SPOOL)."
+    )
+    upload_every: float = pydantic.Field(
+        300.0, gt=0.0, allow_inf_nan=False, description="Seconds of rows that a lost machine may lose."
+    )
+    take_over: bool = pydantic.Field(False, description="Continue an object store's run whose machine is gone.")
     overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
 
     wait_for_server: float = pydantic.Field(
@@ -263,6 +275,7 @@ class CollectConfig(Config):
             "skip_bad_rows",
             "rows_per_file",
             "format",
+            "upload_every",
             "tool_timeout",
             "reward_timeout",
             "request_timeout",

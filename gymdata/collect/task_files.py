@@ -23,6 +23,7 @@ import orjson
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import BOM
 
 HUB = "hf:"
@@ -46,6 +47,7 @@ def task_files(path: Path | str) -> list[Path]:
         from gymdata.engines._hub import hub_files
 
         return hub_files(text)
+    text = str(located(text))
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
     is_pattern = glob.has_magic(text) and not Path(text).exists()
     found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern

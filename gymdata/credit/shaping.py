@@ -8,8 +8,9 @@ fewer than two known rewards, or with equal ones, gives 0; no result depends on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,94 @@ def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: 
     return np.where(np.isfinite(given), given, np.nan)
 
 
+def maxrl(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
+    """(r − mean)/mean: a success of a hard task weighs more, as in the gradient of log pass rate. A group without a
+    success gives 0. Source: Tajwar et al. 2026, "Maximum Likelihood Reinforcement Learning" (arXiv 2602.02710), which has
+    rewards of 0 and 1, and 1e-6 added to the mean. Raises DataError for a negative reward, which has no such mean.
+    """
+    g = _grouped(rewards, groups)
+    low = g.values[g.known & (g.values < 0)]
+    if len(low):
+        raise DataError(f"maxrl: got a reward of {low.min():g}, expected 0 or more", hint="--estimator grpo takes any")
+    with np.errstate(invalid="ignore"):
+        return g.per_reward((g.values - g.mean[g.code]) / (g.mean[g.code] + 1e-6))
+
+
+def pass_at_k(rewards: npt.ArrayLike, groups: Groups = None, k: int = 4) -> Array:
+    """What a rollout adds to the chance that one of k succeeds. With n rollouts, c of them right, ρ = 1 − C(n−c, k)/C(n, k)
+    and σ = √(ρ(1 − ρ)), (1 − ρ)/(σ + 1e-6) for a success, (1 − ρ − C(n−c−1, k−1)/C(n−1, k−1))/(σ + 1e-6) for a failure.
+
+    A group of fewer than k gives 0. Source: Chen et al. 2025, "Pass@k Training" (arXiv 2508.10751, analytical derivation).
+    Raises DataError for a reward that is neither 0 nor 1, UsageError for a k below 1.
+    """
+    if k < 1:
+        raise UsageError.bad_value("k of pass@k", k, "1 or more")
+    g = _grouped(rewards, groups)
+    other = g.values[g.known & (g.values != 0) & (g.values != 1)]
+    if len(other):
+        raise DataError(
+            f"pass@k: got a reward of {other[0]:g}, expected 0 or 1",
+            hint="--reward NAME uses a named reward of 0 and 1",
+        )
+    of: dict[tuple[int, int], tuple[float, float]] = {}
+    success, failure = np.zeros(len(g.count)), np.zeros(len(g.count))
+    for group, (n, c) in enumerate(zip(g.count.tolist(), g.total.astype(np.int64).tolist(), strict=True)):
+        if (n, c) not in of:
+            of[n, c] = _pass_at_k(n, c, k) if n >= k else (0.0, 0.0)
+        success[group], failure[group] = of[n, c]
+    return g.per_reward(np.where(g.values == 1, success[g.code], failure[g.code]))
+
+
+def _pass_at_k(n: int, c: int, k: int) -> tuple[float, float]:
+    """(advantage of a success, of a failure) in a group of n with c successes."""
+    missed = comb(n - c, k) / comb(n, k)
+    std = float(np.sqrt(missed * (1 - missed))) + 1e-6
+    others = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
+    return missed / std, (missed - others) / std
+
+
+def gdpo(parts: Mapping[str, npt.ArrayLike], groups: Groups = None) -> Array:
+    """Σ over parts of (r_k − mean)/(std + 1e-6) within the group, std with n − 1 below; each part (N,). A reward with a
+    missing part gives NaN, and takes no part in the others' statistics either.
+
+    Source: Liu et al. 2026, "GDPO" (arXiv 2601.05242), which then normalizes the sums over the batch (``whiten``).
+    """
+    table = np.stack([np.asarray(part, dtype=np.float64) for part in parts.values()])
+    whole = np.isfinite(table).all(axis=0)
+    total = np.where(whole, 0.0, np.nan)
+    for part in table:
+        total = total + _standard(np.where(whole, part, np.nan), groups)
+    return np.asarray(total)
+
+
+def _standard(rewards: npt.ArrayLike, groups: Groups, floor: float = 1e-6) -> Array:
+    g = _grouped(rewards, groups)
+    std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
+    with np.errstate(invalid="ignore"):
+        return g.per_reward((g.values - g.mean[g.code]) / (std[g.code] + floor))
+
+
+def gigpo(
+    episodes: npt.ArrayLike,
+    returns: npt.ArrayLike,
+    owner: npt.ArrayLike,
+    states: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    step_weight: float = 1.0,
+) -> Array:
+    """The advantage of each turn, (T,): A_episode + step_weight · A_step, each (x − mean)/(std + 1e-6), std with n − 1.
+
+    ``episodes`` (n,): the sum of each rollout's rewards, compared within ``groups`` (n,); ``returns`` (T,): each turn's
+    discounted sum of the rewards to come, compared among the turns of the group that were taken in an equal state;
+    ``owner`` (T,): the row of each turn's rollout; ``states`` (T,): a label each. A state that only one turn was taken in
+    adds 0. Source: Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978).
+    """
+    rows, task = np.asarray(owner), np.unique(np.asarray(groups), return_inverse=True)[1]
+    _, state = np.unique(np.asarray(states), return_inverse=True)
+    place = task[rows].astype(np.int64) * (int(state.max(initial=0)) + 1) + state
+    return np.asarray(_standard(episodes, groups)[rows] + step_weight * _standard(returns, place))
+
+
 #: Estimator → how its group's scalar rewards are shaped; ``gae`` leaves them as they are.
 ESTIMATORS: dict[str, Callable[[npt.ArrayLike, Groups], Array]] = {
     "grpo": grpo,
@@ -135,14 +224,22 @@ ESTIMATORS: dict[str, Callable[[npt.ArrayLike, Groups], Array]] = {
     "cpgd": cpgd,
     "dr-grpo": dr_grpo,
 }
+#: Estimators for rewards of a kind, and those that credit turns or tokens, which leave a rollout's reward as it is.
+_SPECIAL: dict[str, Callable[[npt.ArrayLike, Groups], Array]] = {
+    "maxrl": maxrl,
+    "pass-at-k": pass_at_k,
+    **dict.fromkeys(("gdpo", "gigpo", "otb", "rae", "teacher"), reinforce),
+}
 
 
-def shape_rewards(rewards: npt.ArrayLike, estimator: str, groups: Groups = None) -> Array:
-    """Group shaping by the estimator's name (``-`` and ``_`` are the same; ``group_norm`` is ``grpo``)."""
+def shape_rewards(rewards: npt.ArrayLike, estimator: str, groups: Groups = None, pass_k: int = 4) -> Array:
+    """Group shaping by the estimator's name (``-`` and ``_`` are the same; ``group_norm`` is ``grpo``); ``pass_k``: the k of
+    ``pass_at_k``."""
     name = {"group-norm": "grpo"}.get(estimator.replace("_", "-"), estimator.replace("_", "-"))
-    if name not in ESTIMATORS:
-        raise UsageError.unknown_choice("estimator", estimator, ESTIMATORS)
-    return ESTIMATORS[name](rewards, groups)
+    known = {**ESTIMATORS, **_SPECIAL}
+    if name not in known:
+        raise UsageError.unknown_choice("estimator", estimator, known)
+    return pass_at_k(rewards, groups, pass_k) if name == "pass-at-k" else known[name](rewards, groups)
 
 
 def degenerate(rewards: npt.ArrayLike, groups: Groups = None) -> Array:

@@ -164,12 +164,7 @@ def _common(one: Array, other: Array) -> int:
 
 def prompt_groups(token_ids: Ragged, mask: Ragged) -> Ints:
     """A number per sequence, the same for those whose ids before their first token with ``mask`` are equal: siblings."""
-    at = np.flatnonzero(mask.values)
-    first = np.searchsorted(at, mask.offsets)
-    has = first[:-1] < first[1:]
-    prompts = token_ids.lengths.copy()
-    prompts[has] = at[first[:-1][has]] - mask.offsets[:-1][has]
-    return content_codes(token_ids.first(prompts).keys())
+    return content_codes(token_ids.first(mask.first_nonzero()).keys())
 
 
 def sibling_order(groups: Ints, lengths: Ints) -> Ints:

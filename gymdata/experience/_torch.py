@@ -29,6 +29,9 @@ COLUMNS = {
     "kl": "kl",
     "action_entropy": "entropy",
 }
+#: Columns that have no published field: in ``info`` under their own name.
+BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
+_FLOATS = COLUMNS | {name: name for name in BESIDE}
 _Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
 _Batch = TypeVar("_Batch", "Experience", "Samples")
 _SCALARS = {"reward": np.float64, "weight": np.float64, "temperature": np.float32}
@@ -45,7 +48,8 @@ class Experience:
     the sequence from 1, and packed_seq_lens (B,).
 
     info: reward, weight, temperature, response_length, total_length, num_actions, each (B,), and the lists rollout_id and
-    sequence_index. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
+    sequence_index; where the file has them, rl_weight, ce_weight, ref_kl_weight and teacher_logprobs in the shape of
+    advantages. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
     batch of a rank has weight 0 and an empty action_mask.
     """
 
@@ -245,7 +249,7 @@ def _padded(rows: Sequence[_Row]) -> Experience:
     n = len(rows)
     ids, attention = np.zeros((n, width), np.int64), np.zeros((n, width), np.int64)
     mask = np.zeros((n, actions), np.bool_)
-    fields = [(f, c) for f, c in COLUMNS.items() if c in rows[0].lists]
+    fields = [(f, c) for f, c in _FLOATS.items() if c in rows[0].lists]
     floats = {f: np.zeros((n, actions), np.float32) for f, _ in fields}
     for line, row in enumerate(rows):
         ids[line, width - row.length :] = row.lists["input_ids"]
@@ -257,12 +261,13 @@ def _padded(rows: Sequence[_Row]) -> Experience:
     for values in floats.values():
         values[~mask] = 0
     made: dict[str, Any] = {f: torch.from_numpy(values) for f, values in floats.items()}
+    beside = {name: made.pop(name) for name in BESIDE if name in made}
     return Experience(
         torch.from_numpy(ids),
         attention_mask=torch.from_numpy(attention),
         action_mask=torch.from_numpy(mask),
         **made,
-        info=_info(rows),
+        info=_info(rows) | beside,
     )
 
 
@@ -270,17 +275,18 @@ def _packed(rows: Sequence[_Row]) -> Experience:
     lengths = np.array([row.length for row in rows])
     mask = np.concatenate([row.lists["loss_mask"] for row in rows]) != 0
     made: dict[str, Any] = {}
-    for f, column in COLUMNS.items():
+    for f, column in _FLOATS.items():
         if column in rows[0].lists:
             values = np.concatenate([row.lists[column] for row in rows]).astype(np.float32, copy=False)
             made[f] = torch.from_numpy(np.where(mask, values, np.float32(0))[None])
+    beside = {name: made.pop(name) for name in BESIDE if name in made}
     return Experience(
         torch.from_numpy(np.concatenate([row.lists["input_ids"] for row in rows]).astype(np.int64)[None]),
         attention_mask=torch.from_numpy(np.repeat(np.arange(1, len(rows) + 1), lengths)[None]),
         action_mask=torch.from_numpy(mask[None]),
         **made,
         packed_seq_lens=torch.from_numpy(lengths),
-        info=_info(rows),
+        info=_info(rows) | beside,
     )
 
 

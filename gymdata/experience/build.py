@@ -7,7 +7,7 @@ size of a batch; a pass gives the same batches in the same order as the one befo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
 from gymdata.experience.group_rewards import Shaped, ShapeSettings
 from gymdata.experience.sequences import CreditSettings
-from gymdata.experience.settings import COMPARING, ExperienceConfig
+from gymdata.experience.settings import COMPARING, NOT_RETURNS, ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
+from gymdata.experience.turn_credit import Turns, sum_pi_squared, turn_advantages
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
+from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.store import scan_batches
@@ -94,17 +96,27 @@ class Crediting:
         config: ExperienceConfig,
         score: str,
         max_new: int | None = None,
+        parts: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.sources, self.rollouts, self.config, self.score = sources, rollouts, config, score
-        self.scores, self.max_new = scores, max_new
+        self.scores, self.max_new, self.parts = scores, max_new, parts
         self.ids = rollouts["rollout_id"].combine_chunks()
         names = rollouts["group_id"].combine_chunks().dictionary_encode()
         self.groups, self.group_ids = names.indices.to_numpy(), names.dictionary
         self.comparing = config.estimator in COMPARING
-        self.settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
+        settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
+        taught = config.teacher is not None or config.estimator == "teacher"
+        self.settings = replace(
+            settings,
+            # The sums of gdpo's parts are normalized over the batch in its source.
+            whiten=settings.whiten or config.estimator == "gdpo",
+            teacher_coef=config.teacher_coef if taught else 0.0,
+        )
         self.evidence = read_evidence(config.token_columns, self.ids)
         #: The value after each rollout's last token, where a critic gave one.
         self.after: np.ndarray | None = None
+        self._turns: np.ndarray | None = None
+        self._baseline: credit.TokenBaseline | None = None
         if config.target_agents:
             turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), BATCH_ROWS))
             require_agents(turns, config.target_agents, ", ".join(map(str, sources)))
@@ -118,6 +130,8 @@ class Crediting:
             raise UsageError("the reward of these rollouts is the sum of their steps, which would count twice",
                              hint="--rewards steps; or score them, and name the score with --reward")  # fmt: skip
         outcome = self.scores.copy() if uses_outcome else None
+        if config.estimator == "teacher":
+            outcome = np.zeros(rollouts.num_rows)
         steps = owner = None
         if outcome is not None:
             why[np.isnan(outcome)], why[np.isinf(outcome)] = 1, 2
@@ -142,7 +156,7 @@ class Crediting:
         self._refuse_nothing(why, generated)
         shaped = group_rewards.shape(
             self.groups, self._shape_settings(), outcome=outcome, penalty=self._overlong(generated), steps=steps,
-            step_owner=owner,
+            step_owner=owner, parts=self.parts,
         )  # fmt: skip
         why[(why == 0) & ~shaped.kept] = 5
         shaped.kept &= why == 0
@@ -163,12 +177,20 @@ class Crediting:
             report.notes.append(f"values are in the file, but {config.estimator} does not use them")
         if config.estimator == "gae" and config.critic is None and "values" not in self.evidence:
             report.notes.append("no values were given: every V is 0, so advantages are λ-discounted returns")
+        if config.estimator == "pass-at-k":
+            known = np.bincount(self.groups[np.isfinite(self.scores)], minlength=len(self.group_ids))
+            if small := int(((known > 0) & (known < config.pass_k)).sum()):
+                report.notes.append(
+                    f"{small:,} group(s) have fewer than {config.pass_k} scored rollouts (--pass-k): their advantages are 0"
+                )
         return shaped
 
     def _shape_settings(self) -> ShapeSettings:
         config = self.config
         same = {name: getattr(config, name) for name in ShapeSettings.__dataclass_fields__ if name != "zero_variance"}
-        return ShapeSettings(**same, zero_variance=config.zero_variance or ("drop" if self.comparing else "keep"))
+        # Turns of equal outcomes still differ in how far from the end they are, where that counts.
+        drop = self.comparing and not (config.estimator == "gigpo" and config.gamma < 1)
+        return ShapeSettings(**same, zero_variance=config.zero_variance or ("drop" if drop else "keep"))
 
     def _overlong(self, generated: np.ndarray) -> np.ndarray | None:
         config = self.config
@@ -222,11 +244,16 @@ class Crediting:
                     row += batch.num_rows
 
     def fill(
-        self, shaped: Shaped, policy: PolicyModel | None, critic: Critic | None, progress: Progress | None = None
+        self,
+        shaped: Shaped,
+        policy: PolicyModel | None,
+        critic: Critic | None,
+        progress: Progress | None = None,
+        teacher: PolicyModel | None = None,
     ) -> None:
-        """Fill reference log-probs, entropy and values of the kept rollouts from models."""
+        """Fill reference log-probs, entropy, values and the teacher's log-probs of the kept rollouts from models."""
         temperature = self.rollouts["temperature"].to_numpy()
-        scored = score_tokens(self.batches(), shaped.kept, temperature, policy, critic, progress)
+        scored = score_tokens(self.batches(), shaped.kept, temperature, policy, critic, progress, teacher)
         twice = sorted(set(scored.columns) & set(self.evidence))
         if twice:
             raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
@@ -236,27 +263,71 @@ class Crediting:
 
     def credited(self, shaped: Shaped) -> Iterator[tuple[int, RolloutSequences, experiences.Credited, int]]:
         """Every batch with its credit, before whitening; the last item is its number of rollouts."""
+        if self.config.estimator == "otb" and self._baseline is None:
+            self._baseline = self._baseline_of(shaped)
+        for row, sequences, batch, given in self._with_returns(shaped):
+            if self._baseline is not None:
+                mine, offsets, groups = self._kept_tokens(shaped, row, sequences)
+                beside = given.advantages - given.returns
+                beside[mine] += self._baseline.subtracted(given.returns[mine], offsets, groups)
+                given.advantages = beside
+            if self.config.target_agents:
+                given.restrict(sequences.sampled.of_agents(self.config.target_agents))
+            yield row, sequences, given, batch.num_rows
+
+    def _baseline_of(self, shaped: Shaped) -> credit.TokenBaseline:
+        """What is expected at each place of each group's rollouts."""
+        made = credit.TokenBaseline.of(self.groups, self.rollouts["n_generated_tokens"].to_numpy() * shaped.kept)
+        for row, sequences, batch, given in self._with_returns(shaped):
+            sampled, kept = sequences.sampled, shaped.kept[row : row + batch.num_rows]
+            mine, offsets, groups = self._kept_tokens(shaped, row, sequences)
+            squares = given.evidence.get("sum_pi_squared")
+            if squares is None:
+                squares = sum_pi_squared(batch.column("turns"), sampled, kept)
+            energy = credit.gradient_energy(sampled.logprobs.values, squares)
+            made.add(given.returns[mine], energy[mine], offsets, groups)
+        return made
+
+    def _kept_tokens(
+        self, shaped: Shaped, row: int, sequences: RolloutSequences
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Which sampled tokens of a batch are of kept rollouts; the offsets of these rollouts, and their groups."""
+        by_rollout = sequences.sampled.logprobs
+        kept = shaped.kept[row : row + len(by_rollout)]
+        return by_rollout.spread(kept), offsets_of(by_rollout.lengths[kept]), self.groups[row : row + len(kept)][kept]
+
+    def _with_returns(
+        self, shaped: Shaped
+    ) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch, experiences.Credited]]:
+        """Every batch with its credit, before baselines of places."""
+        by_turn = self.config.estimator in ("gigpo", "rae")
+        if by_turn and self._turns is None:
+            self._turns = turn_advantages(
+                Turns.of(self.batches()), shaped, self.groups, self.config.estimator, gamma=self.config.gamma,
+                step_weight=self.config.step_weight, decay=self.config.baseline_decay,
+            )  # fmt: skip
         turn = 0
         for row, sequences, batch in self.batches():
             n, sampled = batch.num_rows, sequences.sampled
             outcome = None if shaped.outcome is None else np.nan_to_num(shaped.outcome[row : row + n])
             columns = {name: column.slice(row, n) for name, column in self.evidence.items()}
             after = None if self.after is None else self.after[row : row + n]
-            steps = None
-            if shaped.steps is not None:
-                steps = shaped.steps[turn : turn + len(sampled.turn_reward)]
-                turn += len(sampled.turn_reward)
+            here = slice(turn, turn + len(sampled.turn_reward))
+            turn = here.stop
+            steps = None if shaped.steps is None else shaped.steps[here]
             known = experiences.evidence_of(sampled, columns, batch.column("rollout_id"))
-            given = experiences.give_credit(sampled, outcome, steps, self.settings, known, after)
-            if self.config.target_agents:
-                given.restrict(sampled.of_agents(self.config.target_agents))
-            yield row, sequences, given, n
+            if self._turns is not None:
+                outcome = steps = None
+            turns = None if self._turns is None else self._turns[here]
+            given = experiences.give_credit(sampled, outcome, steps, self.settings, known, after, turns)
+            yield row, sequences, batch, given
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """Of all advantages of kept rollouts, where they are to be normalised."""
         if not (self.settings.whiten or self.settings.normalize_cross_batch):
             return None
         plain = self.settings.is_plain("values" in self.evidence) and self.config.abandoned == "keep"
+        plain &= self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
         if plain and shaped.outcome is not None and shaped.steps is None:
             # Every sampled token of a rollout has its outcome: no need to look at the tokens.
             generated = self.rollouts["n_generated_tokens"].to_numpy()[shaped.kept]

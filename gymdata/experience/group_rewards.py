@@ -6,7 +6,7 @@ with one reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ class ShapeSettings:
     clip_filter_weights: bool = False
     clip_filter_eps: float = 3.0
     clip_filter_lamda: float = 1.0
+    pass_k: int = 4
 
 
 @dataclass(slots=True)
@@ -52,16 +53,20 @@ def shape(
     penalty: Array | None = None,
     steps: Array | None = None,
     step_owner: Array | None = None,
+    parts: Mapping[str, Array] | None = None,
 ) -> Shaped:
     """Zero-variance filter on raw rewards, then overlong penalty, group shaping, running norm and clip.
 
     ``groups``: a code from 0 for each rollout; ``outcome``: its raw reward (NaN: none); ``penalty``: added to it after the
     filter. ``steps``: the raw reward of every turn (NaN: none), ``step_owner``: its rollout's row. Step rewards are shaped
     against all step rewards of the group ("process supervision" of Shao et al. 2024), rloo against those of other rollouts.
+    ``parts``: the named rewards that ``outcome`` is the sum of, each compared on its own (gdpo).
     """
     n = len(groups)
     n_groups = int(groups.max()) + 1 if n else 0
     raw, flat = _raw(groups, outcome, steps, step_owner)
+    if parts is not None:
+        flat = np.all([_flat(part, groups, n_groups) for part in parts.values()], axis=0)
     scored = np.bincount(groups[np.isfinite(raw)], minlength=n_groups)
     reasons: dict[str, Array] = {NONE_SCORED: np.flatnonzero(scored == 0)}
     dropped = scored == 0
@@ -79,12 +84,15 @@ def shape(
         weight = weights[groups]
     kept = np.isfinite(raw) & ~dropped[groups]
     shaped_outcome = shaped_steps = None
-    if outcome is not None:
+    if parts is not None:
+        mine = {name: np.where(kept, part, np.nan) for name, part in parts.items()}
+        shaped_outcome = _limited(credit.gdpo(mine, groups), settings)
+    elif outcome is not None:
         total = np.where(kept, outcome if penalty is None else outcome + penalty, np.nan)
-        shaped_outcome = _limited(credit.shape_rewards(total, settings.estimator, groups), settings)
+        shaped_outcome = _limited(credit.shape_rewards(total, settings.estimator, groups, settings.pass_k), settings)
     if steps is not None and step_owner is not None:
-        mine = np.where(kept[step_owner], steps, np.nan)
-        shaped_steps = _limited(_shape_steps(mine, groups, step_owner, settings.estimator), settings)
+        own = np.where(kept[step_owner], steps, np.nan)
+        shaped_steps = _limited(_shape_steps(own, groups, step_owner, settings.estimator), settings)
     return Shaped(shaped_outcome, shaped_steps, weight, kept, {k: v for k, v in reasons.items() if len(v)})
 
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Experience", "Samples", "load_experiences", "pin_memory", "to"]
 _ALWAYS = ("rollout_id", "sequence_index", "input_ids", "loss_mask", "reward", "weight", "temperature")
-_TOKENS = ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")
+_TOKENS = (
+    "logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight",
+    "ref_kl_weight", "teacher_logprobs",
+)  # fmt: skip
 
 
 def load_experiences(
@@ -31,8 +34,9 @@ def load_experiences(
 
     In the file's order Parquet is streamed row group by row group; with ``shuffle_seed`` rows come in an order that only
     depends on it, from an Arrow cache that is built on first use. ``start_step`` skips steps, to go on where a run stopped.
-    ``columns``: the token columns to load (logprobs, advantages, returns, ref_logprobs, values, entropy, kl), all that are
-    there when not given; ids and masks always come. The result has ``len``: its steps, equally many on every rank.
+    ``columns``: the token columns to load (logprobs, advantages, returns, ref_logprobs, values, entropy, kl, rl_weight,
+    ce_weight, ref_kl_weight, teacher_logprobs), all that are there when not given; ids and masks always come. The result
+    has ``len``: its steps, equally many on every rank.
 
     Raises DataError for a path without experiences and UsageError for numbers that make no sense.
     """
@@ -41,7 +45,7 @@ def load_experiences(
     from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store.partial_reads import cached_row_groups, row_groups
 
-    path_of(path, "load_experiences")
+    path = path_of(path, "load_experiences")
     _check(batch_size, rank, world_size, start_step)
     wanted = list(columns if columns is not None else _TOKENS)
     for name in wanted:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, kl_account, refuse_short_horizon, tokens_of
 from gymdata.experience.group_rewards import Shaped
@@ -77,14 +77,15 @@ def _build(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts)
-    score, values, scored_by = scores_of(sources, rollouts, config.reward)
+    score, values, scored_by, parts = _scores(sources, rollouts, config)
     work = Crediting(
         sources,
         rollouts,
-        pc.fill_null(values, np.nan).to_numpy(),
+        values,
         config,
         score,
         None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources),
+        parts,
     )
     report = ExperiencesReport(target, config.estimator, score, notes=notes)
     models = _models(config)
@@ -106,6 +107,31 @@ def _build(
     facts["parents"] += [parent_of(model["path"]) for model in models.values()]
     out.finish(facts)
     return report
+
+
+def _scores(
+    sources: Sequence[str | Path], rollouts: pa.Table, config: ExperienceConfig
+) -> tuple[str, np.ndarray, list[Path], dict[str, np.ndarray] | None]:
+    """The score's name, one score a rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
+    if config.estimator != "gdpo":
+        score, values, scored_by = scores_of(sources, rollouts, config.reward)
+        return score, pc.fill_null(values, np.nan).to_numpy(), scored_by, None
+    named = config.reward_parts
+    if not named:
+        there = pc.unique(rollouts["rewards"].combine_chunks().flatten().field("name")).to_pylist()
+        named = tuple(sorted(there))
+    if not named:
+        raise RefusedError(
+            "--estimator gdpo compares the named parts of a reward, and these rollouts have none",
+            code="R501",
+            hint="score them with `gymdata score RUN --reward A --reward B`, or name re-scorings with --reward-parts a,b",
+        )
+    parts, files = {}, []
+    for name in named:
+        _, values, scored_by = scores_of(sources, rollouts, name)
+        parts[name] = pc.fill_null(values, np.nan).to_numpy()
+        files += scored_by
+    return " + ".join(named), np.sum(list(parts.values()), axis=0), files, parts
 
 
 def _write(
@@ -189,10 +215,10 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
 
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
-    """What --reference and --critic are, for run.json. Raises DataError when there is no such model."""
+    """What --reference, --critic and --teacher are, for run.json. Raises DataError when there is no such model."""
     from gymdata.engines import model_identity
 
-    named = {"reference": config.reference, "critic": config.critic}
+    named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
     return {
         name: {"path": model, "policy_hash": model_identity.policy_facts(model)["policy_hash"]}
         for name, model in named.items()
@@ -217,9 +243,11 @@ def _score(
         for source in sources:
             check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
     how = config.dtype or "auto", config.device, config.batch_tokens
-    policy = critic = None
+    policy = critic = teacher = None
     if config.reference is not None:
         models["reference"], policy = load_policy(config.reference, *how)
     if config.critic is not None:
         models["critic"], critic = load_critic(config.critic, *how)
-    work.fill(shaped, policy, critic, progress)
+    if config.teacher is not None:
+        models["teacher"], teacher = load_policy(config.teacher, *how)
+    work.fill(shaped, policy, critic, progress, teacher)

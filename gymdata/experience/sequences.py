@@ -32,7 +32,7 @@ CARRIED = (
     "policy_version",
 )
 #: Token columns that may come from outside: one number a sampled token, in turn order.
-EVIDENCE = ("ref_logprobs", "values", "entropy")
+EVIDENCE = ("ref_logprobs", "values", "entropy", "teacher_logprobs", "sum_pi_squared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class CreditSettings:
     mean_only: bool = False
     advantage_clip: float | None = None
     entropy_ratio: float | None = None
+    teacher_coef: float = 0.0
 
     def is_plain(self, has_values: bool) -> bool:
         """With outcome rewards: is every token's return the outcome, nothing being discounted or added on the way?"""
@@ -79,13 +80,14 @@ def give_credit(
     settings: CreditSettings,
     evidence: Mapping[str, Array] | None = None,
     bootstrap: Array | None = None,
+    turns: Array | None = None,
 ) -> Credited:
     """Advantages before whitening and clipping.
 
     ``outcome``: the shaped reward of each rollout of the batch; ``steps``: the shaped reward of each kept turn (NaN
     where it has none); ``evidence``: any of ``EVIDENCE``, one number a sampled token; ``bootstrap``: a value for each
-    rollout after its last token. Raises UsageError when a KL is asked for without ``ref_logprobs``, or an entropy mask
-    without ``entropy``.
+    rollout after its last token; ``turns``: the advantage of each kept turn, of all its tokens. Raises UsageError when a
+    KL is asked for without ``ref_logprobs``, an entropy mask without ``entropy``, or a teacher without its log-probs.
     """
     known, by_rollout = dict(evidence or {}), sampled.logprobs
     result = Credited(np.empty(0), np.empty(0), evidence=known)
@@ -96,10 +98,29 @@ def give_credit(
         result.kl = credit.kl(by_rollout.values, _needed(known, "ref_logprobs"), settings.kl_estimator).astype(
             np.float64
         )
-    values = known.get("values")
+    _give_returns(result, sampled, outcome, steps, settings, bootstrap)
+    if turns is not None:
+        result.returns = result.advantages = result.advantages + np.repeat(turns, sampled.turn_sizes)
+    if settings.teacher_coef:
+        # −(log π − log π_teacher) of the sampled token: an estimate of −KL(π ‖ π_teacher), without discount.
+        apart = by_rollout.values - _needed(known, "teacher_logprobs").astype(np.float64)
+        result.advantages = result.advantages - settings.teacher_coef * apart
+    return result
+
+
+def _give_returns(
+    result: Credited,
+    sampled: SampledTokens,
+    outcome: Array | None,
+    steps: Array | None,
+    settings: CreditSettings,
+    bootstrap: Array | None,
+) -> None:
+    """Discounted sums of the rewards less the KL, or GAE of them."""
+    by_rollout, values = sampled.logprobs, result.evidence.get("values")
     if outcome is not None and steps is None and settings.is_plain(values is not None):
         result.returns = result.advantages = by_rollout.spread(outcome)
-        return result
+        return
     rewards = _placed(sampled, outcome, steps)
     if result.kl is not None and settings.kl_coef > 0:
         rewards -= settings.kl_coef * result.kl
@@ -111,15 +132,18 @@ def give_credit(
         )
     else:
         result.returns = result.advantages = credit.cumulative_returns_ragged(rewards, by_rollout.offsets, step)
-    return result
 
 
 def _needed(known: Mapping[str, Array], name: str) -> Array:
     if name not in known:
-        what = {"entropy": "an entropy mask needs", "ref_logprobs": "a KL to a reference needs"}[name]
+        what, flag = {
+            "entropy": ("an entropy mask needs", "--reference"),
+            "ref_logprobs": ("a KL to a reference needs", "--reference"),
+            "teacher_logprobs": ("distillation needs", "--teacher"),
+        }[name]
         raise UsageError(
             f"{what} the column {name!r} for the sampled tokens, and there is none",
-            hint="--reference MODEL computes it, --token-columns FILE brings it; or leave the setting out",
+            hint=f"{flag} MODEL computes it, --token-columns FILE brings it; or leave the setting out",
         )
     return known[name]
 

@@ -11,7 +11,21 @@ import pydantic
 from gymdata.settings import Config, Dtype, Names, OnlyWith
 
 #: Estimators that compare the rollouts of a group: one whose rewards are equal has nothing to say to them.
-COMPARING = frozenset({"grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo"})
+COMPARING = frozenset(
+    {"grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo", "maxrl", "pass-at-k", "gdpo", "gigpo", "otb"}
+)
+#: Estimators that read rewards of rollouts only, not of turns.
+OF_OUTCOMES = frozenset({"maxrl", "pass-at-k", "gdpo", "teacher"})
+#: Estimators whose advantages are not discounted sums over tokens.
+NOT_RETURNS = frozenset({"gigpo", "rae", "teacher"})
+
+
+def _reads_rewards(c: Any) -> bool:
+    return bool(c.estimator != "teacher")
+
+
+def _discounts(c: Any) -> bool:
+    return bool(c.estimator not in NOT_RETURNS or c.kl_coef > 0)
 
 
 class ExperienceConfig(Config):
@@ -22,13 +36,43 @@ class ExperienceConfig(Config):
         "max_new_tokens": ("--overlong-buffer", lambda c: c.overlong_buffer is not None),
         "clip_filter_eps": ("--clip-filter-weights", lambda c: c.clip_filter_weights),
         "clip_filter_lamda": ("--clip-filter-weights", lambda c: c.clip_filter_weights),
-        **{name: ("--reference or --critic", lambda c: c.reference is not None or c.critic is not None)
+        **{name: ("--reference, --critic or --teacher", lambda c: any((c.reference, c.critic, c.teacher)))
            for name in ("device", "dtype", "batch_tokens")},
+        "pass_k": ("--estimator pass-at-k", lambda c: c.estimator == "pass-at-k"),
+        "reward_parts": ("--estimator gdpo", lambda c: c.estimator == "gdpo"),
+        "step_weight": ("--estimator gigpo", lambda c: c.estimator == "gigpo"),
+        "baseline_decay": ("--estimator rae", lambda c: c.estimator == "rae"),
+        "teacher_coef": ("--teacher", lambda c: c.teacher is not None or c.estimator == "teacher"),
+        "reward": ("an --estimator of one reward: not gdpo or teacher", lambda c: c.estimator not in ("gdpo", "teacher")),
+        "rewards": ("an --estimator that reads rewards of turns", lambda c: c.estimator not in OF_OUTCOMES),
+        "overlong_buffer": ("an --estimator of one reward: not gdpo or teacher",
+                            lambda c: c.estimator not in ("gdpo", "teacher")),
+        **dict.fromkeys(("zero_variance", "clip_filter_weights", "reward_norm", "reward_clip"),
+                        ("an --estimator that reads rewards: not teacher", _reads_rewards)),
+        "gamma": ("--kl-coef, or an --estimator of discounted returns: not rae or teacher",
+                  lambda c: c.estimator == "gigpo" or _discounts(c)),
+        "discount_unit": ("--kl-coef, or an --estimator of discounted returns: not gigpo, rae or teacher", _discounts),
     }  # fmt: skip
-    key_only: ClassVar[Set[str]] = frozenset({"clip_filter_eps", "clip_filter_lamda"})
+    key_only: ClassVar[Set[str]] = frozenset(
+        {"clip_filter_eps", "clip_filter_lamda", "step_weight", "baseline_decay", "teacher_coef"}
+    )
 
-    estimator: Literal["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"] = pydantic.Field(
-        "grpo", description="Advantage estimator."
+    estimator: Literal[
+        "grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo", "maxrl", "pass-at-k", "gdpo", "gigpo",
+        "otb", "rae", "teacher",
+    ] = pydantic.Field("grpo", description="Advantage estimator; with --teacher alone: teacher.")  # fmt: skip
+    pass_k: int = pydantic.Field(4, ge=1, description="Attempts of which one must succeed, for pass-at-k.")
+    reward_parts: Names = pydantic.Field(
+        (), description="Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward)."
+    )
+    step_weight: float = pydantic.Field(
+        1.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Weight of the advantage of a turn beside that of the rollout, in gigpo.",
+    )
+    baseline_decay: float = pydantic.Field(
+        0.95, ge=0.0, lt=1.0, description="Decay of the running baseline of each agent, in rae."
     )
     reward: str | None = pydantic.Field(
         None, description="Named reward or re-scoring to use (default: the total reward)."
@@ -97,12 +141,26 @@ class ExperienceConfig(Config):
     )
     reference: str | None = pydantic.Field(None, description="Reference model for ref_logprobs, KL and entropy.")
     critic: str | None = pydantic.Field(None, description="Value model (one label) for GAE.")
-    device: str | None = pydantic.Field(
-        None, description="Device for both models: cpu, cuda or cuda:N (default: cuda if available)."
+    teacher: str | None = pydantic.Field(
+        None, description="Teacher model: log π_teacher − log π of each sampled token is (or adds to) its advantage."
     )
-    dtype: Dtype | None = pydantic.Field(None, description="dtype for both models (default: auto).")
+    teacher_coef: float = pydantic.Field(
+        1.0, gt=0.0, allow_inf_nan=False, description="Coefficient of the advantage that the teacher gives."
+    )
+    device: str | None = pydantic.Field(
+        None, description="Device for these models: cpu, cuda or cuda:N (default: cuda if available)."
+    )
+    dtype: Dtype | None = pydantic.Field(None, description="dtype for these models (default: auto).")
     batch_tokens: int | None = pydantic.Field(None, ge=1, description="Tokens per forward pass (default: 16384).")
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _teacher_alone(cls, values: Any) -> Any:
+        """With a teacher and no estimator the teacher is the estimator."""
+        if isinstance(values, dict) and values.get("teacher") is not None:
+            values = {"estimator": "teacher", **values}
+        return values
 
     @pydantic.field_validator("estimator", mode="before")
     @classmethod
@@ -124,4 +182,6 @@ class ExperienceConfig(Config):
             raise ValueError("whiten and normalize_cross_batch are two forms of one thing: choose one")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs a kl_coef above 0 to begin with: it is multiplied")
+        if self.estimator == "teacher" and self.teacher is None and self.token_columns is None:
+            raise ValueError("estimator teacher needs a teacher model, or token_columns with teacher_logprobs")
         return self

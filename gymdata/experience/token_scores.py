@@ -34,6 +34,7 @@ def score_tokens(
     policy: PolicyModel | None,
     critic: Critic | None,
     progress: Progress | None = None,
+    teacher: PolicyModel | None = None,
 ) -> TokenScores:
     """Score the rollouts of ``batches`` (first row, the batch's sequences, its rows); ``kept`` and ``temperature`` have one
     entry a rollout of all. Raises RefusedError for ids that a model cannot read."""
@@ -44,7 +45,7 @@ def score_tokens(
     for row, sequences, batch in batches:
         here = slice(row, row + batch.num_rows)
         by_rollout = sequences.sampled.logprobs
-        for name, values in _scored(sequences, kept[here], temperature[here], policy, critic).items():
+        for name, values in _scored(sequences, kept[here], temperature[here], policy, critic, teacher).items():
             if name == "after":
                 assert after is not None
                 filled = by_rollout.lengths > 0
@@ -62,6 +63,7 @@ def _scored(
     temperature: np.ndarray,
     policy: PolicyModel | None,
     critic: Critic | None,
+    teacher: PolicyModel | None,
 ) -> dict[str, np.ndarray]:
     """Name → one number a sampled token; ``after`` is the value of the state after it."""
     whole = ToScore.of(sequences, temperature)
@@ -70,6 +72,8 @@ def _scored(
     found: dict[str, Any] = {}
     if policy is not None:
         found["ref_logprobs"], found["entropy"] = policy.log_probs(given, entropy=True)
+    if teacher is not None:
+        found["teacher_logprobs"], _ = teacher.log_probs(given)
     if critic is not None:
         found["values"], found["after"] = critic.values(given)
     result = {}

@@ -29,8 +29,8 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, resolve, scan_batches
-from gymdata.store.lineage import Paths, common_identity, parent_of, refuse_other_settings
-from gymdata.store.paths import RUN_JSON, output_file
+from gymdata.store.lineage import Paths, common_identity, parent_of, refuse_other_settings, rows_of
+from gymdata.store.paths import RUN_JSON, output_file, placed_output
 from gymdata.store.stage_output import described_by
 
 #: Rollouts whose tokens are in memory at a time.
@@ -229,8 +229,8 @@ def _count(table: pa.Table, mask: np.ndarray) -> int:
 def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
     if output is None:
         raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder; --dry-run only counts")
-    out = Path(output)
-    as_file = output_file(output, "rollouts.parquet") == out
+    out = placed_output(output)
+    as_file = output_file(out, "rollouts.parquet") == out
     if config.share is None:
         targets = {"kept": out if as_file else out / "rollouts.parquet"}
     elif as_file:
@@ -268,11 +268,10 @@ def _write(
 ) -> None:
     done = 0
     for side, target in targets.items():
-        kept = columns.table["rollout_id"].filter(pa.array(sides[side])).combine_chunks()
 
-        def batches(ids: pa.Array = kept) -> Iterator[pa.RecordBatch]:
+        def batches(kept: np.ndarray = sides[side]) -> Iterator[pa.RecordBatch]:
             nonlocal done
-            for batch in _chosen(sources, ids):
+            for batch in _chosen(sources, columns.table["rollout_id"], kept):
                 done += batch.num_rows
                 yield batch
                 if progress is not None:
@@ -297,9 +296,13 @@ def _read_by(sources: Sequence[str | Path]) -> list[Path]:
     return [found.path for source in sources for found in resolve(source, ROLLOUTS)]
 
 
-def _chosen(sources: Sequence[str | Path], ids: pa.Array) -> Iterator[pa.RecordBatch]:
+def _chosen(sources: Sequence[str | Path], ids: pa.ChunkedArray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Batches of the rollouts that are true in ``kept``, one a row of ``ids``."""
+    at = 0
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
-            mask = pc.is_in(batch.column("rollout_id"), value_set=ids)
-            if kept := int(pc.sum(mask).as_py() or 0):
-                yield batch if kept == batch.num_rows else batch.filter(mask)
+            rows = rows_of(batch.column("rollout_id"), ids, at)
+            at += batch.num_rows
+            mask = (rows >= 0) & kept[rows]
+            if mask.any():
+                yield batch if mask.all() else batch.filter(pa.array(mask))

@@ -26,7 +26,7 @@ from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_j
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
-from gymdata.store.paths import RUN_JSON, beside, local_output
+from gymdata.store.paths import RUN_JSON, beside, placed_output
 from gymdata.store.run_json import differences, replacing
 from gymdata.tuning import rare_collections
 
@@ -155,6 +155,7 @@ def import_rollouts(
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
+    output = placed_output(output)
     given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     sources = [one for path in given for one in resolve(path, ROLLOUTS)]
     name = source or formats.detect(sources)
@@ -376,8 +377,8 @@ def export(
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
     ids or log-probabilities that no consumer may take (T206, L301 to L303).
     """
-    path_of(path, "export")
-    target = local_output(output)
+    path = path_of(path, "export")
+    target = placed_output(output)
     if format not in FORMATS:
         raise UsageError.unknown_choice("--format", format, FORMATS)
     suffixes = formats.SUFFIXES.get(format, (".jsonl",))

@@ -20,7 +20,8 @@ from gymdata.public import Paths, Report, Row, path_of, paths_of
 from gymdata.store import find_run_json, hash_file
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, refuse_held
-from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, read_facts
+from gymdata.store.objects.places import is_url
+from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, local_output, read_facts
 from gymdata.store.run_json import sync_folder
 from gymdata.store.stage_output import kind_of_stage
 
@@ -80,7 +81,8 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
     when ``path`` is no folder, UsageError when there is nothing that anything could be needed by, StoreError while something
     below is written or a training is not finished.
     """
-    top = Path(path_of(path, "prune", "the path of a folder"))
+    # Before anything is fetched.
+    top = local_output(path if is_url(path) else path_of(path, "prune", "the path of a folder"), "prune")
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
     wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]

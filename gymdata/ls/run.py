@@ -13,28 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError
+from gymdata.ls.output import Output
+from gymdata.ls.remote import listed
 from gymdata.public import Report, Row, path_of
 from gymdata.store.lock import is_held
+from gymdata.store.objects.places import is_url, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, segments
 
 __all__ = ["LsReport", "Output", "ls"]
 
 _BESIDE = f".{RUN_JSON}"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one run.json describes. ``path`` and ``parents``: below the folder that was listed, where they are; ``rows``: of
-    a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC; ``state``: complete,
-    being written, parents missing, or damaged."""
-
-    path: str
-    kind: str
-    rows: int | None
-    bytes: int
-    changed: str
-    parents: tuple[str, ...]
-    state: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -54,6 +42,8 @@ class LsReport(Report):
 
 def ls(path: str | Path = ".") -> LsReport:
     """Every run, stage output and trained model below the folder ``path``. Raises DataError when it is no folder."""
+    if isinstance(path, (str, Path)) and is_url(path):
+        return LsReport(*listed(str(path)))
     top = Path(path_of(path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
@@ -80,7 +70,8 @@ def output_of(top: Path, run_json: Path) -> Output:
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
     busy = whole and is_held(place)
-    lost = any(not parent.exists() for parent in parents)
+    # What is on an object store is not looked for.
+    lost = any(not is_url(parent) and not parent.exists() for parent in parents)
     return Output(
         path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
@@ -116,7 +107,7 @@ def _lines(journal: Path) -> int:
 
 def parent_path(run_json: Path, path: str) -> Path:
     named = Path(path)
-    return named if named.is_absolute() or named.exists() else run_json.parent / named
+    return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
 
 
 def below_top(top: Path, place: Path) -> str:
@@ -124,4 +115,4 @@ def below_top(top: Path, place: Path) -> str:
     try:
         return str(place.resolve().relative_to(top.resolve()))
     except ValueError:
-        return str(place)
+        return url_of(place)

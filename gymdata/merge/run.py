@@ -25,7 +25,8 @@ from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, sc
 from gymdata.store.journal import FAILURES
 from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
-from gymdata.store.paths import local_output, output_file
+from gymdata.store.objects.replica import Replica
+from gymdata.store.paths import output_file
 from gymdata.store.run import derived
 from gymdata.store.run_json import differences
 from gymdata.store.stage_output import described_by
@@ -125,6 +126,7 @@ def _facts(source: Path) -> Mapping[str, Any]:
             hint="give run folders, or files that gymdata wrote",
         )
     refuse_held(found.parent)
+    Replica.check(found.parent, take_over=False)
     resolve(source, ROLLOUTS)
     return read_run_json(found)
 
@@ -148,7 +150,7 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
 def _target(sources: Sequence[Path], output: str | Path | None) -> Path:
     if output is None:
         raise UsageError("-o is missing", hint="-o FOLDER, FILE.parquet or FILE.jsonl; --dry-run only counts")
-    target = output_file(local_output(output), _NAME)
+    target = output_file(output, _NAME)
     if any(target.resolve() == found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)):
         raise UsageError(f"-o {output}: is one of the runs that are merged", hint="give another name")
     return target

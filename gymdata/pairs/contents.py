@@ -38,12 +38,15 @@ TOKENS = pa.schema(
 )
 
 
+#: Columns of rollouts that ``contents`` is made of, and that it has as they are.
+_COPIED = ("rollout_id", "run_id", "task_id", "policy_hash", "policy_version", "temperature")
+COLUMNS = (*_COPIED, "n_turns", "messages", "tools", "turns")
 #: What ``contents`` adds. Tools are few texts in many rows.
 _MESSAGES = ROLLOUTS.schema.field("messages").type
 CONTENTS = pa.schema(
     [
         *TOKENS,
-        pa.field("rollout_id", pa.string()),
+        *(ROLLOUTS.schema.field(name) for name in _COPIED),
         pa.field("prompt_messages", _MESSAGES),
         pa.field("completion_messages", _MESSAGES),
         pa.field("text_key", pa.uint64()),
@@ -60,7 +63,7 @@ def contents(
     vocab_size: int | None = None,
     rendered: bool = False,
 ) -> pa.Table:
-    """One row of ``CONTENTS`` for each row of ``batch`` (rollout_id, n_turns, messages, tools, turns).
+    """One row of ``CONTENTS`` for each row of ``batch`` (``COLUMNS``).
 
     ``agents``: generations of others are context (empty: nobody's are). Raises as ``stitch`` does.
     """
@@ -69,7 +72,7 @@ def contents(
     tokens = token_columns(turns, ids, agents, where=where, vocab_size=vocab_size, rendered=rendered)
     prompt, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
     tools = batch.column("tools").dictionary_encode()
-    more = (ids, prompt, completion, pa.array(text_keys(completion)), tools)
+    more = (*map(batch.column, _COPIED), prompt, completion, pa.array(text_keys(completion)), tools)
     fields = list(CONTENTS)[len(TOKENS) :]
     columns = [column.cast(field.type) for field, column in zip(fields, more, strict=True)]
     return pa.Table.from_arrays([*tokens.columns, *columns], schema=CONTENTS)

@@ -1,7 +1,8 @@
 """``gymdata pairs``: scored rollouts in, a pairs file out, and an account of what became of every candidate.
 
 Invariants: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
-same rollouts and settings give the same file; the output's run.json leads back to the rollouts.
+same rollouts and settings give the same file; the output's run.json leads back to the rollouts; memory holds numbers of
+every rollout, and the tokens of few.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +23,12 @@ from gymdata import genrm
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
-from gymdata.pairs.contents import CONTENTS, contents
-from gymdata.pairs.select import at_fork
+from gymdata.pairs.candidates import Candidates, PairBatches
 from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
-from gymdata.rollouts.sequences import require_agents
-from gymdata.store import StageOutput, read_table, resolve, scan_batches
+from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
     changed_rollouts,
@@ -40,30 +38,27 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     run_folder,
     scores_of,
-    vocabulary,
 )
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.tuning import give_back
 
 _SCALARS = (
-    "rollout_id", "run_id", "task_id", "group_id", "rollout_index", "policy_hash", "policy_version", "status", "reward",
-    "rewards", "temperature", "n_turns", "n_breaks", "n_generated_tokens",
+    "rollout_id", "task_id", "group_id", "rollout_index", "status", "reward", "n_breaks", "n_context_tokens",
+    "n_generated_tokens",
 )  # fmt: skip
-#: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
-_BATCH_ROWS = 4_096
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PairsReport(Report):
     """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
 
-    ``files`` are the written files by side, empty when nothing was to be written; ``left_out`` counts rollouts that were
-    never candidates (breaks, branches); ``counts`` accounts for everything else.
+    ``files`` are the written files by side, empty when nothing was to be written; ``sides`` counts the pairs of each;
+    ``left_out`` counts rollouts that were never candidates (breaks, branches); ``counts`` accounts for everything else.
     """
 
-    table: pa.Table
-    heldout: pa.Table | None
     counts: select.PairCounts
+    sides: dict[str, int]
     left_out: dict[str, int]
     score: str
     files: dict[str, Path] = field(default_factory=dict)
@@ -71,23 +66,57 @@ class PairsReport(Report):
     notes: list[str] = field(default_factory=list)
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
+    #: Tables by side, once they are in memory.
+    _tables: dict[str, pa.Table] = field(default_factory=dict)
+    #: Of each written file what it was when it was written: of another one these would not be the pairs.
+    _written: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pa.Table:
+        """The pairs of the training side. Written ones are read at the first use; raises DataError where their file was
+        replaced or removed since."""
+        return self._table("train")
+
+    @property
+    def heldout(self) -> pa.Table | None:
+        """The pairs of the held-out tasks; None without ``split``."""
+        return self._table("heldout") if "heldout" in self.sides else None
+
+    def _table(self, side: str) -> pa.Table:
+        if side not in self._tables:
+            path = self.files[side]
+            if not path.is_file() or _state(path) != self._written[side]:
+                raise DataError(
+                    f"{path}: the pairs of this report were replaced or removed since", hint="make them again"
+                )
+            self._tables[side] = read_table(path, PAIRS)
+        return self._tables[side]
+
+    def __repr__(self) -> str:
+        """Tables are counted without being read."""
+        counted = {"train": "table", "heldout": "heldout"}
+        sides = "".join(f", {counted[side]}={n} rows" for side, n in self.sides.items())
+        return f"{Report.__repr__(self)[:-1]}{sides})"
 
     def to_dict(self) -> dict[str, Any]:
         """The report without the tables; ``pairs`` counts both sides."""
-        sides = {"train": self.table.num_rows} | (
-            {"heldout": self.heldout.num_rows} if self.heldout is not None else {}
-        )
         files = {side: str(path) for side, path in self.files.items()}
         more = {"comparisons": self.comparisons} if self.comparisons else {}
-        whole = {"left_out": self.left_out, "sides": sides, "score": self.score, "files": files, "notes": self.notes}
+        whole = {
+            "left_out": self.left_out,
+            "sides": self.sides,
+            "score": self.score,
+            "files": files,
+            "notes": self.notes,
+        }
         return asdict(self.counts) | whole | more
 
     def rows(self) -> list[Row]:
-        counts, sides = self.counts, {"train": self.table, "heldout": self.heldout}
+        counts = self.counts
         written: list[Row] = [("written to", str(path)) for path in self.files.values()]
-        if self.heldout is not None:
+        if "heldout" in self.sides:
             titles = {"train": "train pairs", "heldout": "held-out pairs"}
-            written = [(titles[side], f"{sides[side].num_rows:,} in {path}") for side, path in self.files.items()]
+            written = [(titles[side], f"{self.sides[side]:,} in {path}") for side, path in self.files.items()]
         return [
             ("rollouts", counts.rollouts),
             *((f"  left out: {why}", n) for why, n in self.left_out.items() if n),
@@ -136,34 +165,42 @@ def pairs(
             stack.enter_context(out)
             made = "pairs that were made"
             out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
-        report, scored_by = _build(sources, config, notes)
+        candidates = Candidates(config, out.folder if out is not None else None)
+        stack.callback(candidates.close)
+        report, scored_by, pairs_of = _build(sources, config, candidates, notes)
         if out is not None:
-            report.files.update(_write(out, report, sources, scored_by, config, command))
+            _write(out, report, pairs_of, sources, scored_by, config, command)
+        else:
+            report._tables.update({side: one.table() for side, one in pairs_of.items()})
         return report
 
 
-def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str]) -> tuple[PairsReport, Sequence[Path]]:
-    """The pairs, and the re-scorings that they come from."""
-    rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
+def _build(
+    sources: Sequence[str | Path], config: PairsConfig, candidates: Candidates, notes: list[str]
+) -> tuple[PairsReport, Sequence[Path], dict[str, PairBatches]]:
+    """What became of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
+    judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
+    name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
+    columns = _SCALARS if name is None else (*_SCALARS, "rewards")
+    rollouts = concat([read_table(p, ROLLOUTS, columns) for p in sources])
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts)
-    judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
-    name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
     score_name, scores, scored_by = scores_of(sources, rollouts, name)
-    rollouts, left_out = _without_breaks(rollouts.append_column("score", scores), config.breaks)
-    if rollouts.num_rows and not int(pc.sum(pc.is_finite(rollouts["score"])).as_py() or 0):
+    rollouts = rollouts.append_column("score", scores)
+    sound, left_out = _without_breaks(rollouts, config.breaks)
+    if len(sound) and not int(pc.sum(pc.is_finite(rollouts["score"].take(sound))).as_py() or 0):
         raise RefusedError(
-            f"none of the {rollouts.num_rows:,} rollouts has a score {score_name!r}",
+            f"none of the {len(sound):,} rollouts has a score {score_name!r}",
             code="R501",
             hint="score them with `gymdata score RUN --reward …`",
         )
-    eligible = select.eligible(rollouts, config.strategy, config.min_margin)
-    rollouts = _with_tokens(sources, rollouts, eligible, config.target_agents, rendered=bool(config.allow_rendered))
-    left_out["branches"] = _count_branches(rollouts, config.breaks)
-    direct = _direct(judged_in, rollouts) if judged_in else None
+    frame = candidates.read(sources, rollouts, sound)
+    del rollouts, scores
+    left_out["branches"] = _count_branches(frame, config.breaks)
+    direct = _direct(judged_in, frame) if judged_in else None
     selection = select.select_pairs(
-        rollouts,
+        frame,
         config.strategy,
         min_margin=config.min_margin,
         max_per_task=config.max_pairs_per_task,
@@ -174,16 +211,18 @@ def _build(sources: Sequence[str | Path], config: PairsConfig, notes: list[str])
         reject=partial(direct.rejections, both_positions=config.order != "any") if direct is not None else None,
     )
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
-    table = select.pair_rows(rollouts, selection, source=made_from, score_name=score_name)
-    table = at_fork(table) if config.fork else table
-    train, heldout = _sides(table, config)
-    if "rendered" in table.column_names:
-        n = int(pc.sum(table["rendered"]).as_py() or 0)
-        notes.append(f"{n:,} of {table.num_rows:,} pairs have ids rendered from text, not sampled (T213): no logprobs")
-    report = PairsReport(train, heldout, selection.counts, left_out, score_name, notes=notes)
+    give_back()
+    kept = (selection.chosen, selection.rejected, selection.margin)
+    whole = PairBatches(candidates, *kept, source=made_from, score_name=score_name, fork=bool(config.fork))
+    if n := whole.n_rendered:
+        whole = replace(whole, rendered=True)
+        notes.append(f"{n:,} of {len(whole):,} pairs have ids rendered from text, not sampled (T213): no logprobs")
+    made = _sides(whole, config)
+    sides = {side: len(one) for side, one in made.items()}
+    report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
-        report.comparisons.update(_account(direct, rollouts))
-    return report, scored_by
+        report.comparisons.update(_account(direct, frame))
+    return report, scored_by, made
 
 
 def pairs_of_run(path: str | Path) -> list[Path] | None:
@@ -230,69 +269,17 @@ def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
     }
 
 
-def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[pa.Table, dict[str, int]]:
-    """A rollout with a break has no single token sequence that was sampled as it stands."""
-    broken = pc.greater(rollouts["n_breaks"], 0)
-    count = int(pc.sum(broken).as_py() or 0)
+def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[str, int]]:
+    """The rows without breaks: a rollout with one has no single token sequence that was sampled as it stands."""
+    broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
+    count = int(broken.sum())
     if count and breaks == "refuse":
         raise RefusedError(
             f"{count:,} of {rollouts.num_rows:,} rollouts have breaks: their turns are no single sequence of sampled tokens",
             code="T200",
             hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
         )
-    return rollouts.filter(pc.invert(broken)) if count else rollouts, {"breaks": count}
-
-
-def _with_tokens(
-    sources: Sequence[str | Path],
-    rollouts: pa.Table,
-    needed: np.ndarray,
-    agents: Sequence[str] = (),
-    *,
-    rendered: bool = False,
-) -> pa.Table:
-    """``rollouts`` with token columns, messages and content keys; null where no pair can need them.
-
-    With ``agents`` the generated tokens are recounted: those of others are context.
-    """
-    wanted = rollouts.filter(pa.array(needed))
-    ids = wanted["rollout_id"].combine_chunks()
-    parts = []
-    if agents:
-        turns = (batch.column("turns") for s in sources for batch in scan_batches(s, ROLLOUTS, ("turns",), _BATCH_ROWS))
-        require_agents(turns, agents, ", ".join(map(str, sources)))
-    for source in sources if len(ids) else ():
-        vocab_size = vocabulary(source)
-        for batch in scan_batches(
-            source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "tools", "turns"), _BATCH_ROWS
-        ):
-            part = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=ids))
-            if part.num_rows:
-                parts.append(contents(part, agents, where=str(source), vocab_size=vocab_size, rendered=rendered))
-    flat = pa.concat_tables(parts) if parts else CONTENTS.empty_table()
-    _refuse_without_tokens(flat)
-    flat = flat.unify_dictionaries()
-    keys = joined_keys([Ragged.of(flat[name]).keys() for name in ("prompt_ids", "completion_ids")])
-    flat = flat.append_column("content_key", pa.array(content_codes(keys)))
-    place = pc.index_in(rollouts["rollout_id"], value_set=flat["rollout_id"].combine_chunks())
-    for name in flat.column_names:
-        if name != "rollout_id":
-            rollouts = rollouts.append_column(name, flat[name].take(place))
-    if agents:
-        masks = Ragged.of(rollouts["completion_mask"])
-        place_of = rollouts.schema.get_field_index("n_generated_tokens")
-        rollouts = rollouts.set_column(place_of, "n_generated_tokens", pa.array(masks.sums(masks.values)))
-    return rollouts.append_column("truncated", pc.equal(rollouts["status"], "truncated"))
-
-
-def _refuse_without_tokens(flat: pa.Table) -> None:
-    without = int(pc.sum(pc.equal(flat["n_sequences"], 0)).as_py() or 0)
-    if without:
-        raise RefusedError(
-            f"{without:,} of {flat.num_rows:,} rollouts have no token ids, so no pair of them can be trained as sampled",
-            code="T205",
-            hint="collect with gymdata, import files that carry token ids, or render ids with `gymdata tokenize`",
-        )
+    return np.flatnonzero(~broken), {"breaks": count}
 
 
 def _count_branches(rollouts: pa.Table, breaks: str) -> int:
@@ -306,12 +293,13 @@ def _count_branches(rollouts: pa.Table, breaks: str) -> int:
     return count
 
 
-def _sides(table: pa.Table, config: PairsConfig) -> tuple[pa.Table, pa.Table | None]:
+def _sides(pairs_made: PairBatches, config: PairsConfig) -> dict[str, PairBatches]:
     if config.split is None:
-        return table, None
-    held = split_tasks(table["task_id"].to_pylist(), config.split, config.seed)
-    is_held = pc.is_in(table["task_id"], value_set=pa.array(sorted(held), pa.string()))
-    return table.filter(pc.invert(is_held)), table.filter(is_held)
+        return {"train": pairs_made}
+    tasks = pairs_made.task_ids
+    held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
+    is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
+    return {"train": pairs_made.only(~is_held), "heldout": pairs_made.only(is_held)}
 
 
 def _target(sources: Sequence[str | Path], output: str | Path | None, config: PairsConfig) -> Path:
@@ -328,14 +316,14 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
 def _write(
     out: StageOutput,
     report: PairsReport,
+    pairs_of: dict[str, PairBatches],
     sources: Sequence[str | Path],
     scored_by: Sequence[Path],
     config: PairsConfig,
     command: Sequence[str],
-) -> dict[str, Path]:
-    sides = {"train": report.table} | ({"heldout": report.heldout} if report.heldout is not None else {})
-    for name, (side, table) in zip(out.names, sides.items(), strict=True):
-        out.table(name, table, PAIRS, side=side)
+) -> None:
+    for name, (side, made) in zip(out.names, pairs_of.items(), strict=True):
+        out.batches(name, made, PAIRS, made.schema, side=side)
     # A held-out side of an earlier split goes: its tasks are in the training side now.
     out.finish(
         {
@@ -346,4 +334,10 @@ def _write(
             "notes": report.notes,
         }
     )
-    return {side: out.folder / name for side, name in zip(sides, out.names, strict=True)}
+    report.files.update({side: out.folder / name for side, name in zip(pairs_of, out.names, strict=True)})
+    report._written.update({side: _state(path) for side, path in report.files.items()})
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns

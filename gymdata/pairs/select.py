@@ -22,6 +22,7 @@ import xxhash
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.ragged import Array, Ragged, repeats
 from gymdata.rollouts.schema import PAIRS, conform
+from gymdata.tuning import give_back
 
 Strategy = Literal["best-worst", "all", "adjacent"]
 STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
@@ -169,7 +170,7 @@ class _Ordered:
         if missing:
             raise DataError.missing_columns("pairs", "scores of rollouts", missing, frame.column_names)
         scores = pc.fill_null(frame["score"].cast(pa.float64()), np.nan).to_numpy()
-        groups, self.n_groups = _ranks(frame["group_id"])
+        groups, self.n_groups = ranks(frame["group_id"])
         self.total = len(scores)
         scored = np.flatnonzero(np.isfinite(scores))
         index = frame["rollout_index"].to_numpy().astype(np.int64)
@@ -178,7 +179,7 @@ class _Ordered:
         order = _sorted_by(keys)
         if _any_equal_neighbours([key[order] for key in keys]):
             # Two rollouts of one group with one index (files of two runs): only their ids tell them apart.
-            order = _sorted_by([*keys, _ranks(frame["rollout_id"])[0][scored]])
+            order = _sorted_by([*keys, ranks(frame["rollout_id"])[0][scored]])
         self.row: _Rows = scored[order]
         self.score: npt.NDArray[np.float64] = scores[self.row]
         self.index: _Rows = index[self.row]
@@ -186,6 +187,7 @@ class _Ordered:
         self.group: _Rows = groups[self.row]
         self.start: _Rows = _run_starts(self.group)
         self.size: _Rows = np.diff(np.append(self.start, len(order)))
+        give_back()
 
     def describe(self, counts: PairCounts) -> None:
         enough = self.size >= 2
@@ -239,7 +241,7 @@ def _run_starts(values: np.ndarray) -> _Rows:
 
 def _dense(values: np.ndarray) -> _Rows:
     """Each number's place among the distinct ones."""
-    return _ranks(pa.chunked_array([pa.array(values)]))[0]
+    return ranks(pa.chunked_array([pa.array(values)]))[0]
 
 
 def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
@@ -256,7 +258,7 @@ def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
     return np.argsort(packed)
 
 
-def _ranks(values: pa.ChunkedArray) -> tuple[_Rows, int]:
+def ranks(values: pa.ChunkedArray) -> tuple[_Rows, int]:
     """Each value's place among the distinct ones, in their order, and how many distinct ones there are."""
     encoded = values.combine_chunks().dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary).to_numpy()
@@ -346,7 +348,7 @@ class _Candidates:
         if most is None:
             return
         live = np.flatnonzero(self.alive)
-        task, n_tasks = _ranks(self.frame["task_id"])
+        task, n_tasks = ranks(self.frame["task_id"])
         task = task[self.chosen[live]]
         order = np.arange(len(live))
         if n_tasks < ordered.n_groups:
@@ -377,38 +379,42 @@ class _Candidates:
 
 
 def pair_rows(
-    rollouts: pa.Table, selection: Selection, *, source: Literal["reward", "genrm"], score_name: str
+    rollouts: pa.Table,
+    chosen: _Rows,
+    rejected: _Rows,
+    margin: npt.NDArray[np.float64],
+    *,
+    source: Literal["reward", "genrm"],
+    score_name: str,
+    rendered: bool = False,
 ) -> pa.Table:
-    """The pairs table of a selection.
+    """The pairs table of the rows ``chosen`` and ``rejected`` of ``rollouts`` (``gymdata.pairs.contents.CONTENTS``).
 
-    ``rollouts``: one row a row of the frame that was selected from, with run_id, task_id, rollout_id, policy_hash,
-    policy_version, temperature, and the columns of ``gymdata.pairs.contents.CONTENTS``.
+    ``rendered``: whether the table has that column.
     """
-    chosen = rollouts.take(pa.array(selection.chosen))
-    rejected = rollouts.take(pa.array(selection.rejected))
-    ids = zip(chosen["rollout_id"].to_pylist(), rejected["rollout_id"].to_pylist(), strict=True)
-    n = len(selection.margin)
+    better, worse = rollouts.take(pa.array(chosen)), rollouts.take(pa.array(rejected))
+    ids = zip(better["rollout_id"].to_pylist(), worse["rollout_id"].to_pylist(), strict=True)
+    n = len(margin)
     columns: dict[str, Any] = {
         "pair_id": pa.array([pair_id(a, b, source, score_name) for a, b in ids], pa.string()),
-        **{name: chosen[name] for name in ("run_id", "task_id")},
-        "tools": chosen["tools"],
-        "prompt": chosen["prompt_messages"],
-        "chosen": chosen["completion_messages"],
-        "rejected": rejected["completion_messages"],
-        "chosen_rollout_id": chosen["rollout_id"],
-        "rejected_rollout_id": rejected["rollout_id"],
-        "margin": pa.array(selection.margin),
+        **{name: better[name] for name in ("run_id", "task_id")},
+        "tools": better["tools"],
+        "prompt": better["prompt_messages"],
+        "chosen": better["completion_messages"],
+        "rejected": worse["completion_messages"],
+        "chosen_rollout_id": better["rollout_id"],
+        "rejected_rollout_id": worse["rollout_id"],
+        "margin": pa.array(margin),
         "weight": pa.array(np.ones(n)),
         "source": pa.array([source] * n, pa.string()),
-        **{name: chosen[name] for name in ("policy_hash", "policy_version", "temperature")},
-        "prompt_ids": chosen["prompt_ids"],
+        **{name: better[name] for name in ("policy_hash", "policy_version", "temperature")},
+        "prompt_ids": better["prompt_ids"],
     }
     for part in ("ids", "mask", "logprobs"):
-        columns[f"chosen_{part}"] = chosen[f"completion_{part}"]
-        columns[f"rejected_{part}"] = rejected[f"completion_{part}"]
-    rendered = pc.or_(chosen["rendered"], rejected["rendered"])
-    if pc.any(rendered).as_py():
-        columns["rendered"] = rendered
+        columns[f"chosen_{part}"] = better[f"completion_{part}"]
+        columns[f"rejected_{part}"] = worse[f"completion_{part}"]
+    if rendered:
+        columns["rendered"] = pc.or_(better["rendered"], worse["rendered"])
     return conform(pa.table(columns), PAIRS, "pairs")
 
 

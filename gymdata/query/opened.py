@@ -31,7 +31,7 @@ def load_rollouts(path: str | Path, columns: Sequence[str] | None = None) -> pa.
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import read_table
 
-    path_of(path, "load_rollouts")
+    path = path_of(path, "load_rollouts")
     return read_table(path, ROLLOUTS, columns)
 
 

@@ -34,6 +34,7 @@ _WRITERS = {
     "pairs": "gymdata pairs",
     "experiences": "gymdata experience",
     "audit": "gymdata audit --write-as ref_logprobs",
+    "annotations": "gymdata train-rl --annotate",
 }
 
 
@@ -41,15 +42,13 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
     """The result of one SELECT over the files under ``paths``, as an Arrow table.
 
     Views: rollouts (with a column ``reward_NAME`` for each named reward), turns (with ``prompt_token_ids``), messages,
-    failures, and pairs, scores, comparisons, experiences, violations, audit where there are such files. ``paths``: run
-    folders, stage folders, Parquet or JSON lines files, globs. Raises UsageError for SQL that is wrong or does more than
-    read.
+    failures, and pairs, scores, comparisons, experiences, violations, audit, annotations where there are such files.
+    ``paths``: run folders, stage folders, Parquet or JSON lines files, globs. Raises UsageError for SQL that is wrong or
+    does more than read.
     """
     if not isinstance(sql, str):
         raise wrong_argument(sql, "query", "one SELECT as a string, then the paths that it reads")
-    for path in paths:
-        path_of(path, "query")
-    with run_query(sql, *paths) as reader:
+    with run_query(sql, *(path_of(path, "query") for path in paths)) as reader:
         return reader.read_all()
 
 

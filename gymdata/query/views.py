@@ -21,6 +21,7 @@ from gymdata.query.guard import Limits, lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.journal import FAILURES
 from gymdata.store.lines import foreign_format
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.store.reading import check_source, same_content, warn
 
@@ -61,6 +62,7 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     """
     files = Files()
     for given in paths:
+        given = located(given)
         one = Path(given)
         if one.exists() or not glob.has_magic(str(given)):
             matches = [one]

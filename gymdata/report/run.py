@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, shown
 from gymdata.public import Report, Row, path_of
 from gymdata.report.charts import many
 from gymdata.report.compare import comparison
@@ -22,6 +22,7 @@ from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import find_run_json, read_run_json, resolve
+from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 
@@ -84,7 +85,7 @@ def report(
         found |= {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
     else:
         found = {"headline": _headline(found), **found}
-    found["paths"] = [str(one) for one in paths]
+    found["paths"] = [shown(str(one)) for one in paths]
     target = _target(paths, config) if write else None
     charts: list[Path] = []
     from gymdata.report.page import charts_of, page
@@ -106,7 +107,7 @@ def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
         if target.suffix not in (".html", ".htm"):
             raise UsageError.bad_value("-o", str(config.output), "a name ending in .html")
         return target
-    folder = paths[-1] if paths[-1].is_dir() else Path.cwd()
+    folder = paths[-1] if paths[-1].is_dir() and mirrored(paths[-1]) is None else Path.cwd()
     return folder / "report.html"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -79,17 +80,45 @@ def ratio_facts(logps: Array, saved: Array) -> dict[str, float]:
 
     Effective sample size is (Σr)² / Σr² as a share of n.
     """
-    apart = logps.astype(np.float64) - saved.astype(np.float64)
-    with np.errstate(over="ignore"):
-        ratio = np.exp(apart)
-    outside = float(((ratio < NEAR[0]) | (ratio > NEAR[1])).mean())
-    with np.errstate(over="ignore"):
-        square = float(np.square(ratio).sum())
-    effective = float(ratio.sum()) ** 2 / square / len(ratio) if square and math.isfinite(square) else 0.0
-    return {
-        "tokens": len(ratio), "mean": float(ratio.mean()), "max": float(ratio.max()), "min": float(ratio.min()),
-        "share_outside": outside, "effective_sample_size": effective, "max_abs_difference": float(np.abs(apart).max()),
-    }  # fmt: skip
+    ratios = Ratios()
+    ratios.add(logps, saved)
+    return ratios.facts()
+
+
+@dataclass
+class Ratios:
+    """``ratio_facts`` of tokens that come in parts."""
+
+    tokens: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    outside: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    apart: float = 0.0
+
+    def add(self, logps: Array, saved: Array) -> None:
+        """Log-probs of further tokens, both float (n,)."""
+        if not len(logps):
+            return
+        apart = logps.astype(np.float64) - saved.astype(np.float64)
+        with np.errstate(over="ignore"):
+            ratio = np.exp(apart)
+            self.squares += float(np.square(ratio).sum())
+            self.total += float(ratio.sum())
+        self.tokens += len(ratio)
+        self.outside += int(((ratio < NEAR[0]) | (ratio > NEAR[1])).sum())
+        # numpy's, so that a NaN stays one.
+        self.low, self.high = float(np.minimum(self.low, ratio.min())), float(np.maximum(self.high, ratio.max()))
+        self.apart = float(np.maximum(self.apart, np.abs(apart).max()))
+
+    def facts(self) -> dict[str, float]:
+        n = self.tokens
+        usable = self.squares and math.isfinite(self.squares)
+        return {
+            "tokens": n, "mean": self.total / n, "max": self.high, "min": self.low, "share_outside": self.outside / n,
+            "effective_sample_size": self.total**2 / self.squares / n if usable else 0.0, "max_abs_difference": self.apart,
+        }  # fmt: skip
 
 
 def ratio_text(facts: dict[str, float]) -> str:

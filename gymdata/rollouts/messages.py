@@ -36,7 +36,7 @@ class Task:
     content_hash: str
 
 
-def split_tasks(task_ids: Sequence[str], share: float, seed: int = 0) -> set[str]:
+def split_tasks(task_ids: Iterable[str], share: float, seed: int = 0) -> set[str]:
     """The tasks of the held-out side: ``share`` of the distinct ones, at least one and never all, drawn by seeded hash.
 
     Raises UsageError when there are fewer than two tasks or the share is not between 0 and 1.

@@ -121,6 +121,14 @@ class Ragged:
         """The first ``at[i]`` values of each list."""
         return self.only(self.is_head(at), at)
 
+    def first_nonzero(self) -> Ints:
+        """Where in each list its first value that is not 0 is; its length where there is none."""
+        at, found = np.flatnonzero(self.values), self.lengths
+        place = np.searchsorted(at, self.offsets)
+        has = place[:-1] < place[1:]
+        found[has] = at[place[:-1][has]] - self.offsets[:-1][has]
+        return found
+
     def grouped(self, bounds: Ints) -> Ragged:
         """Lists ``bounds[i]`` to ``bounds[i + 1]`` joined to one; ``bounds`` has all lists in it."""
         return Ragged(self.values, self.offsets[bounds])
@@ -183,11 +191,16 @@ def joined_keys(columns: Sequence[list[bytes]]) -> list[bytes]:
     return [b"".join(parts) for parts in zip(*columns, strict=True)]
 
 
-def content_codes(keys: list[bytes]) -> Ints:
-    """Keys as numbers from 0: rows have one number exactly when they have one key."""
+def content_codes(keys: list[bytes] | Array) -> Ints:
+    """Keys as numbers from 0, as they first appear: rows have one number exactly when they have one key. ``keys`` may be an
+    array of bytes of one length (``V16``)."""
     import pyarrow as pa
 
-    encoded = pa.array(keys, pa.binary()).dictionary_encode()
+    if isinstance(keys, np.ndarray):
+        kind, held = pa.binary(keys.itemsize), pa.py_buffer(np.ascontiguousarray(keys))
+        encoded = pa.Array.from_buffers(kind, len(keys), [None, held]).dictionary_encode()
+    else:
+        encoded = pa.array(keys, pa.binary()).dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 

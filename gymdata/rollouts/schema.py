@@ -299,6 +299,7 @@ EXPERIENCES = Table(
             _f("ce_weight", _floats, null=True),
             _f("ref_kl_weight", _floats, null=True),
             _f("optimal_value", pa.float64(), null=True),
+            _f("teacher_logprobs", _floats, null=True),
         ]
     ),
     dictionary=(
@@ -312,11 +313,15 @@ EXPERIENCES = Table(
         "policy_version",
         "loss_mask" + _LEAF,
     ),
-    split=tuple(c + _LEAF for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl")),
-    optional=frozenset(
-        {"ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value"}
+    split=tuple(
+        c + _LEAF
+        for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "teacher_logprobs")
     ),
-)
+    optional=frozenset({
+        "ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value",
+        "teacher_logprobs",
+    }),
+)  # fmt: skip
 
 VIOLATIONS = Table(
     "violations",
@@ -345,7 +350,32 @@ AUDIT = Table(
     split=("ref_logprobs" + _LEAF, "entropy" + _LEAF),
 )
 
-TABLES: dict[str, Table] = {t.name: t for t in (ROLLOUTS, SCORES, COMPARISONS, PAIRS, EXPERIENCES, VIOLATIONS, AUDIT)}
+#: What a training saw of a turn's sampled tokens at one of its steps: one number a token of the generation. A token that was
+#: not trained has NaN, 0 in ``clipped`` and ``losses``. ``losses``: the token's part of the loss of the step, which is the
+#: sum of them all. Null: the trainer has no such number.
+ANNOTATIONS = Table(
+    "annotations",
+    1,
+    pa.schema(
+        [
+            _f("rollout_id", pa.string()),
+            _f("turn", pa.int32()),
+            _f("step", pa.int64()),
+            _f("training", pa.string()),
+            _f("logprobs", _floats, null=True),
+            _f("ratios", _floats, null=True),
+            _f("clipped", _mask, null=True),
+            _f("values", _floats, null=True),
+            _f("losses", _floats, null=True),
+        ]
+    ),
+    dictionary=("turn", "step", "training", "clipped" + _LEAF),
+    split=tuple(c + _LEAF for c in ("logprobs", "ratios", "values", "losses")),
+)
+
+TABLES: dict[str, Table] = {
+    t.name: t for t in (ROLLOUTS, SCORES, COMPARISONS, PAIRS, EXPERIENCES, VIOLATIONS, AUDIT, ANNOTATIONS)
+}
 
 
 def conform(data: pa.Table, table: Table, where: str = "table") -> pa.Table:

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError
+from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.checks import refuse_unsound_turns
-from gymdata.rollouts.ragged import Array, Ints, Ragged, offsets_of, places
+from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of, places
 from gymdata.rollouts.turn_columns import ArrowTexts, TurnColumns
 from gymdata.rollouts.turns import chains, expand_prompts
 
@@ -66,12 +66,14 @@ class Sequences:
 class SampledTokens:
     """What n rollouts sampled, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
 
-    Turn t of all that are kept ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its
-    ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a turn has none.
+    Turn t of all that are kept is the batch's turn ``turn[t]``, ends before ``turn_ends[t]``, belongs to rollout
+    ``turn_rollout[t]`` and is its ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a
+    turn has none.
     """
 
     token_ids: Ragged
     logprobs: Ragged
+    turn: Ints
     turn_ends: Ints
     turn_rollout: Ints
     turn_reward: npt.NDArray[np.float64]
@@ -284,4 +286,34 @@ def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
             agent.take(pa.array(kept)),
         )
     lists = token_ids.grouped(bounds), logprobs.grouped(bounds)
-    return SampledTokens(*lists, token_ids.offsets[1:], rollout, reward, agent)
+    every = np.arange(len(flat)) if kept is None else kept
+    return SampledTokens(*lists, every, token_ids.offsets[1:], rollout, reward, agent)
+
+
+def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, Ragged]:
+    """Ids (int32) and log-probs (float32) of the most likely tokens at the place of each sampled token, in turn order: one
+    list a sampled token, empty where its turn holds none. ``turns``: the column that ``sampled`` was stitched from.
+    Raises DataError where a turn has other than one list a token."""
+    _, struct = list_parts(turns)
+    names = [f.name for f in struct.type]
+    sizes = sampled.turn_sizes
+    if "top_log_probs" not in names or struct.field("top_log_probs").null_count == len(struct):
+        none = np.zeros(int(sizes.sum()) + 1, np.int64)
+        return Ragged(np.empty(0, np.int32), none), Ragged(np.empty(0, np.float32), none)
+    per_turn, inner = list_parts(struct.field("top_log_probs"))
+    per_token, pairs = list_parts(inner)
+    held = np.diff(per_turn)[sampled.turn]
+    odd = np.flatnonzero((held != sizes) & (held > 0))
+    if len(odd):
+        turn = int(odd[0])
+        raise DataError(
+            f"top_log_probs of turn {sampled.turn_number[turn]} of row {sampled.turn_rollout[turn]}: got {held[turn]} "
+            f"lists, expected one per sampled token, {sizes[turn]}"
+        )
+    # A turn without lists takes those of an empty token, added at the end.
+    lists = Ragged(np.arange(len(pairs)), np.append(per_token, per_token[-1]))
+    at, _ = places(per_turn[:-1][sampled.turn], sizes)
+    chosen = lists.take(np.where(np.repeat(held > 0, sizes), at, len(lists) - 1))
+    columns = (pairs.field(name).to_numpy(zero_copy_only=False) for name in ("id", "log_prob"))
+    ids, logprobs = (Ragged(values[chosen.values], chosen.offsets) for values in columns)
+    return ids, logprobs

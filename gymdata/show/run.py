@@ -90,7 +90,7 @@ def show(
     ``rollout_id`` may be the beginning of an id. Settings are those of ``ShowConfig``. Raises UsageError for two choices,
     DataError where there is nothing to show.
     """
-    path_of(path, "show")
+    path = path_of(path, "show")
     config = ShowConfig.load(None, {**(config.model_dump(exclude_unset=True) if config else {}), **settings})
     given = {"ROLLOUT_ID": rollout_id} | {
         f"--{name}": getattr(config, name) or None for name in ("task", "best", "worst", "random", "pair")

@@ -19,9 +19,12 @@ from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, read_table
+from gymdata.store.objects.fetching import described
+from gymdata.store.objects.places import is_url
 from gymdata.store.paths import find_run_json, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
+from gymdata.tuning import give_back
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -39,7 +42,11 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
         facts = read_run_json(found)
         yield facts
         for parent in facts.get("parents") or []:
-            named = Path(str(parent.get("path", "")))
+            text = str(parent.get("path", ""))
+            if is_url(text):
+                waiting += [one for one in (described(text),) if one is not None]
+                continue
+            named = Path(text)
             waiting.append(named if named.is_absolute() or named.exists() else found.parent / named)
 
 
@@ -69,12 +76,25 @@ def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
 
 def refuse_duplicates(rollouts: pa.Table) -> None:
     extra = rollouts.num_rows - pc.count_distinct(rollouts["rollout_id"]).as_py()
+    give_back()
     if extra:
         raise RefusedError(
             f"{extra:,} rollout(s) are there more than once",
             code="D701",
             hint="`gymdata validate` lists them; give each file once",
         )
+
+
+def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
+    """The row of ``ids`` that each of ``some`` is, -1 for those that are not there.
+
+    ``some`` is read from where ``ids`` were read, and ``at`` of them before it: they are looked up only where the two
+    differ, because a run that is being collected grew, or its rows were sealed.
+    """
+    if ids.slice(at, len(some)).equals(pa.chunked_array([some])):
+        return np.arange(at, at + len(some))
+    found: np.ndarray = pc.fill_null(pc.index_in(some, value_set=ids.combine_chunks()), -1).to_numpy()
+    return found
 
 
 def scores_of(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.store.objects.places import is_url, mirrored, url_of
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -41,7 +42,6 @@ _SHAPES: dict[str, type] = {
 BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
@@ -177,21 +177,30 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
     raise DataError.unfinished(file or run_json.parent, intent)
 
 
-def local_output(output: str | Path) -> Path:
-    """An output as a path. Raises UsageError for a URL, for there is no writing to object stores yet, and for ``-``, which
-    elsewhere means standard output: what is written here are files, beside a run.json."""
+def local_output(output: str | Path, what: str = "-o") -> Path:
+    """An output, which ``what`` gives, as a path on this machine. Raises UsageError for a URL and for a place in the spool,
+    and for ``-``, which elsewhere means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
             "-o -: writing to standard output is not supported",
             hint="give a file or folder; `gymdata query` without -o prints to standard output",
         ).at("-o", "-", "a file or folder")
-    # A Path has lost one of the two slashes.
-    if found := _SCHEME.match(str(output)):
-        scheme, rest = found[1], str(output)[found.end() :].lstrip("/")
+    remote = url_of(output) if is_url(output) else mirrored(output)
+    if remote is not None:
         raise UsageError(
-            f"-o {scheme}://{rest}: object stores are not supported yet", hint="give a local path, and copy from there"
+            f"{what} {remote}: object stores are not supported here", hint="give a local path, and copy from there"
         )
     return Path(output)
+
+
+def placed_output(output: str | Path, spool: Path | None = None) -> Path:
+    """An output that StageOutput or Run writes, as a path: for one on an object store its place in the spool, with what is
+    there. Raises as ``local_output`` and ``located``."""
+    if is_url(output):
+        from gymdata.store.objects.sending import brought
+
+        return brought(output, spool)
+    return Path(output) if mirrored(output) else local_output(output)
 
 
 def output_file(output: str | Path, name: str) -> Path:
@@ -199,7 +208,7 @@ def output_file(output: str | Path, name: str) -> Path:
 
     Raises UsageError for the name of a file of another kind, which would become a folder.
     """
-    target = local_output(output)
+    target = placed_output(output)
     if target.suffix in (".parquet", ".jsonl"):
         return target
     if target.suffix.lower() in _OTHER_FILES and not target.is_dir():
@@ -329,7 +338,7 @@ def _classify(path: Path) -> Source:
 def refuse_unwritable(folder: Path) -> None:
     """Raise StoreError when ``folder`` is a file, or cannot be made or written to; UsageError as ``local_output``. Makes
     nothing."""
-    at = local_output(folder)
+    at = Path(folder) if mirrored(folder) else local_output(folder)
     while not at.exists() and not at.is_symlink() and at != at.parent:
         at = at.parent
     if not at.is_dir():

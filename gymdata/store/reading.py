@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, shown
 from gymdata.store.paths import Source, find_run_json, read_facts
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
 
     def add(self, lines: list[str], line: str) -> None:
+        line = shown(line)
         if line in lines:
             return
         # Outside a block there is no end at which somebody looks at the lines: each reading reports again.

@@ -15,6 +15,7 @@ import os
 import queue
 import secrets
 import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.errors import DataError, GymdataError, StoreError, UsageError
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, UsageError
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.columns import check_rollout
@@ -41,6 +42,7 @@ from gymdata.store.journal import (
 )
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.objects.replica import Replica
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent_of, refuse_unwritable
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
@@ -157,7 +159,7 @@ class Sealer:
 
 
 #: Stage folders whose tables are made from the rollouts and mean nothing without them.
-_DERIVED = ("scores-", "judge-", "pairs-", "experiences-")
+_DERIVED = ("scores-", "judge-", "pairs-", "experiences-", "annotations-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +327,9 @@ class Run:
         self._syncer: threading.Thread | None = None
         self._trouble: Exception | None = None
         self._closed = False
+        self._replica: Replica | None = None
+        self._seal_every_s = float("inf")
+        self._opened_s = 0.0
 
     @classmethod
     def open(
@@ -340,8 +345,11 @@ class Run:
         format: Literal["parquet", "jsonl"] = "parquet",
         rows_per_file: int | None = None,
         fsync_interval_s: float = 1.0,
+        take_over: bool = False,
+        seal_every_s: float = 300.0,
     ) -> Run:
-        """Start or resume the run in ``folder``.
+        """Start or resume the run in ``folder``, which may be the place in the spool of one on an object store: there
+        ``take_over`` takes the place of a machine that is gone, and rows are sealed, and so sent, every ``seal_every_s``.
 
         ``identity`` must equal that of the run resumed, unless that has neither rows nor failures; ``extent`` may grow;
         ``operation`` is free and recorded for
@@ -357,6 +365,7 @@ class Run:
         claim(place)
         lock = Lock(place)
         try:
+            replica = Replica.open(place, take_over=take_over, overwrite=overwrite)
             if overwrite:
                 if gone := derived(place):
                     names = ", ".join(f"{stage.name}/" for stage in gone)
@@ -364,6 +373,7 @@ class Run:
                 wipe(place)
             found = _checked(place, identity, run_id)
             run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)
+            run._replica, run._seal_every_s = replica, float("inf") if replica is None else seal_every_s
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
             lock.release()
@@ -372,12 +382,18 @@ class Run:
 
     @staticmethod
     def check(
-        folder: str | Path, *, identity: Mapping[str, Any], run_id: str | None = None, overwrite: bool = False
+        folder: str | Path,
+        *,
+        identity: Mapping[str, Any],
+        run_id: str | None = None,
+        overwrite: bool = False,
+        take_over: bool = False,
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
         place = Path(folder)
         refuse_foreign(place)
         refuse_held(place)
+        Replica.check(place, take_over=take_over)
         if not overwrite:
             _checked(place, identity, run_id)
 
@@ -426,7 +442,8 @@ class Run:
         journal.append(line)
         if self._fsync_interval_s <= 0:
             journal.sync()
-        if journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
+        due = time.monotonic() - self._opened_s >= self._seal_every_s
+        if due or journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
             self._roll()
 
     def write(self, rows: Iterable[tuple[Mapping[str, Any], int]]) -> int:
@@ -487,7 +504,7 @@ class Run:
             self.close()
         elif not self._closed:
             # What went wrong in the block matters more than what goes wrong while leaving it.
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, OutsideError):
                 self._end(f"{kind.__name__}: {error}")
 
     def _begin(
@@ -515,6 +532,11 @@ class Run:
         sync_folder(self.folder)
         self._sealer = Sealer(self._rollouts, suffix, self._name_part)
         self._recover()
+        self._opened_s = time.monotonic()
+        if self._replica is not None:
+            # What another machine would send meanwhile is refused from here on.
+            self._replica.send()
+            self._replica.start()
         if fsync_interval_s > 0:
             self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
             self._syncer.start()
@@ -546,6 +568,7 @@ class Run:
     def _roll(self) -> None:
         """Close the open segment and hand it to the sealer; the next row starts another."""
         journal, self._journal = self._journal, None
+        self._opened_s = time.monotonic()
         if journal is None:
             return
         journal.close()
@@ -563,6 +586,8 @@ class Run:
 
     def _write(self) -> None:
         write_run_json(self.folder, self._facts)
+        if self._replica is not None:
+            self._replica.changed()
 
     def _keep_synced(self) -> None:
         while not self._stop.wait(self._fsync_interval_s):
@@ -578,7 +603,8 @@ class Run:
         """Faults of the threads beside surface in the caller's next step."""
         if self._closed:
             raise ValueError("the run is closed")
-        if trouble := self._trouble or self._sealer.trouble:
+        replaced = self._replica.trouble if self._replica is not None else None
+        if trouble := self._trouble or self._sealer.trouble or replaced:
             raise trouble
 
     def _end(self, outcome: str) -> None:
@@ -594,6 +620,8 @@ class Run:
             with self._facts_lock:
                 self._facts["attempts"][-1] |= {"ended_at": _now(), "outcome": outcome}
                 self._write()
+            if self._replica is not None:
+                self._replica.close()
         finally:
             leave_log(self.folder)
             self._lock.release()

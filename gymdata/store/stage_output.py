@@ -24,6 +24,8 @@ from gymdata.errors import DataError, StoreError
 from gymdata.progress import leave_log, log_to
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
+from gymdata.store.objects.places import mirrored
+from gymdata.store.objects.sending import Outgoing
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
 from gymdata.store.run_json import (
     claim_temporary,
@@ -60,6 +62,7 @@ _KINDS = {
     "merge": "merged rollouts",
     "export": "an export",
     "audit": "an audit",
+    "annotations": "what a training saw",
     "train": "a training",
     "finetune": "a finetuning run",
     "serve-genrm": "what serve-genrm keeps",
@@ -75,7 +78,7 @@ def described_by(target: Path, *names: str) -> Path:
 def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> None:
     """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
     stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
-    folder = Path(local_output(run_json)).parent
+    folder = (run_json if mirrored(run_json) else Path(local_output(run_json))).parent
     whole = run_json.name == RUN_JSON
     held = kind_held(folder) if whole else _kind_of(read_facts(run_json)) if run_json.is_file() else None
     if held is not None and held != kind_of_stage(stage):
@@ -86,7 +89,7 @@ def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> 
 
 def refuse_owned(part: Path) -> None:
     """Raises StoreError when ``part``, a file or a folder, is, or would be read as, a part of the output that it lies in."""
-    folder = Path(local_output(part)).absolute().parent.resolve()
+    folder = (part if mirrored(part) else Path(local_output(part))).absolute().parent.resolve()
     file = folder / part.name
     for rollouts in (file, folder):
         if rollouts.name == ROLLOUTS_FOLDER and (rollouts.parent / RUN_JSON).is_file():
@@ -171,6 +174,7 @@ class StageOutput:
         self._schemas: dict[str, int] = {}
         self._kind, self._intent = kind or stage, intent_of(run_json)
         refuse_other_kind(run_json, self._kind, names)
+        self._outgoing: Outgoing | None = None
 
     def __enter__(self) -> StageOutput:
         whole = self.run_json.name == RUN_JSON
@@ -180,6 +184,9 @@ class StageOutput:
             stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock").remove)
             stack.callback(self._drop_parts)
             self._recover()
+            self._outgoing = Outgoing.of(self.run_json, self.overwrite)
+            if self._outgoing is not None:
+                self._outgoing.send()
             # Another process may have written here until now.
             refuse_other_kind(self.run_json, self._kind, self.names)
             self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
@@ -279,6 +286,8 @@ class StageOutput:
         spared = {path.resolve() for path in keep}
         gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
         intent = {"description": description, "gone": gone, "copies": list(copies)}
+        if self._outgoing is not None:
+            self._outgoing.decide(description, gone, copies)
         with replacing(self._intent) as temporary:
             temporary.write_bytes(orjson.dumps(intent))
         try:
@@ -286,6 +295,8 @@ class StageOutput:
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
         self.facts = description
+        if self._outgoing is not None:
+            self._outgoing.send()
         return description
 
     def _replaced(self, keep: Iterable[Path]) -> bool:

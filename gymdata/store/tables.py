@@ -348,18 +348,23 @@ def broken_parquet(path: Path, error: Exception) -> DataError:
 
 
 def _tokens(batch: pa.RecordBatch) -> np.ndarray:
-    """Tokens in each row, int64: from the counts where the table has them, else the lengths of its id lists."""
+    """Tokens in each row, int64: from the counts where the table has them, else the lengths of its id lists, else of its
+    longest lists of numbers."""
     names = batch.schema.names
     if "n_context_tokens" in names:
         total = np.zeros(batch.num_rows, np.int64)
         for name in ("n_context_tokens", "n_generated_tokens"):
             total += batch.column(name).to_numpy(zero_copy_only=False)
         return total
-    total = np.zeros(batch.num_rows, np.int64)
-    for name, column in zip(names, batch.columns, strict=True):
-        if name.endswith("_ids") and pa.types.is_list(column.type):
-            total += np.diff(column.offsets.to_numpy())
-    return total
+    lists = {n: c for n, c in zip(names, batch.columns, strict=True) if pa.types.is_list(c.type)}
+    total, longest = np.zeros(batch.num_rows, np.int64), np.zeros(batch.num_rows, np.int64)
+    for name, column in lists.items():
+        sizes = np.diff(column.offsets.to_numpy())
+        if name.endswith("_ids"):
+            total += sizes
+        elif pa.types.is_floating(column.type.value_type):
+            longest = np.maximum(longest, sizes)
+    return total if any(name.endswith("_ids") for name in lists) else longest
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

@@ -149,9 +149,10 @@ def _handle_event(message: Mapping[str, Any], announced: dict[str, Any], progres
     if kind == "proof":
         file, batches = message["file"], message["batches"]
         same = "equal" if message["equal"] else "NOT EQUAL"
+        some = "the first " if file != batches and message["equal"] else ""
         progress.message(
-            f"trained tokens: file {file['count']:,} checksum {file['checksum']}, batches {batches['count']:,} checksum "
-            f"{batches['checksum']}: {same}"
+            f"trained tokens: file {file['count']:,} checksum {file['checksum']}, {some}batches {batches['count']:,} "
+            f"checksum {batches['checksum']}: {same}"
         )
 
 

@@ -9,12 +9,14 @@ on depends on its id, the share and the seed alone.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
@@ -22,6 +24,7 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
 from gymdata.rollouts.sequences import Sequences
 from gymdata.train import token_checksum as proof
+from gymdata.train.mapped import chunks, part_of
 
 #: Columns of a pairs file that training reads.
 PAIR_COLUMNS = (
@@ -48,7 +51,7 @@ SIDES = ("chosen", "rejected")
 class NamedSequences(Sequences):
     """Sequences to train, each with a name of its own; ``loss_mask`` is never 1 on a first token."""
 
-    names: list[str]
+    names: Sequence[str]
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -63,20 +66,55 @@ class NamedSequences(Sequences):
         """What one epoch over these sequences trains."""
         return proof.total(*self.by_sequence)
 
+    @cached_property
+    def prompts(self) -> np.ndarray:
+        """16 bytes (n,): a key of each sequence's ids before its first trained token."""
+        return np.frombuffer(b"".join(self.token_ids.first(self.first_trained).keys()), "V16")
+
+    @cached_property
+    def siblings(self) -> np.ndarray:
+        """int64 (n,): a number per sequence, the same for those of one prompt."""
+        return content_codes(self.prompts)
+
+    @cached_property
+    def first_trained(self) -> np.ndarray:
+        """int64 (n,): index of each sequence's first trained token, its length where there is none."""
+        return self.loss_mask.first_nonzero()
+
+    @cached_property
+    def extent(self) -> np.ndarray:
+        """int32 (n, 3): the lowest, the highest and the last id of each sequence, none of which is empty."""
+        ids, starts = self.token_ids.values, self.token_ids.offsets
+        if not len(self):
+            return np.empty((0, 3), np.int32)
+        edges = (np.minimum.reduceat(ids, starts[:-1]), np.maximum.reduceat(ids, starts[:-1]), ids[starts[1:] - 1])
+        return np.stack(edges, axis=1).astype(np.int32)
+
     def logprob_sums(self) -> np.ndarray:
         """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
-        return self.logprobs.sums(self.logprobs.values * self.is_trained, np.float64)
+        found = np.empty(len(self))
+        for rows in chunks(self.token_ids.offsets):
+            logprobs, mask = part_of(self.logprobs, rows), part_of(self.loss_mask, rows)
+            found[rows] = logprobs.sums(np.where(mask.values != 0, logprobs.values, 0), np.float64)
+        return found
 
     def take(self, rows: np.ndarray) -> Self:
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
             return self
         return replace(super().take(rows), names=[self.names[i] for i in rows])
 
-    def first_of_equal(self, *more: np.ndarray) -> np.ndarray:
-        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has."""
+    def first_of_equal(self, *more: np.ndarray, seen: set[bytes] | None = None) -> np.ndarray:
+        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has, or one in
+        ``seen``, the keys of earlier parts, to which those of these rows are added."""
         columns = [self.token_ids.keys(), self.loss_mask.keys()]
         columns += [[value.tobytes() for value in column] for column in more]
-        return np.flatnonzero(~repeats(content_codes(joined_keys(columns))))
+        keys = joined_keys(columns)
+        first = ~repeats(content_codes(keys))
+        if seen is not None:
+            keys = [xxhash.xxh3_128_digest(key) for key in keys]
+            first &= np.array([key not in seen for key in keys], np.bool_)
+            seen.update(keys)
+        return np.flatnonzero(first)
 
 
 class LimitCost(Protocol):
@@ -137,6 +175,18 @@ class Cost:
     identical: tuple[str, ...] = ()
     nothing_left: tuple[str, ...] = ()
 
+    def __add__(self, other: Cost) -> Cost:
+        """Of two parts of a file."""
+        return Cost(
+            self.max_length,
+            self.pairs + other.pairs,
+            max(self.longest, other.longest),
+            self.pairs_cut + other.pairs_cut,
+            self.trained_tokens_lost + other.trained_tokens_lost,
+            self.identical + other.identical,
+            self.nothing_left + other.nothing_left,
+        )
+
     @property
     def left_out(self) -> int:
         return len(self.identical) + len(self.nothing_left)
@@ -177,8 +227,8 @@ class Cost:
 class TrainingPairs:
     """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side; the rest has one row a pair."""
 
-    pair_ids: list[str]
-    rollout_ids: list[tuple[str, str]]
+    pair_ids: Sequence[str]
+    rollout_ids: Sequence[tuple[str, str]]
     sequences: NamedSequences
     margin: np.ndarray
     weight: np.ndarray
@@ -196,9 +246,15 @@ class TrainingPairs:
 
 
 def training_pairs(
-    pairs: pa.Table, max_length: int | None = None, where: str = "pairs", *, rendered: bool = False
+    pairs: pa.Table,
+    max_length: int | None = None,
+    where: str = "pairs",
+    *,
+    rendered: bool = False,
+    first_row: int = 0,
 ) -> TrainingPairs:
-    """The pairs of a table (``PAIR_COLUMNS``) as sequences, cut to ``max_length`` tokens when given.
+    """The pairs of a table (``PAIR_COLUMNS``) as sequences, cut to ``max_length`` tokens when given; the first is row
+    ``first_row`` of ``where``.
 
     A pair whose two sides are equal after the cut, or that has no trained token left on a side, is left out and named in
     ``cost``. ``rendered``: whether ids may be rendered from text; their log-probs are NaN. Raises DataError for rows that
@@ -207,7 +263,7 @@ def training_pairs(
     ids = pairs.column("pair_id").to_pylist()
     _no_doubles(ids, where)
     from_text = np.repeat(_rendered(pairs, ids, where, allowed=rendered), 2)
-    whole = _pair_sequences(pairs, ids, where)
+    whole = _pair_sequences(pairs, ids, where, first_row)
     _check_masks(whole, where)
     given = whole.logprobs.like(np.where(whole.is_trained, whole.logprobs.values, 0))
     trained = Lists("trained token", unless_rendered(given, from_text))
@@ -216,12 +272,12 @@ def training_pairs(
     if same.any():
         row = int(np.flatnonzero(same)[0])
         raise RefusedError(
-            f"{where}: {int(same.sum())} pair(s) have the same tokens as chosen and rejected (first: row {row}, "
+            f"{where}: {int(same.sum())} pair(s) have the same tokens as chosen and rejected (first: row {first_row + row}, "
             f"pair {ids[row]})",
             code="P601",
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
         )
-    _check_numbers(pairs, ids, where)
+    _check_numbers(pairs, ids, where, first_row)
     kept, cost = _cut(whole, ids, max_length)
     sides = np.stack([2 * kept.rows, 2 * kept.rows + 1], axis=1).ravel()
     chosen, rejected = (pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES)
@@ -264,12 +320,12 @@ def _cut(whole: NamedSequences, ids: list[str], max_length: int | None) -> tuple
     return _Kept(np.flatnonzero(kept), short), cost
 
 
-def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> NamedSequences:
+def _pair_sequences(pairs: pa.Table, names: list[str], where: str, first_row: int) -> NamedSequences:
     """prompt ++ chosen and prompt ++ rejected of each row, interleaved."""
     prompt = Ragged.of(pairs.column("prompt_ids"), np.int32)
     if (prompt.lengths == 0).any():
         row = int(np.flatnonzero(prompt.lengths == 0)[0])
-        raise RefusedError(f"{where}: row {row} (pair {names[row]}) has no prompt ids", code="T205")
+        raise RefusedError(f"{where}: row {first_row + row} (pair {names[row]}) has no prompt ids", code="T205")
     kinds = {"ids": np.int32, "mask": np.int8, "logprobs": np.float32}
     sides = [{what: Ragged.of(pairs.column(f"{side}_{what}"), kind) for what, kind in kinds.items()} for side in SIDES]
     for name, side in zip(SIDES, sides, strict=True):
@@ -279,8 +335,8 @@ def _pair_sequences(pairs: pa.Table, names: list[str], where: str) -> NamedSeque
             if len(wrong):
                 row = int(wrong[0])
                 message = (
-                    f"{where}, row {row}, pair {names[row]}: {name}_{what} has {got[row]} entries, {name}_ids has "
-                    f"{lengths[row]} ({len(wrong)} such row(s))"
+                    f"{where}, row {first_row + row}, pair {names[row]}: {name}_{what} has {got[row]} entries, "
+                    f"{name}_ids has {lengths[row]} ({len(wrong)} such row(s))"
                 )
                 raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
     tokens, part = Ragged.interleaved([prompt, sides[0]["ids"], prompt, sides[1]["ids"]])
@@ -329,11 +385,15 @@ def _identical(sequences: NamedSequences) -> np.ndarray:
 
 def _no_doubles(ids: list[str], where: str) -> None:
     if len(set(ids)) != len(ids):
-        double = Counter(ids).most_common(1)[0][0]
-        raise DataError(f"{where}: pair {double} is there more than once", hint="are the same pairs given twice?")
+        raise pair_twice(Counter(ids).most_common(1)[0][0], where)
 
 
-def _check_numbers(pairs: pa.Table, ids: list[str], where: str) -> None:
+def pair_twice(pair: str, where: str) -> DataError:
+    """A pair is there more than once."""
+    return DataError(f"{where}: pair {pair} is there more than once", hint="are the same pairs given twice?")
+
+
+def _check_numbers(pairs: pa.Table, ids: list[str], where: str, first_row: int) -> None:
     """A margin or weight that is not finite, or a weight below 0, would spoil every step that it is part of."""
     for name, least in (("margin", -np.inf), ("weight", 0.0)):
         values = _numbers(pairs, name)
@@ -341,7 +401,7 @@ def _check_numbers(pairs: pa.Table, ids: list[str], where: str) -> None:
         if len(odd):
             expected = "a finite number" + (" of at least 0" if least == 0.0 else "")
             raise DataError(
-                f"{where}, row {odd[0]}, pair {ids[odd[0]]}: {name}: got {values[odd[0]]}, expected {expected}"
+                f"{where}, row {first_row + odd[0]}, pair {ids[odd[0]]}: {name}: got {values[odd[0]]}, expected {expected}"
             )
 
 
@@ -358,7 +418,7 @@ class RewardPairs(TrainingPairs):
     """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry a pair) to measure on."""
 
     heldout: TrainingPairs | None = None
-    heldout_tasks: tuple[str, ...] = ()
+    heldout_tasks: Sequence[str] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -381,10 +441,18 @@ def reward_pairs(
     """
     tasks = table["task_id"].to_pylist()
     held = split_tasks(tasks, split, seed) if split else set()
+    return pairs_apart(table, held, max_length, where, rendered=rendered)
+
+
+def pairs_apart(
+    table: pa.Table, held: Collection[str], max_length: int | None, where: str, *, rendered: bool
+) -> RewardPairs:
+    """As ``reward_pairs``, with the tasks ``held`` out."""
+    tasks = table["task_id"].to_pylist()
     out = np.array([task in held for task in tasks], np.bool_)
     train = training_pairs(table.filter(pa.array(~out)), max_length, where, rendered=rendered)
-    if not out.any():
+    if not held:
         return RewardPairs(**vars(train))
     heldout = training_pairs(table.filter(pa.array(out)), max_length, where, rendered=rendered)
     task_of = dict(zip(table["pair_id"].to_pylist(), tasks, strict=True))
-    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=tuple(task_of[p] for p in heldout.pair_ids))
+    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=[task_of[p] for p in heldout.pair_ids])

@@ -23,17 +23,20 @@ from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, Us
 from gymdata.experience.settings import COMPARING
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
-from gymdata.rollouts.checks import is_rendered
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.schema import PAIRS, TABLES
-from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, read_table, resolve, write_run_json
+from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
+from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.launch import machine_rank
 from gymdata.train.pair_data import TrainingData
+from gymdata.train.parts import distinct
+from gymdata.train.prepared import DATA, prepare
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import (
     LAUNCHING,
@@ -55,10 +58,12 @@ from gymdata.engines.model_identity import model_facts
 SUCCESS = "SUCCESS"
 JOB = "job"
 CHECKPOINTS = "checkpoints"
+#: Prepares the data below a training's folder; returns its job, and what run.json begins with.
+Prepared = Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
 #: What of run.json is a field of the report.
-_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training")
+_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
 
@@ -68,7 +73,8 @@ class TrainReport(Report):
     """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
     the file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens a second; ``run_json``: all of it, as run.json holds it."""
+    (means), and tokens a second; ``annotations``: the file of what its steps saw of each token, and its rows;
+    ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -80,6 +86,7 @@ class TrainReport(Report):
     heldout: dict[str, Any] | None = None
     ratio: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> TrainReport:
@@ -102,6 +109,8 @@ class TrainReport(Report):
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
+        if self.annotations:
+            rows.append(("annotations", self.annotations["file"]))
         if self.heldout and "accuracy" in self.heldout:
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
@@ -253,7 +262,8 @@ def _trained(
     dry_run: bool,
     progress: Progress | None,
 ) -> TrainReport:
-    resolve(path_of(source, f"train_{algorithm}"), TRAINERS[algorithm].table)  # a missing path is told first
+    source = path_of(source, f"train_{algorithm}")
+    resolve(source, TRAINERS[algorithm].table)  # a missing path is told first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}
@@ -282,6 +292,7 @@ def train(
     from gymdata.train.launch import run_job
 
     # What costs nothing to see, before torch is loaded.
+    source = located(source)
     _refuse_no_rows(source, settings.table)
     _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
@@ -325,24 +336,19 @@ def train_resolved(
     Raises DataError, RefusedError (with the code), UsageError, StoreError, or OutsideError("trainer").
     """
     source, loss = str(source), config.facts()
-    data = config.prepare(read_table(source, config.table, columns=config.columns), source)
-    check(config, data, list(lineage(source)), model, source, progress)
-    files = [found.path for found in resolve(source, config.table)]
-    if cost := data.cost.text():
-        progress.message(cost)
-    expected = data.sequences.trained()
     out = local_output(config.output)
+    run = _annotated_run(config, source, out)
     job = {
         **config.own(),
+        **({"rollouts": str(run)} if run else {}),
         **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
-        "data_xxh3": [hash_file(file) for file in files],
+        "data_xxh3": [hash_file(found.path) for found in resolve(source, config.table)],
         "model": absolute(config.model),
         "policy_hash": model.policy_hash,
         "output": str(out.resolve()),
         "settings": config.trainer,
-        "trained_tokens": expected.as_json(),
         **config.launching(),
         "own_keys": sorted(type(config).model_fields),
         "dry_run": dry_run,
@@ -354,50 +360,75 @@ def train_resolved(
         **loss,
         "parents": [parent_of(source)],
         "model": vars(model),
-        "counts": {**data.counts, "trained_tokens": expected.count},
-        "length_limit": data.cost.as_json(),
     }
-    del data
+
+    def prepared(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(job, begun), whole, with the data prepared in ``folder`` and checked."""
+        data = prepare(folder / JOB / DATA, config.parts(source), {**_identity(config), "data": job["data_xxh3"]})
+        check(config, data, list(lineage(source)), model, source, progress)
+        if cost := data.cost.text():
+            progress.message(cost)
+        expected = data.sequences.trained()
+        known = {"counts": {**data.counts, "trained_tokens": expected.count}, "length_limit": data.cost.as_json()}
+        return {**job, "trained_tokens": expected.as_json()}, {**begun, **known}
+
     if machine_rank(config):
-        return _helped(job, begun, run_job, progress)
-    return run_training(out, job, begun, run_job, progress, overwrite=overwrite, dry_run=dry_run)
+        return _helped(prepared, run_job, progress)
+    return run_training(out, job, begun, prepared, run_job, progress, overwrite=overwrite, dry_run=dry_run)
+
+
+def _identity(config: TrainConfig) -> dict[str, Any]:
+    """What says what is trained of a source, and what is held out of it."""
+    return {**config.own(), "trainer": config.algorithm, "seed": config.trainer.get("seed", 0)}
+
+
+def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
+    """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
+    if not getattr(config, "annotate", None):  # the trainers of pairs have no such setting
+        return None
+    run = run_behind(source)
+    place_of(run, out)
+    return run
 
 
 def run_training(
     out: Path,
     job: dict[str, Any],
     begun: dict[str, Any],
+    prepared: Prepared,
     run_job: Runner,
     progress: Progress,
     *,
     overwrite: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Start, resume or find finished the training in ``out``; ``overwrite`` starts again."""
+    """Start, resume or find finished the training in ``out``; ``overwrite`` starts again. ``prepared``: see there."""
     _refuse_place(out, str(begun["stage"]))
-    job_file = out / JOB / "job.json"
     found = _found(out, job, overwrite=overwrite)
     if dry_run:
-        return _dry_run(job, begun, run_job, progress)
+        return _dry_run(prepared, run_job, progress)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
-        if _checkpoints(out) or (out / LOCK).exists():
+        if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
             _tidy(out, job)
         return read_run_json(out)
     refuse_held(out)
-    made, fresh = not out.exists(), not job_file.is_file()
+    made, fresh = not out.exists(), not (out / JOB / "job.json").is_file()
     out.mkdir(parents=True, exist_ok=True)
     lock = Lock(out)
-    failed_at_once = False
+    failed_at_once = begins = False
     try:
+        job, begun = prepared(out)
+        begins = True
         if overwrite and not fresh:
-            _clear(out)
-        job_file.parent.mkdir(exist_ok=True)
-        _write(job_file, json.dumps(plain(job), indent=2))
+            _clear(out, keep=DATA)
+        _found(out, job, overwrite=overwrite)
+        _write(out / JOB / "job.json", json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         log_to(out)
         try:
-            announced = run_job(job_file.resolve(), progress)
+            announced = run_job((out / JOB / "job.json").resolve(), progress)
+            kept = {"annotations": publish(out, Path(job["rollouts"]), begun["command"])} if job.get("annotate") else {}
         except (GymdataError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             write_run_json(out, {**begun, "status": "failed", "failure": why})
@@ -406,19 +437,28 @@ def run_training(
             failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
             raise
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **_announced(announced)})
+        facts = complete({**begun, "status": "completed", **result, **kept, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
-        _drop_checkpoints(out, job)
+        _drop_what_resumes(out, job)
         return facts
     finally:
+        if not begins:
+            _drop_prepared(out)
         if failed_at_once:
             _clear(out)  # settings that the trainer refuses: nothing was trained, and nothing is to be resumed
         leave_log(out)
         lock.remove()
-        if failed_at_once and made:
+        if made and (failed_at_once or not begins):
             with contextlib.suppress(OSError):
                 out.rmdir()
+
+
+def _drop_prepared(out: Path) -> None:
+    """What is trained goes; so does the folder of a job that there never was."""
+    shutil.rmtree(out / JOB / DATA, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (out / JOB).rmdir()
 
 
 def _tidy(out: Path, job: dict[str, Any]) -> None:
@@ -426,12 +466,14 @@ def _tidy(out: Path, job: dict[str, Any]) -> None:
     with contextlib.suppress(StoreError):
         lock = Lock(out)
         try:
-            _drop_checkpoints(out, job)
+            _drop_what_resumes(out, job)
         finally:
             lock.remove()
 
 
-def _drop_checkpoints(out: Path, job: dict[str, Any]) -> None:
+def _drop_what_resumes(out: Path, job: dict[str, Any]) -> None:
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+    _drop_prepared(out)
     if "save_total_limit" not in job["settings"]:
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
@@ -458,7 +500,9 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
     if overwrite or not ours or not (finished or _checkpoints(out)):
         return "nothing"
     was = json.loads((out / JOB / "job.json").read_text())
-    changed = differences(*({k: v for k, v in side.items() if k not in _OPERATION} for side in (was, job)))
+    # What is trained is counted last, and follows from the rest.
+    ignored = (*_OPERATION, *({"trained_tokens"} - job.keys()))
+    changed = differences(*({k: v for k, v in side.items() if k not in ignored} for side in (was, job)))
     if changed:
         raise StoreError.other_identity(out, changed)
     return "finished" if finished else "resumable"
@@ -473,13 +517,13 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+def _dry_run(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str, Any]:
     """Everything up to the first step, in a folder that is gone afterwards."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gymdata-dry-run-") as folder:
         job_file = Path(folder) / JOB / "job.json"
-        job_file.parent.mkdir()
+        job, begun = prepared(Path(folder))
         job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
         announced = run_job(job_file, progress)
     proof = announced.get("proof", {})
@@ -488,14 +532,14 @@ def _dry_run(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progre
     return {**begun, "status": "dry run", "trained_tokens": proven, "steps": steps, **_announced(announced)}
 
 
-def _helped(job: dict[str, Any], begun: dict[str, Any], run_job: Runner, progress: Progress) -> dict[str, Any]:
+def _helped(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str, Any]:
     """This machine's processes of a training that the first machine reports, in a folder that is gone afterwards."""
     import tempfile
 
     progress.message("this machine takes part; the first one writes the output and reports")
     with tempfile.TemporaryDirectory(prefix="gymdata-machine-") as folder:
         job_file = Path(folder) / JOB / "job.json"
-        job_file.parent.mkdir()
+        job, begun = prepared(Path(folder))
         job_file.write_text(json.dumps(plain({**job, "helps": True}), indent=2))
         run_job(job_file, progress)
     proof = {"file": job["trained_tokens"], "batches": None, "equal": None}
@@ -507,14 +551,17 @@ def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
     return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 
-def _clear(out: Path) -> None:
-    """Remove an earlier training's files; the folder itself stays, and so does the lock that we hold. What says that it is a
-    training goes last: killed on the way, it still is one."""
+def _clear(out: Path, keep: str | None = None) -> None:
+    """Remove an earlier training's files; the folder itself stays, and so do the lock that we hold and ``keep`` of its job.
+    What says that it is a training goes last: killed on the way, it still is one."""
     (out / SUCCESS).unlink(missing_ok=True)
-    for path in sorted(out.iterdir(), key=lambda path: path.name == JOB):
-        if path.name == LOCK:
+    paths = [path for path in out.iterdir() if path.name not in (LOCK, JOB)]
+    for path in [*paths, *((out / JOB).iterdir() if (out / JOB).is_dir() else ())]:
+        if path.name == keep:
             continue
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    with contextlib.suppress(OSError):
+        (out / JOB).rmdir()
 
 
 def parent_of(source: str) -> dict[str, Any]:
@@ -537,12 +584,14 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.token_ids.values, model, source)
+    check_vocabulary(data.sequences.extent, model, source)
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)
     if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
         _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
+    if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
+        _check_teacher(data, runs, source, progress)
     if isinstance(config, TrainValueConfig):
         _check_returns(runs, source, progress)
 
@@ -558,7 +607,8 @@ def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) 
 
 
 def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
-    """Raises RefusedError (T206) for an id that the model has no embedding of."""
+    """Raises RefusedError (T206) for an id that the model has no embedding of; ``ids``: the lowest and the highest among
+    them."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or (model.vocab_size is not None and high >= model.vocab_size):
         raise RefusedError(
@@ -571,12 +621,12 @@ def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
 
 def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts) -> None:
     """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
-    rows = read_table(source, PAIRS, columns=["policy_hash", "temperature", "rendered"])
-    reasons = ["ids rendered from text have no log-probabilities (T213)"] if is_rendered(rows).any() else []
-    reasons += [
-        f"policy {p}, not {model.policy_hash}" for p in set(rows["policy_hash"].to_pylist()) - {model.policy_hash}
-    ]
-    reasons += [f"temperature {t:g}, not 1" for t in set(rows["temperature"].to_pylist()) - {1.0}]
+    rendered, policies, temperatures = (
+        distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
+    )
+    reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
+    reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
+    reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
     identities = [identity for run in runs if (identity := run.get("identity"))]
     if not identities:
         reasons.append("no run.json says how they were sampled")
@@ -587,6 +637,22 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
             f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
             code="L304",
             hint="--ref model computes the reference with the model",
+        )
+
+
+def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
+    """Saved distributions that are not the teacher's whole one at the temperature of its rows teach something else."""
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    temperatures = set(data.temperature.tolist())
+    reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
+    if not identities:
+        progress.message(f"warning: {source} does not lead back to a run: how its top_log_probs were made is not known")
+    if reasons:
+        raise RefusedError(
+            f"{source}: the saved top_log_probs are not the teacher's distribution: {'; '.join(sorted(reasons))}",
+            code="L304",
+            hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw ones "
+            "are the same), top_p 1, top_k 0, min_p 0 and no penalties",
         )
 
 

@@ -10,9 +10,8 @@ trained; they are counted. Neither choice depends on the order of the rows.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -22,8 +21,8 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_rendered
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.sequences import require_agents, stitch
+from gymdata.rollouts.ragged import Ragged, offsets_of, places
+from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.stats import unit_of
 from gymdata.train.pair_data import NamedSequences, refuse_too_long
@@ -47,6 +46,17 @@ class LengthCost:
     sequences_cut: int = 0
     trained_tokens_lost: int = 0
     nothing_trained: tuple[str, ...] = ()
+
+    def __add__(self, other: LengthCost) -> LengthCost:
+        """Of two parts of a file."""
+        return LengthCost(
+            self.max_length,
+            self.sequences + other.sequences,
+            max(self.longest, other.longest),
+            self.sequences_cut + other.sequences_cut,
+            self.trained_tokens_lost + other.trained_tokens_lost,
+            self.nothing_trained + other.nothing_trained,
+        )
 
     def refuse(self, where: str, model: str, limit: int | None) -> None:
         if self.sequences == 0:
@@ -83,7 +93,7 @@ class TrainingExperiences:
     ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
 
     sequences: NamedSequences
-    rollout_ids: list[str]
+    rollout_ids: Sequence[str]
     advantages: Ragged
     ref_logprobs: Ragged | None
     weight: np.ndarray
@@ -105,11 +115,11 @@ class TrainingExperiences:
         """What a loss needs beside ids and masks: name → a number per token."""
         return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
 
-    @property
-    def of_policy(self) -> np.ndarray:
-        """Which trained tokens the policy sampled and is trained for, bool, flat: those whose ``rl_weight`` is not 0."""
-        trained = self.sequences.is_trained
-        return trained & (self.weights["rl_weight"].values != 0) if "rl_weight" in self.weights else trained
+    def of_policy(self, rows: np.ndarray) -> np.ndarray:
+        """Which tokens of the sequences ``rows`` the policy sampled and is trained for, bool, flat: trained ones whose
+        ``rl_weight`` is not 0."""
+        trained = np.asarray(self.sequences.loss_mask.take(rows).values != 0)
+        return trained & (self.weights["rl_weight"].take(rows).values != 0) if "rl_weight" in self.weights else trained
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
@@ -128,26 +138,44 @@ class TrainingExperiences:
         )
 
 
+def sequence_names(table: pa.Table) -> list[str]:
+    """What each row of experiences is called."""
+    numbers = table["sequence_index"].to_pylist()
+    return [f"{rollout}/{index}" for rollout, index in zip(table["rollout_id"].to_pylist(), numbers, strict=True)]
+
+
+def twice(where: str) -> DataError:
+    """A sequence is there more than once."""
+    return DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
+
+
+def lacking_weights(where: str, name: str, lacking: int, rows: int) -> DataError:
+    """Some rows have a weight and some do not."""
+    return DataError(
+        f"{where}: {name} is missing in {lacking:,} of {rows:,} rows", hint="give it in every row, or drop the column"
+    )
+
+
 def training_experiences(
-    table: pa.Table, max_length: int | None = None, where: str = "experiences"
+    table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
 ) -> TrainingExperiences:
-    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given.
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given; the first is row ``first_row``
+    of ``where``.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
     contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
     """
-    rollouts = table["rollout_id"].to_pylist()
-    names = [f"{r}/{i}" for r, i in zip(rollouts, table["sequence_index"].to_pylist(), strict=True)]
+    names = sequence_names(table)
     if len(set(names)) != len(names):
-        raise DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
+        raise twice(where)
     ids = Ragged.of(table["input_ids"], np.int32)
     mask, logprobs, advantages = (
-        _beside(table, name, kind, ids, names, where)
+        _beside(table, name, kind, ids, names, where, first_row)
         for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32))
     )
     reference = None
     if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
-        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where)
+        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
     odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
     if len(odd):
         name = names[mask.locate(odd[0])[0]]
@@ -159,11 +187,11 @@ def training_experiences(
     trained = Lists("trained token", unless_rendered(given, is_rendered(table)))
     refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
     _refuse_not_finite("advantages", advantages, whole, where)
-    weights = _weights(table, whole, where)
-    return _cut(whole, advantages, reference, weights, table, rollouts, max_length)
+    weights = _weights(table, whole, where, first_row)
+    return _cut(whole, advantages, reference, weights, table, max_length)
 
 
-def _weights(table: pa.Table, sequences: NamedSequences, where: str) -> dict[str, Ragged]:
+def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
     """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or stands at a
     token that is not trained."""
     found = {}
@@ -171,11 +199,9 @@ def _weights(table: pa.Table, sequences: NamedSequences, where: str) -> dict[str
         if name not in table.column_names or table[name].null_count == len(table):
             continue
         if table[name].null_count:
-            raise DataError(
-                f"{where}: {name} is missing in {table[name].null_count:,} of {len(table):,} rows",
-                hint="give it in every row, or drop the column",
-            )
-        found[name] = weights = _beside(table, name, np.float32, sequences.token_ids, sequences.names, where)
+            raise lacking_weights(where, name, table[name].null_count, len(table))
+        ids, names = sequences.token_ids, sequences.names
+        found[name] = weights = _beside(table, name, np.float32, ids, names, where, first_row)
         values = weights.values.copy()
         values[weights.offsets[:-1][weights.lengths > 0]] = 0
         for bad, why in (
@@ -211,9 +237,9 @@ def _cut(
     reference: Ragged | None,
     weights: dict[str, Ragged],
     table: pa.Table,
-    rollouts: list[str],
     max_length: int | None,
 ) -> TrainingExperiences:
+    rollouts = table["rollout_id"].to_pylist()
     longest = int(whole.lengths.max(initial=0))
     lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
     short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
@@ -250,13 +276,15 @@ def _refuse_not_finite(what: str, numbers: Ragged, sequences: NamedSequences, wh
         )
 
 
-def _beside(table: pa.Table, name: str, kind: type, ids: Ragged, names: list[str], where: str) -> Ragged:
+def _beside(
+    table: pa.Table, name: str, kind: type, ids: Ragged, names: Sequence[str], where: str, first_row: int = 0
+) -> Ragged:
     lists = Ragged.of(table[name], kind)
     wrong = np.flatnonzero(lists.lengths != ids.lengths)
     if len(wrong):
         row = int(wrong[0])
         raise RefusedError(
-            f"{where}: row {row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
+            f"{where}: row {first_row + row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
             f"{ids.lengths[row]} ({len(wrong):,} such row(s))",
             code="L301" if name == "logprobs" else None,
         )
@@ -275,7 +303,7 @@ class TrainingReturns(TrainingExperiences):
     returns: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
     values: Ragged | None = None
     heldout: TrainingReturns | None = None
-    heldout_tasks: tuple[str, ...] = ()
+    heldout_tasks: Sequence[str] = ()
 
     @property
     def per_token(self) -> dict[str, Ragged]:
@@ -295,21 +323,25 @@ def training_returns(
     Raises as ``training_experiences``, RefusedError (R502) for a return or value that is not finite, and UsageError when
     there are too few tasks to split.
     """
+    held = split_tasks(table["task_id"].to_pylist(), split, seed) if split else set()
+    return returns_apart(table, held, max_length, where)
+
+
+def returns_apart(table: pa.Table, held: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
+    """As ``training_returns``, with the tasks ``held`` out."""
     tasks = table["task_id"].to_pylist()
-    held = split_tasks(tasks, split, seed) if split else set()
     out = pa.array([task in held for task in tasks], pa.bool_())
     train = _with_returns(table.filter(pc.invert(out)), max_length, where)
     if not held:
         return train
     heldout = _with_returns(table.filter(out), max_length, where)
     task_of = dict(zip(table["rollout_id"].to_pylist(), tasks, strict=True))
-    return replace(train, heldout=heldout, heldout_tasks=tuple(task_of[rollout] for rollout in heldout.rollout_ids))
+    return replace(train, heldout=heldout, heldout_tasks=[task_of[rollout] for rollout in heldout.rollout_ids])
 
 
 def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:
     data = training_experiences(table, max_length, where)
-    names = zip(table["rollout_id"].to_pylist(), table["sequence_index"].to_pylist(), strict=True)
-    row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
+    row_of = {name: row for row, name in enumerate(sequence_names(table))}
     mine = table.take(pa.array([row_of[name] for name in data.sequences.names], pa.int64()))
     whole = Ragged.of(mine["input_ids"], np.int32)
 
@@ -323,7 +355,7 @@ def _with_returns(table: pa.Table, max_length: int | None, where: str) -> Traini
 
 
 #: Columns of rollouts that supervised training reads.
-SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "turns")
+SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "temperature", "turns")
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 
@@ -356,34 +388,115 @@ def training_rollouts(
     target_model: str | None = None,
     keep_duplicates: bool = False,
     rendered: bool = False,
+    distill: bool = False,
 ) -> TrainingExperiences:
     """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
 
     Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``;
-    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name only.
-    ``rendered``: ids rendered from text may be trained. Raises RefusedError when no rollout is chosen (R501) or the tokens
-    must not be trained on (T205, T206, T213, L301 to L303).
+    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name
+    only. ``rendered``: ids rendered from text may be trained; ``distill``: with the distributions that were saved with
+    them, at the rollouts' temperatures (``TeacherDistributions``), and refused without. Raises RefusedError when no
+    rollout is chosen (R501) or the tokens must not be trained on (T205, T206, T213, L301 to L303).
     """
+    total = table.num_rows
+    mine = table.take(pa.array(rollouts_to_train(table, select, min_reward, where, target_model)))
+    k = _alternatives_per_token(mine, where) if distill else 0
+    made = sampled_sequences(mine, where, target_agents, rendered=rendered, alternatives_per_token=k)
+    data = training_experiences(made, max_length, where)
+    if distill:
+        data = TeacherDistributions.beside(data, made, k)
+    return _once(data, total, None if keep_duplicates else set())
+
+
+def rollouts_to_train(
+    table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
+) -> np.ndarray:
+    """Row numbers, rising, of the rollouts that are trained by likelihood; the table needs no turns. Raises DataError and
+    RefusedError as ``training_rollouts``."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
-    total, table = table.num_rows, of_model(table, target_model, where)
-    rows = chosen_rollouts(table, select, min_reward)
-    if not len(rows):
+    rows = of_model(table, model, where)
+    chosen = chosen_rollouts(table.take(pa.array(rows)), select, min_reward)
+    if not len(chosen):
         floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
         raise RefusedError(
-            f"{where}: none of {table.num_rows:,} rollouts has a reward to be chosen by{floor}",
+            f"{where}: none of {len(rows):,} rollouts has a reward to be chosen by{floor}",
             code="R501",
             hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
         )
-    made = sampled_sequences(table.take(pa.array(rows)), where, target_agents, rendered=rendered)
-    data = training_experiences(made, max_length, where)
-    once = data if keep_duplicates else data.take(data.sequences.first_of_equal())
+    return np.asarray(rows[chosen])
+
+
+def rollout_part(
+    made: pa.Table, total: int, max_length: int | None, where: str, seen: set[bytes] | None
+) -> TrainingExperiences:
+    """As ``training_rollouts`` of the sequences ``made`` of some of the chosen rollouts. ``seen``: keys of those before, to
+    drop what is there again; None keeps it. ``total``: rollouts that these were chosen from."""
+    return _once(training_experiences(made, max_length, where), total, seen)
+
+
+def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> TrainingExperiences:
+    once = data if seen is None else data.take(data.sequences.first_of_equal(seen=seen))
     chosen = {
         "rollouts": total,
         "rollouts_chosen": len(set(data.rollout_ids)),
         "left_out_duplicate": len(data) - len(once),
     }
     return replace(once, chosen=chosen)
+
+
+@dataclass(frozen=True)
+class TeacherDistributions(TrainingExperiences):
+    """Sequences with the ``k`` most likely tokens that the sampler saw at the place of each trained token: a list a sequence
+    of k ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+
+    top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    top_logprobs: Ragged = None  # type: ignore[assignment]  # as above
+    k: int = 0
+
+    @classmethod
+    def beside(cls, data: TrainingExperiences, made: pa.Table, k: int) -> TeacherDistributions:
+        """``data``, with the columns of the table that it was made of (see ``sampled_sequences``)."""
+        names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
+        row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
+        rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
+        mask = Ragged.of(made["loss_mask"])
+        # A sequence's first token is never trained, but has alternatives where it was sampled.
+        first = mask.values[mask.offsets[:-1]][rows] != 0
+        kept = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
+        ids, logprobs = (Ragged.of(made[name]) for name in ("top_ids", "top_logprobs"))
+        at, offsets = places(ids.offsets[:-1][rows] + k * first, kept)
+        return cls(
+            **vars(data),
+            top_ids=Ragged(ids.values[at], offsets),
+            top_logprobs=Ragged(logprobs.values[at], offsets),
+            k=k,
+        )
+
+    def take(self, rows: np.ndarray) -> Self:
+        taken = super().take(rows)
+        return replace(taken, top_ids=self.top_ids.take(rows), top_logprobs=self.top_logprobs.take(rows))
+
+
+def _alternatives_per_token(rollouts: pa.Table, where: str) -> int:
+    """The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some."""
+    column = rollouts["turns"].combine_chunks()
+    turns = column.flatten()
+    tops = turns.field("top_log_probs")
+    generated = pc.list_value_length(turns.field("generation_token_ids"))
+    counts = pc.list_value_length(tops.flatten())
+    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
+    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
+    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
+        owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+        first = int(owner[bare][0]) if bare.any() else 0
+        n = len(np.unique(owner[bare])) if bare.any() else len(column)
+        raise RefusedError(
+            f"{where}: {n:,} of {len(column):,} rollouts have no top_log_probs to distill (first: "
+            f"{rollouts['rollout_id'][first].as_py()})",
+            hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
+        )
+    return int(pc.max(counts).as_py())
 
 
 def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
@@ -408,38 +521,60 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
 
 
 def sampled_sequences(
-    rollouts: pa.Table, where: str, agents: Collection[str] = (), *, rendered: bool = False
+    rollouts: pa.Table,
+    where: str,
+    agents: Collection[str] = (),
+    *,
+    rendered: bool = False,
+    alternatives_per_token: int = 0,
 ) -> pa.Table:
     """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
-    too (a column ``rendered`` says which). Raises RefusedError when there are no sequences (T205), no turns of these
-    agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
+    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs``
+    of so many numbers a trained token, and the rollouts' temperatures. Raises RefusedError when there are no sequences
+    (T205), no turns of these agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
     """
     require_agents(rollouts["turns"].chunks, agents, where)
-    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
-    parts = [_sequences(batch, agents, where, rendered) for batch in batches]
-    made = pa.concat_tables(parts)
+    made = made_sequences(rollouts, where, agents, rendered=rendered, alternatives_per_token=alternatives_per_token)
     if not made.num_rows:
-        hint = (
-            "`gymdata tokenize` renders ids from the text, as second class: training takes them with --allow-rendered"
-        )
-        raise RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
+        raise no_token_ids(where)
     return made
 
 
-def of_model(rollouts: pa.Table, model: str | None, where: str) -> pa.Table:
-    """The rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError for none."""
+def made_sequences(
+    rollouts: pa.Table,
+    where: str,
+    agents: Collection[str] = (),
+    *,
+    rendered: bool = False,
+    alternatives_per_token: int = 0,
+) -> pa.Table:
+    """As ``sampled_sequences`` of a part of the rollouts, which may have no sequences and no turns of the agents."""
+    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
+    parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
+    return pa.concat_tables(parts)
+
+
+def no_token_ids(where: str) -> RefusedError:
+    """The rollouts have nothing that could be trained."""
+    hint = "`gymdata tokenize` renders ids from the text, as second class: training takes them with --allow-rendered"
+    return RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
+
+
+def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
+    """Row numbers of the rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError for
+    none."""
     if model is None:
-        return rollouts
-    mine = rollouts.filter(pc.equal(rollouts["policy"], model))
-    if not mine.num_rows:
+        return np.arange(rollouts.num_rows)
+    mine = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
+    if not len(mine):
         there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
         raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
     return mine
 
 
-def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rendered: bool) -> pa.Table:
+def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rendered: bool, k: int) -> pa.Table:
     turns = batch.column("turns")
     found = stitch(turns, batch.column("rollout_id"), where=where, rendered=rendered)
     if agents:
@@ -448,17 +583,34 @@ def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rende
     advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
     lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
              "advantages": advantages}  # fmt: skip
+    temperature = pa.array(np.ones(n, np.float32))
+    if k:
+        lists |= _top_lists(turns, found, k)
+        temperature = batch.column("temperature").take(of)
     return pa.table(
         {
             "rollout_id": batch.column("rollout_id").take(of),
             "sequence_index": pa.array(found.index),
             **{name: ragged.to_arrow() for name, ragged in lists.items()},
             "weight": pa.array(np.ones(n)),
-            "temperature": pa.array(np.ones(n, np.float32)),
+            "temperature": temperature,
             "policy_hash": batch.column("policy_hash").take(of),
             "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
         }
     )
+
+
+def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str, Ragged]:
+    """The alternatives of the trained tokens, ``k`` a token, those that are not there as −1 and −inf."""
+    ids, logprobs = alternatives(turns, found.sampled)
+    row, place = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
+    offsets = k * offsets_of(found.loss_mask.sums(found.is_trained))
+    made = {}
+    for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
+        table = np.full((len(ids), k), filler, flat.dtype)
+        table[row, place] = flat
+        made[name] = Ragged((table if found.source is None else table[found.source]).ravel(), offsets)
+    return made
 
 
 #: Columns of rollouts that labelled training reads.
@@ -476,11 +628,10 @@ class TrainingLabels(TrainingExperiences):
     def take(self, rows: np.ndarray) -> Self:
         return replace(super().take(rows), label=self.label[rows])
 
-    @cached_property
+    @property
     def first(self) -> np.ndarray:
         """int64 (n,): index in its sequence of each one's first trained token."""
-        trained, starts = np.flatnonzero(self.sequences.is_trained), self.sequences.loss_mask.offsets[:-1]
-        return np.asarray(trained[np.searchsorted(trained, starts)] - starts)
+        return self.sequences.first_trained
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
@@ -528,9 +679,22 @@ def training_labels(
     Raises RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards differ) or the tokens must
     not be trained on (T205, T206, T213, L301 to L303).
     """
+    rows, desirable, counts = rollouts_to_label(table, threshold, where, target_model)
+    mine = table.take(pa.array(rows))
+    made = sampled_sequences(mine, where, target_agents, rendered=rendered)
+    label = dict(zip(mine["rollout_id"].to_pylist(), desirable.tolist(), strict=True))
+    return label_part(made, label, counts, max_length, where, None if keep_duplicates else set())
+
+
+def rollouts_to_label(
+    table: pa.Table, threshold: float | None, where: str, model: str | None
+) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """(row numbers, desirable or not, counts) of the rollouts that have a label, rising; the table needs no turns. Raises
+    DataError and RefusedError as ``training_labels``."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
-    table = of_model(table, target_model, where)
+    of = of_model(table, model, where)
+    table = table.take(pa.array(of))
     rows, desirable = labels(table, threshold)
     known = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
     if not known:
@@ -546,18 +710,28 @@ def training_labels(
             code="R503",
             hint="--threshold sets the reward above which a rollout is desirable",
         )
-    made = sampled_sequences(table.take(pa.array(rows)), where, target_agents, rendered=rendered)
-    data = training_experiences(made, max_length, where)
-    label = dict(zip(table["rollout_id"].take(pa.array(rows)).to_pylist(), desirable.tolist(), strict=True))
-    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
-    whole = TrainingLabels(**{**vars(data), "label": mine})
-    once = whole if keep_duplicates else whole.take(whole.sequences.first_of_equal(mine))
     counts = {
         "rollouts": table.num_rows,
         "desirable": int(desirable.sum()),
         "undesirable": int((~desirable).sum()),
         "left_out_tie": known - len(rows),
         "left_out_no_reward": table.num_rows - known,
-        "left_out_duplicate": len(whole) - len(once),
     }
-    return replace(once, chosen=counts)
+    return np.asarray(of[rows]), desirable, counts
+
+
+def label_part(
+    made: pa.Table,
+    label: Mapping[str, bool],
+    counts: Mapping[str, int],
+    max_length: int | None,
+    where: str,
+    seen: set[bytes] | None,
+) -> TrainingLabels:
+    """As ``training_labels`` of the sequences ``made`` of some rollouts with their ``label``; ``seen`` as in
+    ``rollout_part``."""
+    data = training_experiences(made, max_length, where)
+    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
+    whole = TrainingLabels(**{**vars(data), "label": mine})
+    once = whole if seen is None else whole.take(whole.sequences.first_of_equal(mine, seen=seen))
+    return replace(once, chosen={**counts, "left_out_duplicate": len(whole) - len(once)})

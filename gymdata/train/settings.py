@@ -10,10 +10,11 @@ the proof of trained tokens, metrics, curve and resuming are everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -21,13 +22,28 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
+from gymdata.store import read_table
 from gymdata.train.losses import LOSSES, with_setting
-from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, reward_pairs, training_pairs
+from gymdata.train.pair_data import (
+    PAIR_COLUMNS,
+    REWARD_COLUMNS,
+    TrainingData,
+    pairs_apart,
+    reward_pairs,
+    training_pairs,
+)
+from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
+    TrainingReturns,
+    label_part,
+    returns_apart,
+    rollout_part,
+    rollouts_to_label,
+    rollouts_to_train,
     training_experiences,
     training_labels,
     training_returns,
@@ -97,6 +113,11 @@ class TrainConfig(Config):
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
         raise NotImplementedError
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
+        """What is trained of a path, in parts of ``rows`` rows where a trainer can; a part is made when the one before is
+        used up. Raises as ``prepare``."""
+        yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
@@ -177,6 +198,19 @@ class TrainDpoConfig(RenderedConfig):
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        rendered = bool(self.allow_rendered)
+        for first, part in pair_parts(source, self.columns, rows):
+            yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
+
+
+def _annotate() -> Any:
+    # Not False, which a training of an earlier version does not have in its job file.
+    return pydantic.Field(
+        None,
+        description="Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).",
+    )
+
 
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
     """A setting of some losses: nothing stands for the loss's own default."""
@@ -230,6 +264,7 @@ class TrainRlConfig(TrainConfig):
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
+    annotate: bool | None = _annotate()
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
@@ -254,16 +289,20 @@ class TrainRlConfig(TrainConfig):
             return name
         raise PydanticCustomError("literal_error", "a loss", {"expected": ", ".join(LOSSES)})
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
+    def prepare(self, table: pa.Table, where: str, first_row: int = 0) -> TrainingData:
         if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
             table = with_optimal_advantages(table, self.loss, where)
-        data = training_experiences(table, self.max_length, where)
+        data = training_experiences(table, self.max_length, where, first_row)
         if self.kl_beta and "ref_kl_weight" in data.weights:
             raise UsageError(
                 f"--kl-beta and the column ref_kl_weight of {where} both say how much the KL counts",
                 hint="leave --kl-beta out, or drop the column",
             )
         return data
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        for first_row, part in experience_parts(source, self.columns, rows):
+            yield self.prepare(part, source, first_row)
 
 
 class RolloutsConfig(RenderedConfig):
@@ -282,6 +321,15 @@ class RolloutsConfig(RenderedConfig):
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
+    def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+        """``rollout_parts`` of the rollouts at ``chosen``."""
+        rendered = bool(self.allow_rendered)
+        return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
+
+    def seen(self) -> set[bytes] | None:
+        """Where what was trained is noted, so that it is not trained twice."""
+        return None if self.keep_duplicates else set()
+
 
 class TrainSftConfig(RolloutsConfig):
     """``gymdata train-sft``. With ``packing`` a batch size counts rows."""
@@ -292,6 +340,7 @@ class TrainSftConfig(RolloutsConfig):
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
         "pack_length": ("--packing", lambda c: c.packing),
+        "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
     }
 
     select: Literal["best", "above", "all"] = pydantic.Field(
@@ -300,13 +349,30 @@ class TrainSftConfig(RolloutsConfig):
     min_reward: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Train only rollouts with at least this reward."
     )
+    distill: bool = pydantic.Field(
+        False, description="Train towards the saved top_log_probs of the teacher that sampled (forward KL)."
+    )
     packing: bool = pydantic.Field(False, description="Pack several sequences into one row, with separate attention.")
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_rollouts(table, self.select, self.min_reward, self.max_length, where, **self.choice())
+        return training_rollouts(
+            table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
+        )
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        if self.distill:  # how many alternatives a token has shows in the whole file only
+            yield from super().parts(source, rows)
+            return
+        table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
+        chosen = rollouts_to_train(table, self.select, self.min_reward, source, self.target_model)
+        total, seen = table.num_rows, self.seen()
+        for _, _, made in self.sequences(source, chosen, rows):
+            yield rollout_part(made, total, self.max_length, source, seen)
+            total = 0
 
 
 class TrainKtoConfig(RolloutsConfig):
@@ -321,9 +387,19 @@ class TrainKtoConfig(RolloutsConfig):
     )
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        table = read_table(source, self.table, ("task_id", "reward", "policy"))
+        chosen, desirable, counts = rollouts_to_label(table, self.threshold, source, self.target_model)
+        seen = self.seen()
+        for numbers, ids, made in self.sequences(source, chosen, rows):
+            label = dict(zip(ids, desirable[numbers].tolist(), strict=True))
+            yield label_part(made, label, counts, self.max_length, source, seen)
+            counts = {}
 
 
 class TrainRewardConfig(RenderedConfig):
@@ -347,6 +423,11 @@ class TrainRewardConfig(RenderedConfig):
         seed = self.trainer.get("seed", 0)
         return reward_pairs(table, self.split, seed, self.max_length, where, rendered=bool(self.allow_rendered))
 
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        for _, part in pair_parts(source, self.columns, rows):
+            yield pairs_apart(part, held, self.max_length, source, rendered=bool(self.allow_rendered))
+
 
 class TrainValueConfig(TrainConfig):
     """``gymdata train-value``. The loss is that of ``gymdata.train.trainers.value.ValueLoss``."""
@@ -362,9 +443,18 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
+    annotate: bool | None = _annotate()
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        data = training_returns(table, self.split, self.trainer.get("seed", 0), self.max_length, where)
+        seed = self.trainer.get("seed", 0)
+        return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
+
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        for _, part in experience_parts(source, self.columns, rows):
+            yield self._usable(returns_apart(part, held, self.max_length, source), source)
+
+    def _usable(self, data: TrainingReturns, where: str) -> TrainingReturns:
         if self.value_clip is not None and data.values is None:
             raise UsageError(
                 f"--value-clip needs the values that an earlier critic gave, and {where} has none",

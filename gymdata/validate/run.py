@@ -17,7 +17,7 @@ from gymdata.errors import DataError, MissingExtraError, UsageError
 from gymdata.public import path_of
 from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
-from gymdata.store.paths import BOM, Source, beside, find_run_json, local_output, read_facts, resolve
+from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def validate(
     bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
     nothing can be read there, UsageError for an unknown code.
     """
-    path_of(path, "validate")
+    path = path_of(path, "validate")
     began = time.perf_counter()
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))
@@ -103,11 +103,12 @@ def fix(
     """
     from gymdata.rollouts.repair import CHOICES, FixReport
 
-    target = local_output(output)
+    target = placed_output(output)
     if choice not in CHOICES:
         raise UsageError.unknown_choice("--fix", choice, CHOICES)
     if target.suffix not in (".parquet", ".jsonl"):
         raise UsageError.bad_value("-o", str(output), "a new file ending in .parquet or .jsonl")
+    path = path_of(path, "fix")
     sources = _sources(Path(path), str(path))
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"{output}: is the file to be repaired", hint="nothing is repaired in place: give another -o")

@@ -24,6 +24,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gymdata.errors import GymdataError, printable
+from gymdata.errors import shown as by_url
 from gymdata.urls import OnlyHosts
 from gymdata.view.pages import Missing, Pages
 from gymdata.view.settings import ViewConfig
@@ -135,7 +136,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
 
     def shown(value: Any) -> Any:
         # What is marked as HTML comes from the templates themselves.
-        return text.visible(value) if type(value) is str else value
+        return text.visible(by_url(value)) if type(value) is str else value
 
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),

@@ -20,11 +20,12 @@ KINDS = ("sources", "rollouts", "checks", "data", "models")
 _OF_STAGE = {
     "collect": "rollouts", "import": "rollouts", "filter": "rollouts", "fix": "rollouts", "merge": "rollouts",
     "score": "checks", "judge": "checks", "audit": "checks", "validate": "checks", "serve-genrm": "checks",
+    "annotations": "checks",
     "pairs": "data", "experiences": "data", "experience": "data", "export": "data", "tokenize": "data",
 }  # fmt: skip
 #: The table that a stage is made for, where it writes several, and what its rows are where its name does not say it.
 _MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts"}
-_NOUN = {"audit": "rollouts", "scores": "scored rollouts"}
+_NOUN = {"audit": "rollouts", "scores": "scored rollouts", "annotations": "rows"}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
 
 

@@ -30,7 +30,7 @@ from gymdata.view.evidence.rollout import Tokens, shown_messages
 from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.settings import ViewConfig
-from gymdata.view.why import counts_over_run, why
+from gymdata.view.why import counts_over_run, seen_in_training, why
 
 Page = tuple[str, dict[str, Any]]
 _TABLE = ["rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards",
@@ -266,7 +266,8 @@ class Pages:
         turn = _whole(request, "turn", len(tokens.turns))
         k = _whole(request, "k", len(tokens.turns[turn]["generation_token_ids"]))
         found = why(tokens, row, turn, k, snapshot)
-        return found | {"text": _shown(vocabulary, found["id"]), "run": counts_over_run(tokens)}
+        seen = seen_in_training(self.stages, tokens.rollout_id, turn, k)
+        return found | {"text": _shown(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
 
     def vocabulary(self, row: Mapping[str, Any]) -> Vocabulary | None:
         """What gives this rollout's ids their text."""

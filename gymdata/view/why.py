@@ -26,7 +26,7 @@ from gymdata.rollouts.turns import sequences
 from gymdata.store.tables import read_table
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens
-from gymdata.view.evidence.stages import facts_of
+from gymdata.view.evidence.stages import Stages, facts_of
 
 #: What an estimator makes of the rewards of a group, as it is written.
 FORMULAS = {
@@ -37,8 +37,17 @@ FORMULAS = {
     "dr-grpo": ("A = r − mean", False),
     "reinforce": ("A = r", False),
     "gae": ("GAE(γ, λ) over the token rewards and values", False),
+    "maxrl": ("A = (r − mean) / (mean + 1e-6)", True),
+    "pass-at-k": ("A = (best of the k-subsets with it − best of all) / (std + 1e-6)", False),
+    "gdpo": ("A = Σ over parts of (r − mean) / (std + 1e-6), whitened", False),
+    "gigpo": ("A = A of the rollout + A of the turn among turns in its state", False),
+    "otb": ("A = G − Σ G·W / Σ W at the token's place", False),
+    "rae": ("A = r − running baseline of its agent", False),
+    "teacher": ("A = log π_teacher − log π", False),
 }
 _BINS = 2_000
+#: Steps of trainings that are listed for a token.
+_STEPS = 60
 #: Log-ratios beyond this are counted at it: of tokens, and of whole sequences, whose bounds are much narrower.
 _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
@@ -89,7 +98,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
     group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
-    shaped = credit.shape_rewards(rewards, estimator) if len(rewards) else rewards
+    shaped = _shaped(rewards, estimator, int(config.get("pass_k") or 4))
     known = rewards[np.isfinite(rewards)]
     saved = None if tokens.advantages[turn] is None else float(tokens.advantages[turn][k])  # type: ignore[index]
     for one, value in zip(group, shaped.tolist(), strict=True):
@@ -115,9 +124,42 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     }
 
 
+def _shaped(rewards: npt.NDArray[np.float64], estimator: str, pass_k: int) -> npt.NDArray[np.float64]:
+    """What the rewards alone make of a rollout; NaN where the estimator reads more than them, or other ones."""
+    unknown = np.full(len(rewards), np.nan)
+    if not len(rewards) or estimator in ("gdpo", "gigpo", "otb", "rae", "teacher"):
+        return unknown
+    try:
+        return credit.shape_rewards(rewards, estimator, pass_k=pass_k)
+    except GymdataError:
+        return unknown  # rewards that this estimator does not take: another score was used
+
+
 #: Settings of ``gymdata experience`` that change an advantage after the group's arithmetic.
 _SHAPING = ("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", "overlong_buffer", "clip_filter_weights",
             "whiten", "normalize_cross_batch", "mean_only", "advantage_clip", "entropy_ratio")  # fmt: skip
+
+
+def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict[str, Any]:
+    """What steps of trainings saw of a token (``train-* --annotate``), at most 60, the last ones; ``more``: how many there
+    are beside them."""
+    rows = stages.rows("annotations")
+    here = rows.where("rollout_id", rollout_id)
+    of_turn = [n for n, one in zip(here, rows.keys["turn"].take(pa.array(here, pa.int64())).to_pylist(), strict=True)
+               if one == turn]  # fmt: skip
+    shown = [
+        {
+            "training": row["training"],
+            "step": row["step"],
+            "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
+            **{one: _finite(row[many][k]) if row[many] else None
+               for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))},
+        }
+        for row in rows.rows(of_turn[-_STEPS:])
+        if k < len(row["losses"] or row["logprobs"] or ())
+    ]  # fmt: skip
+    shown.sort(key=lambda one: (one["training"], one["step"]))
+    return {"steps": shown, "more": len(of_turn) - len(shown)}
 
 
 def _sequence(tokens: Tokens, turn: int) -> dict[str, Any] | None:

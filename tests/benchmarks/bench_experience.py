@@ -27,17 +27,23 @@ _BIG = 27
 
 
 def rollouts(n: int, first: int = 0, turns: int = TURNS) -> pa.Table:
-    """Chains of ``turns`` calls: about 90 prompt tokens, then 40 to 120 sampled ones and 20 of a tool each time."""
+    """Chains of ``turns`` calls: about 90 prompt tokens, those of the group, then 40 to 120 sampled ones and 20 of a tool
+    each time."""
     rng = np.random.default_rng(first)
     deltas = np.where(
         np.arange(n * turns) % turns == 0, rng.integers(60, 120, n * turns), rng.integers(10, 30, n * turns)
     )
+    of_group = np.arange(n) // GROUP * GROUP
+    deltas[::turns] = deltas[::turns][of_group]
     generations = rng.integers(40, 120, n * turns)
     delta_ends, generation_ends = (
         np.concatenate(([0], np.cumsum(deltas))),
         np.concatenate(([0], np.cumsum(generations))),
     )
     delta = np.minimum(rng.zipf(1.2, delta_ends[-1]), 150_000).astype(np.int32)
+    for row, same in enumerate(of_group.tolist()):
+        begin, like = delta_ends[row * turns], delta_ends[same * turns]
+        delta[begin : delta_ends[row * turns + 1]] = delta[like : delta_ends[same * turns + 1]]
     generation = np.minimum(rng.zipf(1.2, generation_ends[-1]), 150_000).astype(np.int32)
     log_probs = -rng.exponential(0.4, generation_ends[-1]).astype(np.float32)
     turn = np.arange(n * turns) % turns
@@ -64,7 +70,7 @@ def rollouts(n: int, first: int = 0, turns: int = TURNS) -> pa.Table:
         [made.get(f.name, pa.nulls(n * turns, f.type)) for f in kind], fields=list(kind)
     )
     index = np.arange(first, first + n)
-    said = [[{"role": "user", "content": f"What is {i} + {i}?"}, {"role": "assistant", "content": "It is " + "x" * 300,
+    said = [[{"role": "user", "content": f"What is {i // GROUP} + 1?"}, {"role": "assistant", "content": f"{i}" + "x" * 300,
              "turn": 0}] for i in range(64)]  # fmt: skip
     columns = {
         "rollout_id": [f"{i:032x}" for i in index], "run_id": ["run"] * n, "task_id": [f"task-{i // GROUP}" for i in index],

@@ -71,7 +71,7 @@ def drawn(rng: np.random.Generator, low: int, high: int) -> list[int]:
 
 def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **own: Any) -> Any:
     """Our trainer of a job, as the training process has it."""
-    from gymdata.store import read_table
+    from gymdata.train.prepared import DATA, prepare
     from gymdata.train.settings import TRAINERS
     from gymdata.train.trainers import run
 
@@ -82,8 +82,7 @@ def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **
     given |= {name: value for name, value in own.items() if name not in kind.model_fields}
     own = {name: value for name, value in own.items() if name in kind.model_fields}
     config = kind.load(None, {"model": str(model), "output": str(out), **own, **given})
-    data = config.prepare(read_table(file, kind.table, columns=kind.columns), str(file))
-    out.mkdir()
+    data = prepare(out / "job" / DATA, config.parts(str(file)), {})
     job = {
         **config.own(), "trainer": algorithm, "data": str(file), "model": str(model), "output": str(out),
         "policy_hash": "", "own_keys": [], "num_processes": 1, "settings": given,

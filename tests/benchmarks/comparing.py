@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,45 @@ from gymdata.errors import RefusedError
 from gymdata.report.run import report
 from gymdata.store import read_run_json
 
-#: Trainer → what it is called in the table, in the order of the table.
-POLICIES = {
-    "sft": "SFT on the best right rollout of each task",
-    "kto": "KTO on all rollouts",
-    "dpo": "DPO on pairs",
-    "rl": "batch RL on GRPO advantages",
+
+@dataclass(frozen=True)
+class Recipe:
+    """A row of the table: what it is called, ``train-…``, the folder that it reads, and settings beside the shipped ones."""
+
+    title: str
+    command: str
+    source: str
+    settings: Sequence[str] = ()
+
+    @property
+    def words(self) -> list[str]:
+        return [word for setting in self.settings for word in ("--set", setting)]
+
+
+#: The trainings, in the order of the table. ``teacher``: experiences with the advantages that the policy of ``sft`` gives.
+RECIPES = {
+    "sft": Recipe("SFT on the best right rollout of each task", "sft", "rollouts"),
+    "kto": Recipe("KTO on all rollouts", "kto", "rollouts"),
+    "dpo": Recipe("DPO on pairs", "dpo", "pairs"),
+    # The only pair loss that reads how much better the chosen side is.
+    "rpo": Recipe(
+        "DPO on pairs, `loss_type: rpo_sq` (reward margins)", "dpo", "pairs", ["loss_type=rpo_sq", "loss_weights=null"]
+    ),
+    "rl": Recipe("batch RL on GRPO advantages, `cispo`", "rl", "experiences"),
+    # Ratios of sequences: nothing of a sequence is clipped alone.
+    "rl-gspo": Recipe(
+        "batch RL, `gspo` (ratios of sequences)", "rl", "experiences", ["loss=gspo", "clip_low=0.2", "clip_high=0.27"]
+    ),
+    # Made for rollouts of another policy: right ones count whole, wrong ones by a truncated weight.
+    "rl-topr": Recipe("batch RL, `topr` (tapered off-policy)", "rl", "experiences", ["loss=topr"]),
+    # A regression without ratios.
+    "rl-oapl": Recipe("batch RL, `oapl` (regression on the optimal advantage)", "rl", "experiences", ["loss=oapl"]),
+    "rl-filtered": Recipe("batch RL, `filtered_bc` (A > 0 only)", "rl", "experiences", ["loss=filtered_bc"]),
+    "teacher": Recipe("distillation: reverse KL to the policy of the first row, on the same rollouts", "rl", "teacher"),
+    "reward": Recipe("reward model", "reward", "pairs"),
 }
+#: Those that leave a policy.
+POLICIES = tuple(name for name in RECIPES if name != "reward")
 
 
 def compare_trainers(
@@ -31,7 +64,7 @@ def compare_trainers(
     *,
     num_rollouts: int = 8,
     limit: int | None = None,
-    trainers: Sequence[str] = (*POLICIES, "reward"),
+    trainers: Sequence[str] = tuple(RECIPES),
     seed: int = demo.DEFAULT_SEED,
     threshold: bool = True,
     overwrite: bool = False,
@@ -95,7 +128,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     for name, facts in summary["trainers"].items():
         change, (low, high) = facts["difference"]["rate"], facts["difference"]["ci95"]
         lines.append(
-            f"| {POLICIES[name]} | {facts['steps']} | {facts['trained_tokens']:,} | {_rate(facts['after'])} | "
+            f"| {RECIPES[name].title} | {facts['steps']} | {facts['trained_tokens']:,} | {_rate(facts['after'])} | "
             f"**{100 * change:+.1f}** [{100 * low:.1f}, {100 * high:.1f}] |"
         )
     if model := summary.get("reward_model"):
@@ -117,12 +150,17 @@ class _Comparison(demo._Commands):
         self._run("validate", rollouts, "--quiet")
         self._run("pairs", rollouts, "-o", str(self.folder / "pairs"), "--strategy", "all", "--max-pairs-per-task", "4",
                   "--seed", str(self.seed))  # fmt: skip
-        self._run("experience", rollouts, "-o", str(self.folder / "experiences"), "--estimator", "grpo")
+        self._run("experience", rollouts, "-o", str(self.folder / "experiences"), "--estimator", "grpo",
+                  "--optimal-value-beta", "0.5")  # fmt: skip
 
     def train_with(self, name: str) -> None:
-        source = {"dpo": "pairs", "reward": "pairs", "rl": "experiences"}.get(name, "rollouts")
-        self._run(f"train-{name}", str(self.folder / source), "-m", str(self.data / "policy"), "-o", str(self.folder / name),
-                  "--config", str(self.data / f"{name}.yaml"), "--set", f"seed={self.seed}")  # fmt: skip
+        recipe = RECIPES[name]
+        if recipe.source == "teacher":
+            self._run("experience", str(self.folder / "rollouts"), "-o", str(self.folder / "teacher"),
+                      "--teacher", str(self.folder / "sft"))  # fmt: skip
+        self._run(f"train-{recipe.command}", str(self.folder / recipe.source), "-m", str(self.data / "policy"),
+                  "-o", str(self.folder / name), "--config", str(self.data / f"{recipe.command}.yaml"),
+                  "--set", f"seed={self.seed}", *recipe.words)  # fmt: skip
 
 
 def _rate(figures: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from gymdata.store import tables, write_run_json, write_table
 pytestmark = pytest.mark.torch
 
 N = 23
+OPTIONAL = ("ref_logprobs", "values", "rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 
 
 def rows(n: int = N, optional: bool = True) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ def rows(n: int = N, optional: bool = True) -> list[dict[str, Any]]:
         mask = [0] * context + [1] + rng.integers(0, 2, length - 1).tolist()
         floats = {
             name: [float(np.float32(x)) if m else 0.0 for x, m in zip(rng.normal(size=len(mask)), mask, strict=True)]
-            for name in ("logprobs", "advantages", "returns", *(("ref_logprobs", "values") if optional else ()))
+            for name in ("logprobs", "advantages", "returns", *(OPTIONAL if optional else ()))
         }
         made.append({
             "run_id": "r", "task_id": "t", "group_id": "g", "rollout_id": f"rollout-{i}", "sequence_index": 0,
@@ -53,6 +54,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 FIELDS = {"action_log_probs": "logprobs", "base_action_log_probs": "ref_logprobs", "values": "values",
           "returns": "returns", "advantages": "advantages"}  # fmt: skip
+#: In ``info``, under their own names.
+BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 
 
 def test_padded_batches_hold_the_rows(file: Path) -> None:
@@ -73,8 +76,8 @@ def test_padded_batches_hold_the_rows(file: Path) -> None:
             whole = [0] * (width - length) + row["loss_mask"]
             assert batch.action_mask[line].tolist() == [bool(m) for m in whole[width - actions :]]
             assert sum(whole[: width - actions]) == 0
-            for field, column in FIELDS.items():
-                value = getattr(batch, field)
+            values = {column: getattr(batch, field) for field, column in FIELDS.items()}
+            for column, value in (values | {name: batch.info[name] for name in BESIDE}).items():
                 assert (value.shape, value.dtype) == ((n, actions), torch.float32)
                 expected = ([0.0] * (width - length) + row[column])[width - actions :]
                 assert value[line].tolist() == expected
@@ -94,6 +97,7 @@ def test_packed_batches_hold_the_rows(file: Path) -> None:
         assert batch.sequences.tolist() == [[x for r in some for x in r["input_ids"]]]
         assert batch.action_mask.int().tolist() == [[x for r in some for x in r["loss_mask"]]]
         assert batch.advantages.tolist() == [[x for r in some for x in r["advantages"]]]
+        assert batch.info["ce_weight"].tolist() == [[x for r in some for x in r["ce_weight"]]]
         assert batch.attention_mask.tolist() == [[i + 1 for i, r in enumerate(some) for _ in r["input_ids"]]]
         assert batch.samples().sequences is batch.sequences
     assert at == N

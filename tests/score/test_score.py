@@ -36,8 +36,10 @@ def run(tasks: Tasks, tmp_path: Path, adder: str) -> Path:  # noqa: F811
     return folder
 
 
+@pytest.mark.filterwarnings("error")
 def test_scoring_again_gives_what_collecting_gave(run: Path) -> None:
-    """The same reward on saved rollouts flips nobody and equals the stored part; run.json names the run it came from."""
+    """The same reward on saved rollouts flips nobody and equals the stored part; run.json names the run it came from. Nobody
+    is warned of anything."""
     summary = score(path=str(run), reward=["exact_match"])
     assert (summary.rollouts, summary.scored, summary.failed) == (16, 16, 0)
     assert (summary.flips["changed"], summary.flips["flipped"]) == (0, [])

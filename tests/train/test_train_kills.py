@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.rollouts.schema import ANNOTATIONS
+from gymdata.store import read_table
 from tests.forks import Forks, forks
-from tests.kills import Killed
+from tests.kills import Killed, run
+from tests.rollout_files import rollout, two_turns, write_run
 
 pytestmark = pytest.mark.torch
 
@@ -123,6 +126,38 @@ def test_held_out_figures_of_a_killed_training_are_there_once(
     wrong, tried = training.faults(lambda what: "on_log" in what)
     assert wrong == []
     assert tried > 5
+
+
+def beside_its_run(words: list[str], root: Path, *rest: Any) -> int:
+    """``run`` of a training whose rollouts lie beside it, where what it writes there is killed, too."""
+    if not (root / "run").exists():
+        write_run(root / "run", [rollout("ab"[i % 2], i, float(i), two_turns(5 + i, 40)) for i in range(8)])
+    return run(words, root, *rest)
+
+
+def annotated(work: Path) -> dict[str, Any]:
+    """Names below both folders, but of logs; and the rows that are beside the rollouts."""
+    names = [str(path.relative_to(work)) for path in sorted(work.rglob("*")) if path.suffix != ".log"]
+    return {"names": names, "rows": repr(read_table(work / "run", ANNOTATIONS).to_pylist())}
+
+
+def test_annotations_of_a_training_that_was_killed(processes: Forks, tmp_path: Path) -> None:
+    """With --annotate, killed at each place where its files change: the same command ends with each row once, and nothing
+    left over."""
+    words = ["train-sft", str(tmp_path / "work" / "run"), "-m", str(SAMPLE / "policy"),
+             "-o", str(tmp_path / "work" / "out"), "--select", "all", "--annotate"]  # fmt: skip
+    settings = ["max_steps=2", "per_device_train_batch_size=2", "save_steps=1"]
+    words += [word for each in settings for word in ("--set", each)]
+    seen: set[str] = set()
+
+    def first(what: str) -> bool:
+        new = what not in seen
+        seen.add(what)
+        return new
+
+    wrong, tried = Killed(processes, tmp_path, words, annotated, [1], how=beside_its_run).faults(first)
+    assert wrong == []
+    assert tried > 10
 
 
 @pytest.mark.full

@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 from transformers import TrainingArguments
 
 from gymdata.engines.prefix_tree import prefix_tree
+from gymdata.train.mapped import read_rows
 from gymdata.train.pair_data import NamedSequences
 
 #: The model is given the tensors of a batch; these belong to the trainer.
@@ -41,8 +42,8 @@ def row_dataset(rows: int, args: TrainingArguments, order: np.ndarray | None = N
     """
     multiple = args.world_size * args.per_device_train_batch_size if args.world_size > 1 else 1
     padded = -(-rows // multiple) * multiple
-    real = list(range(rows)) if order is None else order.tolist()
-    return Dataset.from_dict({"row": real + list(range(rows, padded))})
+    real = np.arange(rows) if order is None else order
+    return Dataset.from_dict({"row": np.concatenate([real, np.arange(rows, padded)])})
 
 
 def rows_a_step(args: TrainingArguments) -> int:
@@ -88,6 +89,7 @@ class PackedCollator:
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         numbers = [int(example["row"]) for example in examples]
         members = [self.bins[number % len(self.bins)] for number in numbers]
+        read_rows(sum(map(len, members)))
         width = max(int(self.sequences.lengths[m].sum()) for m in members)
         shape = (len(numbers), width)
         ids, mask = np.full(shape, self.pad_token_id, np.int64), np.zeros(shape, np.int64)
@@ -121,6 +123,7 @@ def padded(
     sequences: NamedSequences, which: np.ndarray, pad: int, multiple: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ids, attention mask and loss mask of the sequences ``which``, each int64 of shape (len(which), L)."""
+    read_rows(len(which))
     return padded_lists([(sequences.token_ids[i], sequences.loss_mask[i]) for i in which], pad, multiple)
 
 
@@ -153,6 +156,7 @@ def shared_tokens(sequences: NamedSequences, order: np.ndarray, batch: int, side
     starts = starts[np.linspace(0, len(starts) - 1, min(_LOOKED_AT, len(starts))).astype(int)]
     every = once = 0
     for start in starts:
+        read_rows(sides * batch)
         rows = order[start : start + batch]
         which = (sides * rows[:, None] + np.arange(sides)).ravel()
         members = [sequences.token_ids[i] for i in which]

@@ -18,7 +18,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups, sibling_order
+from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import UsageError
 from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
@@ -103,7 +103,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         self.share_prefixes()
         sequences = self.pairs.sequences
         longest = sequences.lengths.reshape(-1, 2).max(axis=1)
-        order = sibling_order(prompt_groups(sequences.token_ids, sequences.loss_mask)[::2], longest)
+        order = sibling_order(sequences.siblings[::2], longest)
         found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
         with self.scoring(self.ref_model) as model:
             for rows, batch in self.batches_to_score(order, batch_size, self.data_collator):

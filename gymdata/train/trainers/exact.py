@@ -28,8 +28,8 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from gymdata.engines._shared_prefixes import Mode, Sharing, reshard, share_prefixes
-from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import OutsideError, UsageError
+from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import (
     ROWS,
@@ -82,6 +82,8 @@ class Exact:
 
     data: TrainingData
     witness: TokenChecksumCallback
+    #: Takes what a step saw of each token, where that is to be kept.
+    annotations: AnnotationWriter | None = None
     #: Whether models run what the sequences of a batch begin with once.
     sharing: Mode
     #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
@@ -141,7 +143,7 @@ class Exact:
     def _let_siblings_meet(self) -> None:
         """Have rows of one prompt follow each other where that saves enough."""
         sequences, sides = self.data.sequences, self.witness.sides
-        groups = prompt_groups(sequences.token_ids, sequences.loss_mask)[::sides]
+        groups = sequences.siblings[::sides]
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
         if self.sharing == "on" or shared_tokens(sequences, order, rows_a_step(self.args), sides) > WORTH:
             self.groups = groups
@@ -349,6 +351,26 @@ class Exact:
 
     def finish(self, out: Path) -> None:
         """The last touch to ``out``, on the main process, after the tokenizer's files are there."""
+
+    def annotate(
+        self,
+        rows: np.ndarray,
+        mask: torch.Tensor,
+        values: dict[str, torch.Tensor],
+        segments: np.ndarray | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        """Keep what this step sees of the tokens of a batch: ``mask`` says which are trained and ``values`` are columns of
+        ANNOTATIONS, all (B, L − 1). Of packed rows ``segments`` and ``positions`` (B, L) as PackedCollator makes them."""
+        assert self.annotations is not None
+        line, place = mask.cpu().numpy().nonzero()
+        place += 1
+        owner = (rows % len(self.data))[line]
+        if segments is not None and positions is not None:
+            owner, place = segments[line, place], positions.cpu().numpy()[line, place]
+        at = self.data.sequences.token_ids.offsets[owner] + place
+        found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
+        self.annotations.add(self.state.global_step + 1, at, found)
 
     def require_finite(self, loss: torch.Tensor, rows: np.ndarray) -> None:
         """``rows``: of the batch that ``loss`` was computed from; fillers may be among them."""

@@ -18,7 +18,6 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups
 from gymdata.errors import UsageError
 from gymdata.train.sequence_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
@@ -143,7 +142,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         """The order of training: at random, or of two prompts in turn where their rows begin alike."""
         rng, sequences = np.random.default_rng(args.seed), self.data.sequences
         if self.sharing != "off":
-            together = siblings_alternating(prompt_groups(sequences.token_ids, sequences.loss_mask), rng)
+            together = siblings_alternating(sequences.siblings, rng)
             if self.sharing == "on" or shared_tokens(sequences, together, rows_a_step(args)) > WORTH:
                 return together
         return np.random.default_rng(args.seed).permutation(len(self.data))
@@ -220,6 +219,10 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
             stocks = stock(recorded, given, return_outputs)
         finally:
             self.precompute_ref_logps, self.crossed = precomputed, None
+        if self.annotations is not None:
+            # What TRL compares the completions with runs before them.
+            mask = given["completion_mask"][:, 1:] != 0
+            self.annotate(rows, mask, {"logprobs": kept[-1].log_probs[:, -mask.size(1) :]})
         if return_outputs:
             self.require_finite(stocks[0], rows)
             return stocks

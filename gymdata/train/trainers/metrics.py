@@ -1,6 +1,6 @@
 """What a training run tells while it runs and leaves behind: events for the parent, metrics.jsonl and curve.png.
 
-Invariants: only the main process writes; a resumed run's file has every step once.
+Invariants: only the main process writes metrics; a resumed run's file has every step once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gymdata.store.run_json import replacing
+from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 #: Begins each line of stdout that is meant for the parent process.
@@ -89,6 +90,24 @@ class Recorder(TrainerCallback):
     def _tokens(self, args: Any) -> int:
         """Tokens without padding since training began; the other processes have about as many as this one."""
         return int(self._witness.tokens_fed * args.world_size)
+
+
+class AnnotationsCallback(TrainerCallback):
+    """Has ``writer`` begin, and write what it holds at each checkpoint and at the end, on every process. What is of a
+    checkpoint's steps must be on disk before it counts: this goes before the token checksum among the callbacks, which marks
+    it as whole."""
+
+    def __init__(self, writer: AnnotationWriter) -> None:
+        self._writer = writer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.begin(state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.flush()
 
 
 def figures_of(row: dict[str, Any]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a method of the library's is given more than it needs
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups, sibling_order
+from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
@@ -53,7 +53,7 @@ def build(config: TrainRewardConfig, data: RewardPairs, _job: dict[str, Any], **
 def last_ids(data: RewardPairs) -> set[int]:
     """The ids that sequences end with, trained or held out."""
     parts = [data.sequences] + ([] if data.heldout is None else [data.heldout.sequences])
-    return {int(i) for part in parts for i in np.unique(part.token_ids.values[part.token_ids.offsets[1:] - 1])}
+    return {int(i) for part in parts for i in np.unique(part.extent[:, 2])}
 
 
 def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
@@ -140,8 +140,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         pairs = self.data.heldout
         assert pairs is not None
         collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
-        groups = prompt_groups(pairs.sequences.token_ids, pairs.sequences.loss_mask)[::2]
-        order = sibling_order(groups, pairs.sequences.lengths.reshape(-1, 2).max(axis=1))
+        order = sibling_order(pairs.sequences.siblings[::2], pairs.sequences.lengths.reshape(-1, 2).max(axis=1))
         found = torch.zeros(len(pairs), 2, dtype=torch.float64)
         with self.scoring() as model:
             for rows, batch in self.batches_to_score(order, self.args.per_device_train_batch_size, collate):
@@ -171,7 +170,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         file.write_text(json.dumps({**settings, "pad_token": self.tokenizer.pad_token}, indent=2) + "\n")
 
 
-def ranking(scores: np.ndarray, tasks: tuple[str, ...]) -> dict[str, Any]:
+def ranking(scores: np.ndarray, tasks: Sequence[str]) -> dict[str, Any]:
     """Pairs, tasks, and the share of pairs whose chosen side (column 0) scores higher; equal scores count half."""
     apart = scores[:, 0] - scores[:, 1]
     right = np.where(apart > 0, 1.0, np.where(apart == 0, 0.5, 0.0))

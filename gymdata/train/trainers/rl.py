@@ -12,6 +12,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, Trainin
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prompt_groups, sibling_order
+from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import RefusedError
-from gymdata.rollouts.logprobs import NEAR, ratio_facts, ratio_text, sampled_at
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
+from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
@@ -36,6 +38,8 @@ _MAY_BE_FAR = 0.05
 #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
 #: again for the gradient, saves memory for time.
 MAX_LOGITS = 2**28
+#: Tokens that the ratio before the first step is measured on.
+RATIO_TOKENS = 1 << 22
 
 
 @dataclass
@@ -242,16 +246,21 @@ class BatchRLTrainer(Exact, Trainer):
         self.witness.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
-        inputs.pop(SEGMENTS, None)
+        segments: np.ndarray | None = inputs.pop(SEGMENTS, None)
         mask = inputs["completion_mask"][:, 1:] != 0
         outputs = self.outputs(model, inputs)
         counts = self.counts(inputs).clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        sums = [
-            (tokens.masked_fill(~mask, 0.0) * weighed(inputs, name) * inputs["weight"][:, None]).sum()
+        parts = [
+            tokens.masked_fill(~mask, 0.0) * weighed(inputs, name) * inputs["weight"][:, None]
             for name, tokens in self.token_losses(outputs, inputs).items()
         ]
-        loss = (torch.stack(sums) / counts).sum()
+        loss = (torch.stack([part.sum() for part in parts]) / counts).sum()
         self.require_finite(loss, rows)
+        if self.annotations is not None:
+            with torch.no_grad():
+                shares = torch.stack([part / n for part, n in zip(parts, counts, strict=True)]).sum(dim=0)
+                found = {**self.annotated(outputs, inputs), "losses": shares}
+                self.annotate(rows, mask, found, segments, inputs.get("position_ids"))
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
         scaled = loss * self.args.world_size
@@ -267,6 +276,13 @@ class BatchRLTrainer(Exact, Trainer):
             assert reference is not None  # ``compare`` made it, or the file has it
             found["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
         return {name: found[name] for name in self.components}
+
+    def annotated(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """What is kept of each token of a batch beside its part of the loss: columns of ANNOTATIONS, (B, L − 1)."""
+        assert self.limited is not None
+        mine = weighed(inputs, "rl") != 0
+        ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)
+        return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mine}
 
     def _note(self, logps: torch.Tensor, inputs: dict[str, Any], _mask: torch.Tensor) -> None:
         assert self.limited is not None
@@ -287,20 +303,30 @@ class BatchRLTrainer(Exact, Trainer):
         super().log(logs, *more, **kwargs)
 
     def compare(self, refuse: bool) -> dict[str, float]:
-        """Score the whole file with the model as it was loaded, announce the ratio, and keep what the loss needs of it.
+        """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
+        file whose scores the loss does not need, sequences of about ``RATIO_TOKENS`` tokens are scored.
 
         ``refuse``: the model is the one that sampled the file, so log-probs that disagree with it are an error (L305).
         """
-        found = self.score_all(self.collator)
-        sequences = self.data.sequences
-        mine = self.data.of_policy
-        facts = ratio_facts(found[mine], sequences.logprobs.values[mine])
-        known = self.data.ref_logprobs
-        if known is not None or "ref_kl" in self.components or self.policy_loss.needs_reference:
-            self.collator.reference = sequences.token_ids.like(found.astype(np.float32)) if known is None else known
+        sequences, known = self.data.sequences, self.data.ref_logprobs
+        needed = "ref_kl" in self.components or self.policy_loss.needs_reference
+        # A reference is of every token; for the ratio alone a part of a large file does.
+        every = known is None and needed
+        rows = np.arange(len(sequences)) if every else sample(sequences.lengths, RATIO_TOKENS, self.args.seed)
+        found = self.score_all(self.collator, rows)
+        ratios = Ratios()
+        for part in chunks(found.offsets):
+            mine = self.data.of_policy(rows[part])
+            ratios.add(part_of(found, part).values[mine], sequences.logprobs.take(rows[part]).values[mine])
+        if known is not None or needed:
+            self.collator.reference = self._as_floats(found) if known is None else known
+        if not ratios.tokens:
+            return {}
+        facts = ratios.facts()
         if self.is_world_process_zero():
             event("ratio", **facts)
-            event("note", text=ratio_text(facts))
+            some = "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {len(sequences):,} sequences)"
+            event("note", text=ratio_text(facts) + some)
         if refuse and facts["share_outside"] > _MAY_BE_FAR:
             raise RefusedError(
                 f"the saved log-probabilities are not this model's, though the file says that it was sampled with it: "
@@ -310,17 +336,49 @@ class BatchRLTrainer(Exact, Trainer):
             )
         return facts
 
-    def score_all(self, collator: ExperienceCollator) -> np.ndarray:
-        """The output for every trained token of the collator's data, float64, flat beside the ids; shared among the
-        processes."""
+    def score_all(self, collator: ExperienceCollator, rows: np.ndarray | None = None) -> Ragged:
+        """The output for every trained token of the sequences ``rows`` of the collator's data (None: all), float64, a list a
+        sequence; shared among the processes."""
         sequences = collator.data.sequences
-        order = sibling_order(prompt_groups(sequences.token_ids, sequences.loss_mask), sequences.lengths)
+        rows = np.arange(len(sequences)) if rows is None else rows
+        lengths = sequences.lengths[rows]
+        order = sibling_order(sequences.siblings[rows], lengths)
         size = self.args.per_device_train_batch_size
-        found = torch.zeros(len(sequences.token_ids.values), dtype=torch.float64)
+        offsets = offsets_of(lengths)
+        found = scratch(int(offsets[-1]), "<f8", self._folder)
+
+        def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+            return collator([{"row": int(rows[example["row"]])} for example in examples])
+
         with self.scoring() as model:
-            for rows, batch in self.batches_to_score(order, size, collator):
-                outputs = self.outputs(model, batch).double().cpu()
-                for line, row in enumerate(rows):
-                    span = sequences.token_ids.span(row)
-                    found[span.start + 1 : span.stop] = outputs[line, : span.stop - span.start - 1]
-        return self.on_every_process(found)
+            for places, batch in self.batches_to_score(order, size, collate):
+                outputs = self.outputs(model, batch).double().cpu().numpy()
+                for line, place in enumerate(places):
+                    begin, end = int(offsets[place]), int(offsets[place + 1])
+                    found[begin + 1 : end] = outputs[line, : end - begin - 1]
+        if self.accelerator.num_processes > 1:
+            for start in range(0, len(found), CHUNK):
+                found[start : start + CHUNK] = self.on_every_process(torch.from_numpy(found[start : start + CHUNK]))
+                release()
+        return Ragged(found, offsets)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.args.output_dir).parent
+
+    def _as_floats(self, lists: Ragged) -> Ragged:
+        """float32 in place of float64."""
+        found = scratch(len(lists.values), "<f4", self._folder)
+        for start in range(0, len(found), CHUNK):
+            found[start : start + CHUNK] = lists.values[start : start + CHUNK]
+            release()
+        return lists.like(found)
+
+
+def sample(lengths: np.ndarray, tokens: int, seed: int) -> np.ndarray:
+    """Rows, rising, drawn at random until they have about ``tokens`` tokens; all where there are no more."""
+    if lengths.sum() <= tokens:
+        return np.arange(len(lengths))
+    drawn = np.random.default_rng(seed).permutation(len(lengths))
+    many = int(np.searchsorted(np.cumsum(lengths[drawn]), tokens, side="right"))
+    return np.sort(drawn[: max(many, 1)])

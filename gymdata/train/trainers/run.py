@@ -16,6 +16,7 @@ import ctypes
 import dataclasses
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,13 +27,25 @@ from typing import Any, NoReturn
 
 from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
-from gymdata.store import read_table
 from gymdata.store.paths import RUN_JSON
+from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
+from gymdata.train.prepared import DATA, opened
 from gymdata.train.settings import TRAINERS
 from gymdata.train.token_checksum import TrainedTokens
 from gymdata.train.trainer_settings import fields_of, sort_settings
-from gymdata.train.trainers.metrics import METRICS, Recorder, StopOnSignal, draw_curve, event, read_metrics, summary
+from gymdata.train.trainers.metrics import (
+    METRICS,
+    AnnotationsCallback,
+    Recorder,
+    StopOnSignal,
+    draw_curve,
+    event,
+    read_metrics,
+    summary,
+)
 
+#: Trained tokens of a process that are compared with the file before the first step.
+REHEARSED_TOKENS = 1 << 25
 _THIS = "gymdata.train.trainers.run"
 #: Set for the launcher, which a process within it must not become again.
 _LAUNCHED = "GYMDATA_LAUNCHED"
@@ -81,9 +94,10 @@ def train(job: dict[str, Any]) -> int:
             "the first of all processes runs on a machine whose rank is not 0",
             hint="let the launcher keep the machines' ranks (PET_RDZV_BACKEND=static)",
         )
-    seen = witness.dry_run_batches(trainer)
+    # Every batch is compared when it is trained, too; a dry run has no other proof than this.
+    seen = witness.dry_run_batches(trainer, math.inf if job["dry_run"] else REHEARSED_TOKENS)
     if trainer.is_world_process_zero():
-        event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=seen == witness.expected)
+        event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=True)
     if job["dry_run"]:
         *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
         trainer.do_what_waits(steps)
@@ -128,8 +142,9 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     args, peft = _arguments(job, module.CONFIG, out)
     config = TRAINERS[job["trainer"]].of_job(job)
     set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
-    data = config.prepare(read_table(job["data"], config.table, columns=config.columns), job["data"])
+    data = opened(out / "job" / DATA)
     stopper = StopOnSignal()
+    writer = _annotations(job, data, args.process_index)
     witness = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
@@ -141,10 +156,20 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
         model=_model(job, args),
         peft_config=peft,
         processing_class=_tokenizer(job["model"]),
-        callbacks=[Recorder(out, witness), stopper],
+        callbacks=[Recorder(out, witness), stopper, *([AnnotationsCallback(writer)] if writer else [])],
     )
+    if writer is not None:
+        trainer.annotations = writer
     _quiet(trainer)
     return trainer, witness, stopper
+
+
+def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:
+    """What keeps what this process sees of each token, where that was asked for."""
+    if not job.get("annotate"):
+        return None
+    out = Path(job["output"])
+    return AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, rank)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,24 @@ class TokenChecksumCallback(TrainerCallback):
         self.tokens_fed += int((batch[SEGMENTS] >= 0).sum() if SEGMENTS in batch else batch["attention_mask"].sum())
         self._seen, self._due, self._rows_seen = self._seen + seen, self._due + due, self._rows_seen + rows
 
-    def dry_run_batches(self, trainer: Any) -> TrainedTokens:
-        """Run the trainer's own data loader once, without the model; raises when its batches are not the file."""
+    def dry_run_batches(self, trainer: Any, limit: float = math.inf) -> TrainedTokens:
+        """Run the trainer's own data loader once, without the model; raises when its batches are not the file.
+
+        It stops after ``limit`` trained tokens of a process, and raises when they are not what the file has for their rows.
+        """
         with torch.random.fork_rng(devices=[]):
-            seen, rows = TrainedTokens(), 0
-            for batch in trainer.get_train_dataloader():
-                part, _, n = self._of(batch)
-                seen, rows = seen + part, rows + n
-        seen, _, rows = _summed(trainer.accelerator, seen, TrainedTokens(), rows)
+            seen, due, rows = TrainedTokens(), TrainedTokens(), 0
+            loader = trainer.get_train_dataloader()
+            for batch in loader:
+                part, wanted, n = self._of(batch)
+                seen, due, rows = seen + part, due + wanted, rows + n
+                if seen.count >= limit:
+                    loader.end()  # broken off, it would be taken for the one that trains
+                    break
+        seen, due, rows = _summed(trainer.accelerator, seen, due, rows)
         self.before = seen
-        if seen != self.expected or rows != self.rows:
+        whole = limit == math.inf or rows == self.rows
+        if seen != due or (whole and (seen != self.expected or rows != self.rows)):
             raise self._mismatch("the batches", seen, rows)
         return seen
 

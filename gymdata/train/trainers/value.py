@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from gymdata.credit.adaptive import Moments
 from gymdata.errors import DataError, UsageError
+from gymdata.train.mapped import chunks, part_of
 from gymdata.train.sequence_data import TrainingReturns
 from gymdata.train.settings import TrainValueConfig
 from gymdata.train.trainers.exact import MeasureHeldOut, save_merged
@@ -129,6 +131,9 @@ class ExactValueTrainer(BatchRLTrainer):
     def token_losses(self, outputs: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {"value": self.value_loss(outputs, inputs["returns"], inputs.get("values"))}
 
+    def annotated(self, outputs: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"values": outputs}
+
     def _note(self, outputs: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor) -> None:
         returns = inputs["returns"][mask].double()
         apart = returns - outputs[mask].double()
@@ -155,11 +160,20 @@ class ExactValueTrainer(BatchRLTrainer):
             event("note", text=f"before training, on held-out tasks: {_text(self.before)}")
 
     def _heldout(self) -> dict[str, float]:
+        """``explained_variance``: 1 − Var(returns − values)/Var(returns); ``mse``: the mean of (values − returns)²."""
         data = self.data.heldout
         assert data is not None
         values = self.score_all(replace(self.collator, data=data))
-        trained = data.sequences.is_trained
-        return fit(values[trained], data.returns.values[trained].astype(np.float64))
+        left, returns, squares = Moments(), Moments(), 0.0
+        for rows in chunks(values.offsets):
+            trained = part_of(data.sequences.loss_mask, rows).values != 0
+            wanted = part_of(data.returns, rows).values[trained].astype(np.float64)
+            apart = wanted - part_of(values, rows).values[trained]
+            left, returns = left + moments(apart), returns + moments(wanted)
+            squares += float(np.square(apart).sum())
+        # NaN where all returns are equal.
+        explained = 1 - left.var / returns.var if returns.m2 > 0 else float("nan")
+        return {"explained_variance": explained, "mse": squares / returns.count}
 
     def heldout_figures(self) -> dict[str, float]:
         return {f"heldout/{name}": value for name, value in self._heldout().items() if np.isfinite(value)}
@@ -168,7 +182,7 @@ class ExactValueTrainer(BatchRLTrainer):
         """How near the values are to the returns of held-out tasks, before and after the training."""
         if self.data.heldout is None:
             return {}
-        tokens = int(self.data.heldout.sequences.is_trained.sum())
+        tokens = self.data.heldout.sequences.trained().count
         about = {"tokens": tokens, "tasks": len(set(self.data.heldout_tasks))}
         return {"heldout": {**about, **self._heldout(), "before": self.before}}
 
@@ -176,12 +190,10 @@ class ExactValueTrainer(BatchRLTrainer):
         save_merged(self, out)
 
 
-def fit(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
-    """``explained_variance``: 1 − Var(returns − values)/Var(returns), NaN where all returns are equal; ``mse``: the mean of
-    (values − returns)². Both float64 (n,)."""
-    spread = float(returns.var())
-    explained = 1 - float((returns - values).var()) / spread if spread > 0 else float("nan")
-    return {"explained_variance": explained, "mse": float(np.square(values - returns).mean())}
+def moments(numbers: np.ndarray) -> Moments:
+    """Of float64 (n,)."""
+    mean = float(numbers.mean()) if len(numbers) else 0.0
+    return Moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
 
 
 def _text(found: dict[str, float]) -> str:

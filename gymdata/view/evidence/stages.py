@@ -30,6 +30,7 @@ KEYS = {
                     "ranking", "status", "judge"],
     "experiences": ["rollout_id", "group_id", "sequence_index", "reward", "weight"],
     "audit": ["rollout_id"],
+    "annotations": ["rollout_id", "turn", "step", "training"],
     "scores": ["rollout_id", "name", "value", "status"],
 }  # fmt: skip
 
@@ -68,9 +69,15 @@ class Rows:
 
     def row(self, number: int) -> dict[str, Any]:
         """One row, all columns."""
-        group = int(np.searchsorted(self.group_starts, number, side="right")) - 1
-        table = self.groups[group].load()
-        found: dict[str, Any] = table.slice(number - int(self.group_starts[group]), 1).to_pylist()[0]
+        return self.rows([number])[0]
+
+    def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Some rows (rising), all columns; a group of them is read once."""
+        which = np.searchsorted(self.group_starts, numbers, side="right") - 1
+        found: list[dict[str, Any]] = []
+        for group in np.unique(which).tolist():
+            places = np.asarray(numbers)[which == group] - int(self.group_starts[group])
+            found += self.groups[group].load().take(pa.array(places)).to_pylist()
         return found
 
 

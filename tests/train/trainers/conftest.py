@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import read_table, write_run_json, write_table
+from gymdata.store import write_run_json, write_table
+from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import TRAINERS
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
@@ -145,8 +147,8 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
     given = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "save_strategy": "no", **settings}
     own = {name: value for name, value in job.items() if name in kind.model_fields}
     config = kind.load(None, {"model": str(policy), "output": str(out), **own, **given})
-    expected = config.prepare(read_table(file, kind.table, columns=kind.columns), str(file)).sequences.trained()
-    out.mkdir(exist_ok=True)
+    shutil.rmtree(out / "job" / DATA, ignore_errors=True)
+    expected = prepare(out / "job" / DATA, config.parts(str(file)), {}).sequences.trained()
     trainer, witness, _ = run.assemble(
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),

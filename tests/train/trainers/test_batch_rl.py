@@ -181,7 +181,9 @@ def test_a_bad_loss_names_its_rollouts(policy: Path, assemble_rl: Assemble) -> N
     """A NaN stops the run with the rollouts of the batch."""
     rows = experience_rows(policy)
     trainer, _ = assemble_rl(rows, settings={"per_device_train_batch_size": 1})
-    trainer.data.advantages[3][:] = math.nan
+    advantages = trainer.data.advantages
+    object.__setattr__(advantages, "values", advantages.values.copy())  # mapped from a file
+    advantages[3][:] = math.nan
     with pytest.raises(OutsideError, match=r"nan at step.*rollout-3"):
         trainer.train()
 

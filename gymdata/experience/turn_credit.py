@@ -1,0 +1,84 @@
+"""Credit of turns and of places in a rollout: estimators that look at more than the rewards of a group's rollouts.
+
+Invariants: only kept rollouts count; one number a kept turn, in the order in which batches give the turns; the numbers are
+``gymdata.credit``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata import credit
+from gymdata.errors import RefusedError
+from gymdata.experience.group_rewards import Shaped
+from gymdata.rollouts.ragged import Array, offsets_of
+from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, alternatives
+from gymdata.rollouts.turn_columns import TurnColumns
+
+Batches = Iterator[tuple[int, RolloutSequences, pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """All kept turns: the row of each one's rollout, a label of its state, and its agent (0 where none is named)."""
+
+    owner: Array
+    state: Array
+    agent: Array
+
+    @classmethod
+    def of(cls, batches: Batches) -> Turns:
+        """The state of a turn is what its prompt adds to what stood before: the tokens of the environment's last message,
+        or of the whole first prompt."""
+        owners, states, agents = [], [], []
+        for row, sequences, batch in batches:
+            sampled = sequences.sampled
+            owners.append(sampled.turn_rollout + row)
+            states.append(TurnColumns.of(batch.column("turns")).delta.take(sampled.turn).hashes())
+            agents += sampled.turn_agent.to_pylist()
+        names = {name: code for code, name in enumerate(sorted({name or "" for name in agents}))}
+        agent = np.array([names[name or ""] for name in agents], np.int64)
+        return cls(np.concatenate(owners), np.concatenate(states), agent)
+
+
+def turn_advantages(
+    turns: Turns, shaped: Shaped, groups: Array, estimator: str, *, gamma: float, step_weight: float, decay: float
+) -> Array:
+    """The advantage of each turn, 0 where its rollout is not kept: ``gigpo`` or ``rae``."""
+    n = len(groups)
+    reward = np.zeros(len(turns.owner)) if shaped.steps is None else np.nan_to_num(shaped.steps)
+    outcome = np.zeros(n) if shaped.outcome is None else np.nan_to_num(shaped.outcome)
+    kept = shaped.kept[turns.owner]
+    if estimator == "rae":
+        pair = turns.owner * (int(turns.agent.max(initial=0)) + 1) + turns.agent
+        _, first, of = np.unique(pair, return_index=True, return_inverse=True)
+        total = np.bincount(of, weights=reward, minlength=len(first)) + outcome[turns.owner[first]]
+        total[~kept[first]] = np.nan
+        found = credit.running_baseline(total, turns.agent[first], decay)[of]
+    else:
+        offsets = offsets_of(np.bincount(turns.owner, minlength=n))
+        filled = np.diff(offsets) > 0
+        reward[offsets[1:][filled] - 1] += outcome[filled]
+        episodes = np.bincount(turns.owner, weights=reward, minlength=n)
+        episodes[~shaped.kept] = np.nan
+        returns = credit.cumulative_returns_ragged(reward, offsets, gamma)
+        returns[~kept] = np.nan
+        found = credit.gigpo(episodes, returns, turns.owner, turns.state, groups, step_weight)
+    return np.nan_to_num(found)
+
+
+def sum_pi_squared(turns: pa.ListArray, sampled: SampledTokens, kept: Array) -> Array:
+    """Σπ² over the saved most likely tokens of each sampled token, float64: what is left out adds at most the rest of the
+    probability times the smallest saved one. Raises RefusedError where a ``kept`` rollout (bool, one each) has none."""
+    _, logprobs = alternatives(turns, sampled)
+    needed = sampled.logprobs.spread(kept)
+    if bool((logprobs.lengths[needed] == 0).any()):
+        raise RefusedError(
+            "--estimator otb needs Σπ² of every sampled token, and these rollouts have no top_log_probs",
+            hint="collect with --top-logprobs 20, or bring a column sum_pi_squared with --token-columns FILE",
+        )
+    return np.bincount(logprobs.owner, weights=np.exp(2 * logprobs.values.astype(np.float64)), minlength=len(logprobs))

@@ -1,0 +1,243 @@
+"""The requests that are sent to an object store, each bounded, retried and attributed.
+
+Invariants: an object is written whole or not at all, and read whole or not at all; a conditional write that was answered
+with a refusal is ours after all when the object holds our bytes (the answer to an earlier try was lost); what the store
+refuses or a network loses is an OutsideError("object store") that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from gymdata.errors import GymdataError, OutsideError, StoreError, redacted, require
+from gymdata.store.objects.places import Place, endpoint
+
+#: Read with one request: what a lost connection costs.
+_RANGE = 32 << 20
+#: Larger files are sent in several requests, which no store makes conditional in one way.
+WHOLE = 64 << 20
+#: What one request may take, and all tries of it together.
+_REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
+_REQUEST = re.compile(r"^.* in [\d.]+[mµn]?s\b.*? - ")
+_KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object as the store lists it. ``tag``: changes when its content does. ``changed``: ISO 8601, UTC."""
+
+    key: str
+    size: int
+    tag: str
+    changed: str
+
+
+class TakenError(Exception):
+    """A conditional write was refused: the object is not as the writer last knew it."""
+
+
+def listed(place: Place, tries: int = 4) -> list[Object]:
+    """Every object below a place, by key."""
+    import obstore
+
+    try:
+        with _attributed(place):
+            batches = obstore.list(_store(place), prefix=place.key or None)
+            return sorted((_object(one) for batch in batches for one in batch), key=lambda one: one.key)
+    except OutsideError as error:
+        # The library makes requests again, but not a list whose answer broke off.
+        if tries == 1 or "response body" not in error.reason:
+            raise
+        return listed(place, tries - 1)
+
+
+def head(place: Place) -> Object | None:
+    """One object; None where there is none."""
+    import obstore
+
+    with _attributed(place):
+        try:
+            return _object(obstore.head(_store(place), place.key))
+        except FileNotFoundError:
+            return None
+
+
+def read(place: Place) -> tuple[bytes, str] | None:
+    """The content and the tag of a small object; None where there is none."""
+    import obstore
+
+    with _attributed(place):
+        try:
+            found = obstore.get(_store(place), place.key)
+            return bytes(found.bytes()), str(found.meta["e_tag"])
+        except FileNotFoundError:
+            return None
+
+
+def fetch(place: Place, known: Object, target: Path) -> bool:
+    """Make ``target`` the object's content, whole; false when the object is no longer the ``known`` one."""
+    import obstore
+    from obstore.exceptions import PreconditionError
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    store = _store(place)
+    try:
+        with temporary.open("wb") as file:
+            while (start := file.tell()) < known.size:
+                end = min(start + _RANGE, known.size)
+                with _attributed(place):
+                    try:
+                        got = obstore.get(store, place.key, options={"range": (start, end), "if_match": known.tag})
+                        body = got.bytes()
+                    except (FileNotFoundError, PreconditionError):
+                        return False
+                file.write(body)
+                if file.tell() != end:
+                    raise OutsideError("object store", f"{place}: got {file.tell():,} bytes of {end:,}", retryable=True)
+        temporary.replace(target)
+        return True
+    except OSError as error:
+        raise StoreError.from_os(target, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None = "any") -> str:
+    """Write an object whole; returns its tag. ``expected``: the tag that it must have now, None when there must be no such
+    object, "any" when that does not matter. Raises TakenError when it is otherwise, and it does not hold ``body``."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    mode: Any = "overwrite" if expected == "any" else "create" if expected is None else {"e_tag": expected}
+    size = len(body) if isinstance(body, bytes) else body.stat().st_size
+    # Of several requests none is conditional.
+    several: Any = {} if size <= WHOLE else {"use_multipart": True, "chunk_size": _RANGE, "max_concurrency": 4}
+    whole: Any = {"mode": mode, "use_multipart": False}
+    if several and expected is None and head(place) is not None:
+        raise TakenError(str(place))
+    with _attributed(place):
+        try:
+            done = obstore.put(_store(place), place.key, body, **(several or whole))
+            tag = str(done["e_tag"])
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError) as error:
+            if "NoSuchBucket" in str(error):
+                raise
+            found = read(place) if size <= WHOLE else None
+            if found is None or found[0] != (body if isinstance(body, bytes) else body.read_bytes()):
+                raise TakenError(str(place)) from error
+            tag = found[1]
+    kept = head(place)
+    if kept is None or (kept.tag == tag and kept.size != size):
+        got = "nothing" if kept is None else f"{kept.size:,} bytes"
+        raise OutsideError("object store", f"{place}: was sent {size:,} bytes, and holds {got}", retryable=True)
+    return tag
+
+
+def delete(place: Place) -> None:
+    """Remove an object, or nothing where there is none."""
+    import obstore
+
+    with _attributed(place), contextlib.suppress(FileNotFoundError):
+        obstore.delete(_store(place), place.key)
+
+
+def _object(one: Any) -> Object:
+    changed = one["last_modified"].astimezone(dt.UTC).isoformat(timespec="seconds")
+    return Object(str(one["path"]), int(one["size"]), str(one["e_tag"]), changed)
+
+
+def _store(place: Place) -> Any:
+    require("s3", "obstore")
+    bounds = os.environ.get(_REQUEST_S), os.environ.get(_TRIES_S)
+    return _made(place.scheme, place.bucket, endpoint(place.scheme), os.getpid(), *bounds)
+
+
+@cache
+def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: str | None, tries_s: str | None) -> Any:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    options: Any = {"timeout": f"{float(request_s or 120):g}s", "connect_timeout": "10s"}
+    tries = dt.timedelta(seconds=float(tries_s or 180))
+    backoff: Any = {"init_backoff": dt.timedelta(milliseconds=100), "max_backoff": dt.timedelta(seconds=5), "base": 2}
+    how: Any = {"retry_config": {"max_retries": 1000, "retry_timeout": tries, "backoff": backoff}}
+    if address is not None and address.startswith("http://"):
+        options["allow_http"] = True
+    if scheme == "gs":
+        return GCSStore(bucket, client_options=options, **how)
+    if scheme == "az":
+        return AzureStore(bucket, client_options=options, **how)
+    if address is not None:
+        how["endpoint"] = address
+    if (provider := _shared_credentials()) is not None:
+        how["credential_provider"] = provider
+    return S3Store(bucket, client_options=options, **how)
+
+
+def _shared_credentials() -> Any:
+    """The profile of ~/.aws where the environment has no key, and boto3, which knows how to read one, is there."""
+    home = Path(os.path.expanduser("~/.aws"))  # noqa: PTH111 - Path raises without a home
+    if "AWS_ACCESS_KEY_ID" in os.environ or not home.is_dir():
+        return None
+    try:
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return None
+    session = boto3.Session()
+    return Boto3CredentialProvider(session) if session.get_credentials() is not None else None
+
+
+@contextlib.contextmanager
+def _attributed(place: Place) -> Iterator[None]:
+    from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError
+    from obstore.exceptions import UnauthenticatedError as Unknown
+
+    try:
+        yield
+    except (Unknown, PermissionDeniedError, PermissionError) as error:
+        hint = (
+            f"is the key right, and may it read and write here? It is read from the environment: {_KEYS[place.scheme]}"
+        )
+        raise OutsideError("object store", f"{place}: {_first(error)}", hint=hint, final=True) from error
+    except (AlreadyExistsError, PreconditionError, GymdataError):
+        raise
+    except (BaseError, OSError, ValueError) as error:
+        if "NoSuchBucket" in str(error):
+            raise OutsideError("object store", f"{place.root}: there is no such bucket", final=True) from error
+        if isinstance(error, FileNotFoundError):
+            raise  # of single objects the callers know what it means
+        server = redacted(endpoint(place.scheme) or f"the provider's server for {place.scheme}://")
+        hint = f"is {server} reachable? The same command again sends or fetches only what is missing"
+        text = _first(error)
+        lost = "169.254.169.254" in str(error) or "credential" in text.lower()
+        if not lost and ("403 Forbidden" in text or "401 Unauthorized" in text):
+            raise _refused(place, error) from error
+        if lost:
+            text = "found no credentials"
+            hint = f"put them in the environment: {_KEYS[place.scheme]}"
+        raise OutsideError("object store", f"{place}: {text}", hint=hint, retryable=True) from error
+
+
+def _refused(place: Place, error: BaseException) -> OutsideError:
+    hint = f"is the key right, and may it read and write here? It is read from the environment: {_KEYS[place.scheme]}"
+    return OutsideError("object store", f"{place}: {_first(error)}", hint=hint, final=True)
+
+
+def _first(error: BaseException) -> str:
+    """What the library says, without its own structures, the request, and how it was tried again."""
+    text = str(error).strip().split("\n")[0].partition("<?xml")[0].partition("<Error>")[0].strip(" :")
+    return _REQUEST.sub("", text)[:300] or type(error).__name__

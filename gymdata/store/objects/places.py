@@ -1,0 +1,145 @@
+"""Which paths are on an object store, and where each lies in the spool, the local folder that mirrors them.
+
+Invariants: one URL has one place in the spool, and two servers never share one; people are shown the URL, never the place.
+Nothing here touches the network, and no secret is in a place or a URL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from gymdata.errors import UsageError, redacted, show_as
+
+#: Scheme → what an address of the server that it means here may stand in, the first one set wins.
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"),
+}
+SPOOL = "GYMDATA_SPOOL"
+#: A Path has lost one of the two slashes.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_ODD = {"", ".", ".."}
+#: Spools that commands of this process named.
+_spools: set[Path] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A bucket (of ``az``: a container) and a key in it, without slashes at its ends; an empty key is the whole bucket."""
+
+    scheme: str
+    bucket: str
+    key: str
+    #: The spool that mirrors it.
+    spool: Path
+
+    @property
+    def root(self) -> str:
+        return f"{self.scheme}://{self.bucket}"
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}" if self.key else self.root
+
+    def at(self, key: str) -> Place:
+        """Another key of the same bucket."""
+        return Place(self.scheme, self.bucket, key, self.spool)
+
+    @property
+    def local(self) -> Path:
+        """Where it lies in the spool."""
+        return self._below("files") / self.key
+
+    @property
+    def state(self) -> Path:
+        """Where the spool keeps what it knows of the object."""
+        return self._below("state") / f"{self.key}.json"
+
+    def _below(self, what: str) -> Path:
+        top = self.spool / what / f"{self.scheme}{_server(self.scheme)}"
+        if what == "files":
+            show_as(str(top), f"{self.scheme}:/")
+        return top / self.bucket
+
+
+def default_spool() -> Path:
+    """The local folder that holds what was fetched and what is on its way, where a command names no other."""
+    if given := os.environ.get(SPOOL):
+        return Path(given).absolute().resolve()
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path raises without a home
+    return Path(home, "gymdata", "objects").absolute().resolve()
+
+
+def endpoint(scheme: str) -> str | None:
+    """The address of the server where the environment gives another than the provider's own. Raises UsageError when it is
+    no URL, or has a key in it."""
+    for name in _ENDPOINTS[scheme]:
+        if found := os.environ.get(name):
+            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#@\s]*)?", found):
+                raise UsageError.bad_value(name, redacted(found), "a URL such as http://127.0.0.1:9000, without a key")
+            return found
+    return None
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path argument is a URL, of any scheme; a drive letter is none."""
+    return _SCHEME.match(str(path)) is not None
+
+
+def url_of(path: str | Path) -> str:
+    """A path argument that is a URL, with both of its slashes."""
+    found = _SCHEME.match(str(path))
+    return f"{found[1]}://{str(path)[found.end() :].lstrip('/')}" if found else str(path)
+
+
+def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
+    """The place that a URL means. Raises UsageError for a scheme that is not supported, a missing bucket, a key with empty
+    or dotted parts, and for secrets in the URL."""
+    url = url_of(path)
+    scheme, _, rest = url.partition("://")
+    scheme = {"gcs": "gs", "s3a": "s3", "azure": "az"}.get(scheme.lower(), scheme.lower())
+    if scheme not in _ENDPOINTS:
+        hint = "fetch it first: `hf download`" if scheme == "hf" else None
+        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}", hint=hint)
+    bucket, _, key = rest.partition("/")
+    if "@" in bucket or "?" in rest or "#" in rest:
+        raise UsageError(
+            f"{url}: credentials and options do not belong in the path",
+            hint="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
+        )
+    key = key.strip("/")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or (key and _ODD & set(key.split("/"))):
+        raise UsageError.bad_value("path", url, f"{scheme}://BUCKET/KEY, without empty or dotted parts")
+    if spool is not None:
+        _spools.add(Path(spool).absolute().resolve())
+    return Place(scheme, bucket, key, default_spool() if spool is None else Path(spool).absolute().resolve())
+
+
+def mirrored(path: str | Path) -> Place | None:
+    """The place whose mirror a local path is; None for any other path."""
+    given = Path(path).absolute()
+    for spool in (default_spool(), *_spools):
+        if given.is_relative_to(spool / "files") and len(parts := given.relative_to(spool / "files").parts) > 1:
+            scheme = parts[0].partition("@")[0]
+            return Place(scheme, parts[1], str(PurePosixPath(*parts[2:])) if len(parts) > 2 else "", spool)
+    return None
+
+
+def is_odd(key: str) -> bool:
+    """Whether no file can be called like this key."""
+    return bool(_ODD & set(key.split("/"))) or "\0" in key
+
+
+def _known() -> str:
+    return ", ".join(f"{scheme}://" for scheme in _ENDPOINTS)
+
+
+def _server(scheme: str) -> str:
+    """What tells the mirrors of two servers apart."""
+    address = endpoint(scheme)
+    return (
+        "" if address is None else "@" + re.sub(r"[^A-Za-z0-9.-]+", "_", address.partition("://")[2].rpartition("@")[2])
+    )

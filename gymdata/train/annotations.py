@@ -1,0 +1,280 @@
+"""What a training saw of each sampled token, kept beside the rollouts: which turn a trained token is of, the rows as they
+are written while it trains, and the folder ``RUN/annotations-NAME`` that they become.
+
+Invariants: a row's lists are as long as the generation of its turn, token for token; a file never holds steps from both
+sides of a checkpoint, so a training that resumes drops whole files and no step is there twice; at most ``TOKENS`` tokens of
+a process are held in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import RefusedError, StoreError
+from gymdata.rollouts.ragged import Ints, Ragged, offsets_of
+from gymdata.rollouts.schema import ANNOTATIONS, ROLLOUTS
+from gymdata.rollouts.sequences import RolloutSequences, stitch
+from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.store import StageOutput, scan_batches
+from gymdata.store.lineage import parent_of
+from gymdata.store.objects.places import is_url, mirrored, url_of
+from gymdata.store.paths import RUN_JSON, find_run_json, read_facts, refuse_unwritable, resolve
+from gymdata.store.stage_output import refuse_other_kind
+from gymdata.store.tables import write_table
+from gymdata.train.mapped import release
+from gymdata.train.sequence_data import TrainingExperiences
+
+#: Tokens of one process that are held before they are written.
+TOKENS = 1 << 20
+#: Of a training's folder: what it has written of its rows so far.
+FOLDER = "annotations"
+FILE = "annotations.parquet"
+_PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")
+_BATCH_ROWS = 512
+#: What is written of a token that was not trained.
+_NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan, "losses": 0.0}
+#: Stages whose output is made from rollouts that lie elsewhere.
+_MADE = ("experiences", "pairs")
+
+
+def run_behind(source: str | Path) -> Path:
+    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one, and
+    it is local."""
+    waiting, seen, runs, remote = [Path(source)], set(), dict[Path, None](), list[str]()
+    while waiting:
+        at = waiting.pop(0)
+        found = find_run_json(at)
+        if found is None or found.resolve() in seen:
+            continue
+        seen.add(found.resolve())
+        facts = read_facts(found)
+        if facts.get("stage") not in _MADE:
+            if found.name == RUN_JSON and resolve(found.parent, ROLLOUTS):
+                runs[found.parent.resolve()] = None
+            continue
+        parents = [str(parent.get("path") or "") for parent in facts.get("parents") or []]
+        remote += [url_of(path) for path in parents if is_url(path)]
+        # A run that was moved whole still has its stages inside.
+        above = found.parent.parent if found.name == RUN_JSON else found.parent
+        waiting += [Path(path) if Path(path).exists() else above for path in parents if not is_url(path)]
+    remote += [str(place) for run in runs if (place := mirrored(run)) is not None]
+    if len(runs) == 1 and not remote:
+        return next(iter(runs))
+    there, hint = (
+        "no run folder holds them",
+        "`gymdata filter FILES --where 'n_turns > 0' -o RUN` makes a run folder of them",
+    )
+    if remote:
+        there, hint = f"they lie in {remote[0]}, where gymdata does not write", "copy the run to a local folder first"
+    elif runs:
+        there, hint = f"they are of {len(runs)} runs", "`gymdata merge RUNS -o RUN` makes one of them"
+    raise RefusedError(f"{mirrored(source) or source}: --annotate writes beside the rollouts, and {there}", hint=hint)
+
+
+def place_of(run: Path, output: Path) -> Path:
+    """Where the rows of the training in ``output`` go. Raises StoreError when another training's are there, or the folder
+    cannot be written."""
+    folder = run / f"annotations-{output.resolve().name}"
+    refuse_other_kind(folder / RUN_JSON, FOLDER)
+    refuse_unwritable(folder)
+    held = read_facts(folder / RUN_JSON).get("training") if (folder / RUN_JSON).is_file() else None
+    if held is not None and held != str(output.resolve()):
+        raise StoreError(
+            f"{folder}: holds what another training saw, {held}",
+            hint="give -o a folder of another name, or remove this one",
+        )
+    return folder
+
+
+@dataclass(frozen=True)
+class TurnPlaces:
+    """Turns in the sequences of a training, which are of the rollouts ``rollout_ids``: turn i, in sequence ``sequence[i]``,
+    is turn ``turn[i]`` of its rollout, and its generation of ``length[i]`` tokens begins at token ``start[i]`` of all
+    sequences, flat and rising; where a sequence was cut, it reaches beyond."""
+
+    rollout_ids: Sequence[str]
+    sequence: Ints
+    turn: Ints
+    start: Ints
+    length: Ints
+
+    def of(self, at: Ints) -> tuple[Ints, Ints]:
+        """(turn, token of its generation) of flat token numbers."""
+        turn = np.searchsorted(self.start, at, side="right") - 1
+        return turn, at - self.start[turn]
+
+
+def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
+    """Where the turns of a run's rollouts are in ``data``, each in the sequence that trains it.
+
+    Raises RefusedError for a sequence that the run's rollouts do not make, or that trains tokens that no turn sampled.
+    """
+    rows = defaultdict(list)
+    for row, rollout in enumerate(data.rollout_ids):
+        rows[rollout].append(row)
+    wanted = pa.array(list(rows), pa.string())
+    found: dict[int, tuple[Ints, Ints, Ints]] = {}
+    for batch in scan_batches(run, ROLLOUTS, ["rollout_id", "turns"], _BATCH_ROWS):
+        mine = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted))
+        if mine.num_rows:
+            turns, ids = mine.column("turns"), mine.column("rollout_id")
+            made = stitch(turns, ids, where=str(run), rendered=True)
+            segments, names = _segments(made, TurnColumns.of(turns)), ids.to_pylist()
+            for sequence, rollout in enumerate(made.rollout.tolist()):
+                _match(data, rows[names[rollout]], made.token_ids[sequence], segments[sequence], found)
+            release()
+    if missing := [row for row in range(len(data)) if row not in found]:
+        raise RefusedError(
+            f"--annotate: {len(missing):,} of {len(data):,} sequences train tokens that no turn in {run} sampled (first: "
+            f"{data.sequences.names[missing[0]]})",
+            hint="annotations are of sampled tokens, by rollout and turn: train the files that gymdata made of this run",
+        )
+    offsets, order = data.sequences.token_ids.offsets, range(len(data))
+    number, start, length = (np.concatenate([found[row][part] for row in order]) for part in range(3))
+    owner = np.repeat(np.arange(len(data)), [len(found[row][0]) for row in order])
+    return TurnPlaces(data.rollout_ids, owner, number, start + offsets[owner], length)
+
+
+def _segments(made: RolloutSequences, flat: TurnColumns) -> list[tuple[Ints, Ints, Ints]]:
+    """Of each sequence the turns that it trains: their numbers, where their generations begin in it, and their lengths."""
+    sampled = made.sampled
+    source = np.arange(len(sampled.logprobs.values)) if made.source is None else made.source
+    kept = np.repeat(np.arange(len(sampled.turn_sizes)), sampled.turn_sizes)[source]
+    # A generation is trained whole, in one place.
+    first = np.flatnonzero(np.diff(kept, prepend=-1))
+    at, turn = np.flatnonzero(made.is_trained)[first], kept[first]
+    sequence = np.searchsorted(made.token_ids.offsets, at, side="right") - 1
+    parts = (flat.number[sampled.turn[turn]], at - made.token_ids.offsets[sequence], sampled.turn_sizes[turn])
+    bounds = np.searchsorted(sequence, np.arange(1, len(made)))
+    return list(zip(*(np.split(part, bounds) for part in parts), strict=True))
+
+
+def _match(
+    data: TrainingExperiences,
+    rows: Sequence[int],
+    ids: np.ndarray,
+    segments: tuple[Ints, Ints, Ints],
+    found: dict[int, tuple[Ints, Ints, Ints]],
+) -> None:
+    """Give ``segments`` to the row of ``data`` that is this sequence, or its beginning, and trains nothing beside them."""
+    for row in rows:
+        own, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
+        if row in found or len(own) > len(ids) or not np.array_equal(ids[: len(own)], own):
+            continue
+        number, start, length = segments
+        inside = start < len(own)
+        sampled = np.zeros(len(own), np.bool_)
+        for begin, size in zip(start[inside].tolist(), length[inside].tolist(), strict=True):
+            sampled[begin : begin + size] = True
+        if not mask[~sampled].any():
+            found[row] = (number[inside], start[inside], length[inside])
+            return
+
+
+@dataclass
+class AnnotationWriter:
+    """Collects rows of one process and writes them to files in ``folder``. ``training``: what it is called in them."""
+
+    folder: Path
+    places: TurnPlaces
+    training: str
+    rank: int = 0
+    _rows: list[tuple[int, Ints]] = field(default_factory=list)
+    _lists: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
+    _held: int = 0
+    _files: int = 0
+
+    def begin(self, step: int) -> None:
+        """Train on after ``step`` steps: what was written of later ones goes."""
+        self._forget()
+        for file in parts(self.folder):
+            if self.rank == 0 and _first_step(file) > step:
+                file.unlink()
+
+    def add(self, step: int, at: Ints, values: Mapping[str, np.ndarray]) -> None:
+        """What ``step`` saw of the tokens ``at`` (flat token numbers of the training's sequences, those of a sequence
+        together); ``values``: columns of ANNOTATIONS, a number per token each."""
+        if not len(at):
+            return
+        turn, k = self.places.of(at)
+        which, inverse = np.unique(turn, return_inverse=True)
+        offsets = offsets_of(self.places.length[which])
+        self._rows.append((step, which))
+        for name, filler in _NOTHING.items():
+            if name in values:
+                whole = np.full(offsets[-1], filler, np.int8 if name == "clipped" else np.float32)
+                whole[offsets[:-1][inverse] + k] = values[name]
+                self._lists[name].append(whole)
+        self._held += int(offsets[-1])
+        if self._held >= TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if not self._rows:
+            return
+        self.folder.mkdir(exist_ok=True)
+        file = self.folder / f"{self._rows[0][0]:010}-{self.rank:04}-{self._files:06}.parquet"
+        write_table(self._table(), file, ANNOTATIONS)
+        self._files += 1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows, self._lists, self._held = [], defaultdict(list), 0
+
+    def _table(self) -> pa.Table:
+        which = np.concatenate([turns for _, turns in self._rows])
+        rollouts = [self.places.rollout_ids[row] for row in self.places.sequence[which].tolist()]
+        step = np.concatenate([np.full(len(turns), step, np.int64) for step, turns in self._rows])
+        offsets = offsets_of(self.places.length[which])
+        lists = {name: Ragged(np.concatenate(held), offsets).to_arrow() for name, held in self._lists.items()}
+        return pa.table(
+            {
+                "rollout_id": pa.array(rollouts, pa.string()),
+                "turn": pa.array(self.places.turn[which].astype(np.int32)),
+                "step": pa.array(step),
+                "training": pa.array([self.training] * len(which), pa.string()),
+                **{
+                    name: lists.get(name, pa.nulls(len(which), ANNOTATIONS.schema.field(name).type))
+                    for name in _NOTHING
+                },
+            }
+        )
+
+
+def parts(folder: Path) -> list[Path]:
+    """What was written so far, in the order of the steps."""
+    return sorted(file for file in folder.iterdir() if _PART.fullmatch(file.name)) if folder.is_dir() else []
+
+
+def _first_step(file: Path) -> int:
+    return int(file.name.partition("-")[0])
+
+
+def publish(output: Path, run: Path, command: Sequence[str]) -> dict[str, Any]:
+    """Make what the training in ``output`` wrote the folder beside the rollouts of ``run``; returns for run.json where it is
+    and how many rows it has. Memory is that of a batch."""
+    folder = place_of(run, output)
+    facts = {
+        "command": list(command),
+        "training": str(output.resolve()),
+        "parents": [parent_of(run), {"path": str(output.resolve()), "run_id": None, "run_json_xxh3": None}],
+    }
+    with StageOutput(folder / RUN_JSON, FOLDER, [FILE], overwrite=True) as out:
+        part = out.batches(FILE, _batches(output / FOLDER), ANNOTATIONS, ANNOTATIONS.schema)
+        out.finish(facts)
+    return {"file": str(folder / FILE), "rows": part.rows}
+
+
+def _batches(folder: Path) -> Iterator[pa.RecordBatch]:
+    for file in parts(folder):
+        yield from scan_batches(file, ANNOTATIONS, batch_size=4_096)

@@ -1,0 +1,123 @@
+"""Arrays in files that are mapped into memory, and dropped from it again: data larger than memory, shared by processes.
+
+Invariants: what was read stays in memory for the rows of a few batches only, since ``read_rows`` lets go of it; letting go
+changes no number. Where a system cannot let go, memory grows as it does for any mapped file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from gymdata.rollouts.ragged import Array, Ints, Ragged
+
+#: Rows that are read before their pages are dropped. Reading one value maps 64 kB around it.
+_ROWS = 128
+#: Numbers of a whole file that are looked at at once.
+CHUNK = 1 << 20
+#: Arrays that are smaller need no file.
+_IN_MEMORY_BYTES = 1 << 25
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_read = 0
+
+
+def mapped(path: Path, dtype: str) -> Array:
+    """The numbers of a file, (n,), read-only."""
+    if not path.stat().st_size:
+        return np.empty(0, dtype)
+    with path.open("rb") as file:
+        return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+
+
+def scratch(n: int, dtype: str, folder: Path) -> Array:
+    """``n`` zeros to write to, where many in a file of ``folder`` that goes with the array."""
+    size = n * np.dtype(dtype).itemsize
+    if size < _IN_MEMORY_BYTES:
+        return np.zeros(n, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        return _mapped(mmap.mmap(file.fileno(), 0), dtype)
+
+
+def _mapped(held: mmap.mmap, dtype: str) -> Array:
+    _maps.add(held)
+    return np.frombuffer(held, dtype)
+
+
+def read_rows(count: int) -> None:
+    """Take note that so many rows are about to be read; memory lets go of those before, now and then."""
+    global _read
+    _read += count
+    if _read >= _ROWS:
+        release()
+
+
+def release() -> None:
+    """Let go of all that was read of mapped files; what is read again comes from the disk's cache, or the disk."""
+    global _read
+    _read = 0
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    for held in list(_maps):
+        held.madvise(mmap.MADV_DONTNEED)
+
+
+def chunks(offsets: Ints, size: int = CHUNK) -> Iterator[slice]:
+    """Lists ``a`` to ``b`` as slices, about ``size`` numbers at a time and at least one list; memory lets go after each."""
+    first, n = 0, len(offsets) - 1
+    while first < n:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1)
+        yield slice(first, last)
+        release()
+        first = last
+
+
+def part_of(lists: Ragged, rows: slice) -> Ragged:
+    """The lists of some rows side by side, without copying their values."""
+    offsets = lists.offsets[rows.start : rows.stop + 1]
+    return Ragged(lists.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+
+
+class Texts(Sequence[str]):
+    """Texts as lists of UTF-8 bytes: a text is made when it is looked at."""
+
+    def __init__(self, lists: Ragged) -> None:
+        self.lists = lists
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self.lists[range(len(self))[index]].tobytes().decode("utf-8", "surrogatepass")
+
+
+class TextPairs(Sequence[tuple[str, str]]):
+    """Pairs of texts that lie side by side."""
+
+    def __init__(self, texts: Texts) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts) // 2
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        i = range(len(self))[index]
+        return self.texts[2 * i], self.texts[2 * i + 1]

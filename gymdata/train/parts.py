@@ -1,0 +1,137 @@
+"""Tables of training data as parts of a few rows each, with what is seen only over all parts.
+
+Invariants: the parts are the rows of ``read_table`` in its order, with the same columns; what would be refused of the whole
+table is refused, after the last part at the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from gymdata.rollouts.messages import split_tasks
+from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.sequences import require_agents
+from gymdata.store import scan_batches
+from gymdata.train.pair_data import pair_twice
+from gymdata.train.sequence_data import WEIGHTS, lacking_weights, made_sequences, no_token_ids, sequence_names, twice
+
+#: Rows of a part. A part takes about a hundred bytes a token while it is checked.
+ROWS = 1024
+
+
+def parts(source: str, table: Table, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
+    """(number of its first row, part) of a path; one part without rows where there are none."""
+    first = 0
+    for batch in scan_batches(source, table, columns, rows):
+        yield first, pa.Table.from_batches([batch])
+        first += batch.num_rows
+    if not first:
+        yield 0, pa.schema([table.schema.field(name) for name in columns]).empty_table()
+
+
+def experience_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
+    """``parts`` of experiences. Raises DataError for a sequence that is there twice, or a weight that some rows lack."""
+    seen = Names()
+    has: dict[str, bool] = {}
+    for first, part in parts(source, EXPERIENCES, columns, rows):
+        for name in set(WEIGHTS).intersection(part.column_names):
+            lacking = part[name].null_count
+            known = has.setdefault(name, not lacking) if part.num_rows else not lacking
+            if lacking not in (0, len(part)) or known == bool(lacking):
+                _refuse_missing(source, name)
+        seen.add(sequence_names(part))
+        yield first, part
+    if seen.repeated() is not None:
+        raise twice(source)
+
+
+def pair_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
+    """``parts`` of pairs. Raises DataError for a pair that is there twice."""
+    seen = Names()
+    for first, part in parts(source, PAIRS, columns, rows):
+        seen.add(part["pair_id"].to_pylist())
+        yield first, part
+    if (row := seen.repeated()) is not None:
+        batches = [batch.column(0) for batch in scan_batches(source, PAIRS, ["pair_id"])]
+        raise pair_twice(pa.chunked_array(batches)[row].as_py(), source)
+
+
+def rollout_parts(
+    source: str,
+    columns: Sequence[str],
+    chosen: np.ndarray,
+    agents: Collection[str],
+    *,
+    rendered: bool,
+    rows: int = ROWS,
+) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+    """(numbers among ``chosen``, rollout_ids, sequences as ``sampled_sequences`` makes them) of the rollouts at ``chosen``,
+    row numbers that rise. Raises as it does, and DataError for a rollout that is there twice."""
+    if agents:
+        turns = (chunk for *_, mine in _chosen(source, columns, chosen, rows) for chunk in mine["turns"].chunks)
+        require_agents(turns, agents, source)
+    seen, found = Names(), False
+    for numbers, mine in _chosen(source, columns, chosen, rows):
+        ids = mine["rollout_id"].to_pylist()
+        seen.add(ids)
+        made = made_sequences(mine, source, agents, rendered=rendered)
+        found = found or made.num_rows > 0
+        yield numbers, ids, made
+    if not found:
+        raise no_token_ids(source)
+    if seen.repeated() is not None:
+        raise twice(source)
+
+
+def _chosen(
+    source: str, columns: Sequence[str], chosen: np.ndarray, rows: int
+) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """(numbers among ``chosen``, their rows) of each part that has any."""
+    for first, part in parts(source, ROLLOUTS, columns, rows):
+        begin, end = np.searchsorted(chosen, (first, first + part.num_rows))
+        if begin < end:
+            yield np.arange(begin, end), part.take(pa.array(chosen[begin:end] - first))
+
+
+class Names:
+    """Names of which none may be there twice: 16 bytes of each."""
+
+    def __init__(self) -> None:
+        self._keys: list[np.ndarray] = []
+
+    def add(self, names: Sequence[str]) -> None:
+        """The names of the next rows."""
+        digests = b"".join(xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass")) for name in names)
+        self._keys.append(np.frombuffer(digests, ">u8").reshape(-1, 2))
+
+    def repeated(self) -> int | None:
+        """A row whose name another one has, too."""
+        keys = np.concatenate(self._keys)
+        order = np.lexsort(keys.T)
+        same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1)
+        return int(order[same.argmax()]) if same.any() else None
+
+
+def _refuse_missing(source: str, name: str) -> None:
+    """A column that some rows have and some do not."""
+    columns = [batch.column(0) for batch in scan_batches(source, EXPERIENCES, [name], ROWS)]
+    lacking, rows = (sum(counts) for counts in zip(*((c.null_count, len(c)) for c in columns), strict=True))
+    raise lacking_weights(source, name, lacking, rows)
+
+
+def held_out(source: str, table: Table, split: float, seed: int) -> set[str]:
+    """The tasks that are held out of a path: none without a ``split``. Raises UsageError when there are too few."""
+    return split_tasks(distinct(source, table, "task_id"), split, seed) if split else set()
+
+
+def distinct(source: str, table: Table, column: str) -> set[Any]:
+    """The values of a column."""
+    found: set[Any] = set()
+    for batch in scan_batches(source, table, [column]):
+        found.update(batch.column(0).unique().to_pylist())
+    return found

@@ -1,0 +1,45 @@
+"""A process that writes rows to a run on an object store: ``… -m tests.objects.appending URL SPOOL FIRST LAST [WORD…]``.
+
+Words: ``take-over``; ``each``: every row is sealed and sent; ``journal``: rows stay in the journal, and the process waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gymdata.errors import GymdataError
+from gymdata.store import Run
+from gymdata.store.paths import placed_output
+from tests.store.conftest import make_row
+
+
+def append(url: str, spool: Path, first: int, last: int, *words: str) -> None:
+    """Append the rows ``first`` to ``last`` that the run does not have yet."""
+    folder = placed_output(url, spool)
+    with Run.open(
+        folder, identity={"policy": "tiny"}, extent={"rows": last}, operation={}, run_id="run", rows_per_file=2,
+        take_over="take-over" in words, seal_every_s=1e-9 if "each" in words else 1e9,
+    ) as run:  # fmt: skip
+        there = set(run.existing(["rollout_id"])["rollout_id"].to_pylist())
+        for index in range(first, last):
+            row = make_row(index)
+            if row["rollout_id"] not in there:
+                run.append(row)
+        if "journal" in words:
+            print("journaled", flush=True)  # noqa: T201 - whoever kills this process waits for it
+            sys.stdin.read()
+
+
+def main() -> int:
+    url, spool, first, last, *words = sys.argv[1:]
+    try:
+        append(url, Path(spool), int(first), int(last), *words)
+    except GymdataError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

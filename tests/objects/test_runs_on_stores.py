@@ -1,0 +1,234 @@
+"""A run on an object store: killed at every request, resumed here and on another machine, by one writer at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.errors import DataError, OutsideError, StoreError
+from gymdata.store import Run
+from gymdata.store.paths import placed_output
+from gymdata.store.reading import DataWarning
+from tests.objects.appending import append
+from tests.objects.faulty_store import FaultyStore
+from tests.store.conftest import make_row
+
+URL = "s3://bucket/runs/new"
+IDS = [f"{index:032x}" for index in range(5)]
+
+
+def ids_at(url: str, spool: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What another machine reads."""
+    with monkeypatch.context() as patch:
+        patch.setenv("GYMDATA_SPOOL", str(spool))
+        return sorted(gymdata.load_rollouts(url, ["rollout_id"])["rollout_id"].to_pylist())
+
+
+def start(spool: Path, *words: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "tests.objects.appending", URL, str(spool), "0", "5", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_run_is_written_to_an_object_store(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sealed parts and run.json are there, and nothing else; another machine reads the rows and checks every byte."""
+    append(URL, tmp_path / "a", 0, 5)
+    assert sorted(store.names()) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + [
+        "runs/new/run.json"
+    ]
+    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+    assert main(["validate", URL]) == 0
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"hidden-secret" not in file.read_bytes()
+
+
+def test_a_run_grows_while_it_is_read(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sealed is on the store before the run ends: another machine reads it, and ls calls it being written."""
+    folder = placed_output(URL, tmp_path / "a")
+    with Run.open(folder, identity={}, extent={}, operation={}, rows_per_file=2) as run:
+        for index in range(5):
+            run.append(make_row(index))
+        while b"part-00001" not in (
+            store.get("bucket/runs/new/run.json") if "runs/new/run.json" in store.names() else b""
+        ):
+            pass
+        assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS[:4]
+        assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
+        assert sorted(gymdata.load_rollouts(folder)["rollout_id"].to_pylist()) == IDS
+    assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["complete"]
+    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+
+
+@pytest.mark.parametrize(
+    ("done", "other"),
+    [(False, True), pytest.param(True, False, marks=pytest.mark.full)],
+    ids=["before, other machine", "after, same machine"],
+)
+def test_a_kill_at_any_request_loses_and_doubles_nothing(
+    done: bool, other: bool, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is killed before or after each of its changes to the store. What is there then is a whole run with some of
+    the rows; resumed here, or on another machine in its place, the run has each row once."""
+    killed = 0
+    for number in range(1, 16):
+        for key in store.names():
+            store.delete(f"bucket/{key}")
+        spool = tmp_path / f"a{number}"
+        writer: list[subprocess.Popen[str]] = []
+        seen: list[str] = []
+
+        def kill(number: int = number, seen: list[str] = seen, writer: list[subprocess.Popen[str]] = writer) -> bool:
+            seen.append("a change")
+            if len(seen) == number:
+                writer[0].kill()
+                writer[0].wait()
+            return len(seen) >= number
+
+        store.faults.clear()
+        for method, key in (("PUT", "runs/new"), ("POST", "bucket")):
+            store.fail("stop after" if done else "stop", method, key, 99, kill)
+        writer.append(start(spool, "each"))
+        _, said = writer[0].communicate(timeout=120)
+        store.faults.clear()
+        if writer[0].returncode == 0:
+            break
+        assert writer[0].returncode == -9, said
+        killed += 1
+        try:
+            assert set(ids_at(URL, tmp_path / f"reader{number}", monkeypatch)) <= set(IDS)
+        except DataError as error:
+            # Before the first run.json.
+            assert "runs/new/run.json" not in store.names(), error  # noqa: PT017
+        if other:
+            append(URL, tmp_path / f"b{number}", 0, 5, "take-over")
+        else:
+            append(URL, spool, 0, 5)
+        assert ids_at(URL, tmp_path / f"reader{number}", monkeypatch) == IDS
+        assert not [key for key in store.names() if key.endswith(("lock", "writing"))]
+    else:
+        pytest.fail("the writer makes more changes than this test kills")
+    sys.stdout.write(f"\nKILLED at {killed} changes of the store: 0 rows lost, 0 doubled\n")
+    assert killed >= 5
+
+
+@pytest.mark.parametrize("kind", ["503", "truncated", "lost"])
+@pytest.mark.parametrize("key", ["lock$", "part-00000.parquet$", "run.json$", "bucket$"])
+def test_a_fault_that_passes_costs_nothing(
+    kind: str, key: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503, half an upload and a lost answer, twice at each kind of request: the run is whole, each row once."""
+    store.fail(kind, "POST" if key == "bucket$" else "PUT", key, 2)
+    append(URL, tmp_path / "a", 0, 5)
+    assert all(fault.count == 0 for fault in store.faults)
+    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+
+
+def test_a_store_that_stays_away_costs_no_row(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are taken while nothing can be sent; the run ends with an error of the store, and the same command sends the
+    rest."""
+    monkeypatch.setenv("GYMDATA_OBJECT_RETRY_S", "0.3")
+    folder = placed_output(URL, tmp_path / "a")
+    run = Run.open(folder, identity={"policy": "tiny"}, extent={}, operation={}, run_id="run", rows_per_file=2)
+    store.fail("503", "PUT", "runs/new", 10_000)
+    for index in range(5):
+        run.append(make_row(index))
+    with pytest.raises(OutsideError, match="object store"):
+        run.close()
+    store.faults.clear()
+    assert "runs/new/lock" in store.names()
+    asked = len(store.asked)
+    append(URL, tmp_path / "a", 0, 5)
+    assert len(store.asked) > asked
+    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+
+
+def test_what_a_lost_machine_loses(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were journaled and not sealed are on that machine alone: another that takes its place has the others, and
+    the first one, back again, is told and keeps what it had."""
+    lost = start(tmp_path / "a", "journal")
+    assert lost.stdout is not None
+    assert lost.stdout.readline() == "journaled\n"
+    # Sealing goes on beside; the two parts of four rows are sent, the fifth row is in the journal.
+    while "part-00001" not in (store.get("bucket/runs/new/run.json").decode()):
+        assert lost.poll() is None
+    lost.kill()
+    lost.communicate()
+    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS[:4]
+    with pytest.raises(StoreError, match=r"another machine writes this run .*it last sent something at"):
+        append(URL, tmp_path / "b", 0, 5)
+    append(URL, tmp_path / "b", 0, 5, "take-over")
+    assert ids_at(URL, tmp_path / "c", monkeypatch) == IDS
+    with pytest.raises(StoreError, match="another machine has written here, and"):
+        append(URL, tmp_path / "a", 0, 5)
+    assert list((tmp_path / "a").rglob("*.journal"))
+
+
+def test_a_writer_whose_place_was_taken_changes_nothing(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was thought to be gone is refused at its next change of run.json, and the store stays as the other
+    one left it."""
+    zombie = start(tmp_path / "a", "journal")
+    assert zombie.stdout is not None
+    assert zombie.stdout.readline() == "journaled\n"
+    append(URL, tmp_path / "b", 0, 5, "take-over")
+    before = {key: store.get(f"bucket/{key}") for key in store.names()}
+    _, said = zombie.communicate("")
+    assert zombie.returncode == 2
+    assert "another machine took over this run" in said
+    assert {key: store.get(f"bucket/{key}") for key in store.names() if key in before} == before
+    assert ids_at(URL, tmp_path / "c", monkeypatch) == IDS
+
+
+def test_overwrite_removes_what_was_there(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --overwrite the old parts, and what was made of them, leave the store once the new run.json is there."""
+    append(URL, tmp_path / "a", 0, 5)
+    with monkeypatch.context() as patch:
+        patch.setenv("GYMDATA_SPOOL", str(tmp_path / "a"))
+        assert main(["filter", URL, "--where", "reward>=0", "-o", f"{URL}/kept"]) == 0
+        assert main(["score", URL, "--reward", "regex:7", "--name", "seven"]) == 0
+    folder = placed_output(URL, tmp_path / "b")
+    with (
+        pytest.warns(DataWarning, match=r"s3://bucket/runs/new: --overwrite removes .* scores-seven/"),
+        Run.open(folder, identity={"policy": "new"}, extent={}, operation={}, overwrite=True) as run,
+    ):
+        run.append(make_row(9))
+    assert sorted(store.names()) == [
+        "runs/new/kept/rollouts.parquet", "runs/new/kept/run.json", "runs/new/rollouts/part-00000.parquet",
+        "runs/new/run.json",
+    ]  # fmt: skip
+    assert ids_at(URL, tmp_path / "c", monkeypatch) == [f"{9:032x}"]
+
+
+def test_failures_are_sent(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts that failed are on the store, too, and are counted on another machine."""
+    folder = placed_output(URL, tmp_path / "a")
+    with Run.open(folder, identity={}, extent={}, operation={}) as run:
+        run.fail({"kind": "engine", "message": "gone"})
+    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "b"))
+    assert gymdata.query("select kind from failures", URL).to_pylist() == [{"kind": "engine"}]
+
+
+def test_an_import_goes_to_an_object_store(
+    run: Path, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """import -o s3://…: the rows, and the file of those that were rejected."""
+    nemo = tmp_path / "nemo.jsonl"
+    assert main(["export", str(run), "-o", str(nemo), "--format", "nemo-gym"]) == 0
+    with nemo.open("a") as file:
+        file.write('{"no": "rollout"}\n')
+    main(["import", str(nemo), "-o", URL])
+    assert "runs/new/rejected.jsonl" in store.names()
+    assert len(ids_at(URL, tmp_path / "b", monkeypatch)) == 6
+    assert str(os.environ["GYMDATA_SPOOL"]) not in json.dumps(json.loads(store.get("bucket/runs/new/run.json")))

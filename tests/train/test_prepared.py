@@ -1,0 +1,235 @@
+"""What is trained, prepared in files part by part: the sequences of the whole table, made again when that was cut short."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gymdata.cli.main import main
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
+from gymdata.store import read_table, write_table
+from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
+from gymdata.train.prepared import PREPARED, opened, prepare
+from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
+
+SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
+#: Derived numbers of sequences that are kept beside them.
+_DERIVED = ("keys", "first_trained", "siblings", "extent")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What each trainer reads."""
+    folder = tmp_path_factory.mktemp("sources")
+    assert main(["pairs", str(SAMPLE), "-o", str(folder / "pairs")]) == 0
+    assert main(["experience", str(SAMPLE), "-o", str(folder / "experiences")]) == 0
+    assert main(["experience", str(SAMPLE), "--estimator", "gae", "-o", str(folder / "returns")]) == 0
+    built = {"dpo": "pairs", "reward": "pairs", "rl": "experiences", "value": "returns"}
+    return {name: folder / built[name] if name in built else SAMPLE for name in TRAINERS}
+
+
+def config_of(algorithm: str, **settings: Any) -> Any:
+    return TRAINERS[algorithm].load(None, {"model": "model", "output": "out", **settings})
+
+
+def plain(value: Any) -> Any:
+    """Data as nested lists and dictionaries, whatever holds them."""
+    if isinstance(value, Ragged):
+        return [value[i].tolist() for i in range(len(value))]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        derived = {name: plain(getattr(value, name)) for name in _DERIVED if hasattr(value, name)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)} | derived
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("rows", [3, 1000])
+@pytest.mark.parametrize("algorithm", TRAINERS)
+def test_prepared_files_are_the_sequences_of_the_table(
+    algorithm: str, rows: int, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """In parts of any size: ids, masks, numbers beside them, names, counts, checksums and costs of the whole table."""
+    config, source = config_of(algorithm, max_length=60), str(sources[algorithm])
+    whole = config.prepare(read_table(source, config.table, columns=config.columns), source)
+    found = prepare(tmp_path / "data", config.parts(source, rows), {})
+    assert plain(found) == plain(whole)
+    assert found.sequences.trained() == whole.sequences.trained()
+    assert [a.tolist() for a in found.sequences.by_sequence] == [a.tolist() for a in whole.sequences.by_sequence]
+    assert (found.counts, found.cost) == (whole.counts, whole.cost)
+    every = np.arange(len(whole))
+    assert found.rollouts_of(every) == whole.rollouts_of(every)
+    assert not found.sequences.token_ids.values.flags.writeable
+
+
+def experiences(folder: Path, rows: list[dict[str, Any]]) -> str:
+    """Experiences of the given columns, the others filled in."""
+    full = [
+        {
+            "run_id": "run", "task_id": f"t{i // 2}", "group_id": f"g{i // 2}", "rollout_id": f"r{i}", "sequence_index": 0,
+            "input_ids": [5, 6, 7 + i], "loss_mask": [0, 1, 1], "logprobs": [0.0, -1.0, -1.0],
+            "advantages": [0.0, 1.0, 1.0], "returns": [0.0, 1.0, 1.0], "turn_starts": [1], "reward": 1.0, "weight": 1.0,
+            "temperature": 1.0, "policy_hash": f"policy-{i % 2}", "policy_version": 0, **row,
+        }
+        for i, row in enumerate(rows)
+    ]  # fmt: skip
+    names = {name for row in full for name in row}
+    schema = pa.schema([field for field in EXPERIENCES.schema if field.name in names])
+    return str(write_table(pa.Table.from_pylist(full, schema=schema), folder / "experiences.parquet", EXPERIENCES))
+
+
+RL: Any = TrainRlConfig.load(None, {"model": "model", "output": "out"})
+
+
+def test_a_column_that_one_row_lacks_is_in_none(tmp_path: Path) -> None:
+    """ref_logprobs of all rows but one are no reference, whichever part that row is in; of all rows they are kept."""
+    given = {"ref_logprobs": [0.0, -2.0, -2.0]}
+    source = experiences(tmp_path, [given, given, {}, given])
+    assert prepare(tmp_path / "three", RL.parts(source, 1), {}).ref_logprobs is None
+    source = experiences(tmp_path, [given, given, given])
+    assert prepare(tmp_path / "all", RL.parts(source, 1), {}).ref_logprobs[2].tolist() == [0.0, -2.0, -2.0]
+
+
+def test_parts_without_a_trained_token_say_nothing_of_columns(tmp_path: Path) -> None:
+    """A first and a last part of which nothing is trained: the weights of the part between them are there."""
+    weight = {"rl_weight": [0.0, 0.0, 0.0]}
+    source = experiences(tmp_path, [{"loss_mask": [0, 0, 0], **weight}, {"rl_weight": [0.0, 1.0, 2.0]},
+                                    {"loss_mask": [0, 0, 0], **weight}])  # fmt: skip
+    found = prepare(tmp_path / "data", RL.parts(source, 1), {})
+    assert plain(found.weights) == {"rl_weight": [[0.0, 1.0, 2.0]]}
+    assert (found.cost.sequences, list(found.cost.nothing_trained)) == (3, ["r0/0", "r2/0"])
+    assert found.policy_hashes == {"policy-0", "policy-1"}
+
+
+def test_what_only_the_whole_file_shows_is_refused(tmp_path: Path) -> None:
+    """In parts of one row: a sequence that is there twice, a weight that 2 of 3 rows have, the number of a bad row."""
+    source = experiences(tmp_path, [{}, {}, {"rollout_id": "r0"}])
+    with pytest.raises(DataError, match="holds a sequence more than once"):
+        prepare(tmp_path / "data", RL.parts(source, 1), {})
+    given = {"ce_weight": [0.0, 1.0, 1.0]}
+    for rows in ([given, given, {}], [{}, given, given]):
+        with pytest.raises(DataError, match="ce_weight is missing in 1 of 3 rows"):
+            prepare(tmp_path / "data", RL.parts(experiences(tmp_path, rows), 1), {})
+    with pytest.raises(RefusedError, match=r"row 2 \(r2/0\): advantages has 1 entries"):
+        prepare(tmp_path / "data", RL.parts(experiences(tmp_path, [{}, {}, {"advantages": [1.0]}]), 1), {})
+
+
+def test_pairs_and_rollouts_that_are_there_twice_are_refused_across_parts(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """The same row in two parts of one row is found as it is in one table."""
+    for algorithm, table, name, says in (
+        ("dpo", PAIRS, "pairs.parquet", r"pair \w+ is there more than once"),
+        ("sft", ROLLOUTS, "rollouts.parquet", "holds a sequence more than once"),
+    ):
+        rows = read_table(sources[algorithm], table)
+        file = write_table(pa.concat_tables([rows.slice(0, 3), rows.slice(1, 1)]), tmp_path / name, table)
+        config = config_of(algorithm, **({"select": "all"} if algorithm == "sft" else {}))
+        with pytest.raises(DataError, match=says):
+            prepare(tmp_path / "data", config.parts(str(file), 1), {})
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "kto"])
+def test_what_is_trained_once_is_so_across_parts(algorithm: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    """Rollouts with the ids of another one, in other parts: left out and counted as of the whole table, or all kept."""
+    rows = read_table(sources[algorithm], ROLLOUTS)
+    names = pa.array([f"copy-{i}" for i in range(len(rows))])
+    copies = rows.set_column(rows.column_names.index("rollout_id"), rows.schema.field("rollout_id"), names)
+    source = str(write_table(pa.concat_tables([rows, copies]), tmp_path / "rollouts.parquet", ROLLOUTS))
+    for settings in ({}, {"keep_duplicates": True}):
+        config = config_of(algorithm, **settings, **({"select": "all"} if algorithm == "sft" else {}))
+        whole = config.prepare(read_table(source, ROLLOUTS, columns=config.columns), source)
+        found = prepare(tmp_path / f"data-{len(settings)}", config.parts(source, 4), {})
+        assert plain(found) == plain(whole)
+        assert (found.counts["left_out_duplicate"] >= len(found)) == (not settings)
+
+
+def test_an_agent_or_a_model_that_no_rollout_has_is_refused_in_parts(sources: dict[str, Path], tmp_path: Path) -> None:
+    """As of the whole table: the agents and models that are there are named."""
+    for settings, says in (({"target_agents": ["judge"]}, "no turn is of agent judge"),
+                           ({"target_model": "other"}, "no rollout is of model other")):  # fmt: skip
+        with pytest.raises(RefusedError, match=says):
+            prepare(tmp_path / "data", config_of("sft", **settings).parts(str(sources["sft"]), 4), {})
+
+
+def test_held_out_tasks_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    """A part of which all rows are held out, or none, changes neither side."""
+    source = experiences(tmp_path, [{"values": [0.0, 0.5, 0.5]} for _ in range(8)])
+    config: Any = TrainValueConfig.load(None, {"model": "model", "output": "out", "split": 0.4, "value_clip": 0.2})
+    whole = config.prepare(read_table(source, EXPERIENCES, columns=config.columns), source)
+    found = prepare(tmp_path / "data", config.parts(source, 2), {})
+    assert len(set(found.heldout_tasks)) == 2
+    assert plain(found) == plain(whole)
+    lacking = experiences(tmp_path, [{"values": [0.0, 0.5, 0.5]}, {}] * 4)
+    with pytest.raises(UsageError, match="--value-clip needs the values"):
+        prepare(tmp_path / "none", config.parts(lacking, 2), {})
+
+
+def counted(parts: Iterable[Any], made: list[int]) -> Iterator[Any]:
+    for part in parts:
+        made.append(len(part))
+        yield part
+
+
+def test_files_are_used_again_while_they_are_the_same(tmp_path: Path) -> None:
+    """Of the same identity and byte for byte as they were written; otherwise, or cut short, they are made again."""
+    source, data, made = experiences(tmp_path, [{}, {}]), tmp_path / "data", []
+    first = plain(prepare(data, counted(RL.parts(source), made), {"data": "a"}))
+    assert plain(prepare(data, counted(RL.parts(source), made), {"data": "a"})) == first
+    assert made == [2]
+    prepare(data, counted(RL.parts(source), made), {"data": "b"})
+    assert made == [2, 2]
+    ids = data / "sequences.token_ids"
+    ids.write_bytes(ids.read_bytes()[::-1])
+    assert plain(prepare(data, counted(RL.parts(source), made), {"data": "b"})) == first
+    (data / PREPARED).unlink()
+    ids.write_bytes(b"")
+    assert plain(prepare(data, counted(RL.parts(source), made), {"data": "b"})) == first
+    assert made == [2, 2, 2, 2]
+
+
+def test_a_process_opens_whole_files_only(tmp_path: Path) -> None:
+    """Without prepared.json, or with a file that is shorter than it says, nothing is opened."""
+    data = tmp_path / "data"
+    prepare(data, RL.parts(experiences(tmp_path, [{}])), {})
+    ids = data / "sequences.token_ids"
+    ids.write_bytes(ids.read_bytes()[:-1])
+    with pytest.raises(StoreError, match="is not there whole"):
+        opened(data)
+    (data / PREPARED).unlink()
+    with pytest.raises(StoreError, match="is not there whole"):
+        opened(data)
+
+
+def test_the_count_of_the_file_is_not_that_of_the_prepared_ids(tmp_path: Path) -> None:
+    """An id that was written wrong does not change what the file is known to hold."""
+    data = tmp_path / "data"
+    expected = prepare(data, RL.parts(experiences(tmp_path, [{}, {}])), {}).sequences.trained()
+    ids = np.fromfile(data / "sequences.token_ids", "<i4")
+    ids[2] += 1
+    ids.tofile(data / "sequences.token_ids")
+    assert opened(data).sequences.trained() == expected
+    assert json.loads((data / PREPARED).read_text())["files"]["sequences.token_ids"]["bytes"] == 24
+
+
+def test_mapped_numbers_are_let_go_of_unchanged(tmp_path: Path) -> None:
+    """What is written to a large array and let go of is still there; chunks of lists are all lists, once."""
+    large = scratch(5_000_000, "<f8", tmp_path)
+    large[[0, 4_999_999]] = 1.5
+    release()
+    assert (large[[0, 1, 4_999_999]].tolist(), list(tmp_path.iterdir())) == ([1.5, 0.0, 1.5], [])
+    np.arange(6, dtype="<i4").tofile(tmp_path / "numbers")
+    lists = Ragged(mapped(tmp_path / "numbers", "<i4"), np.array([0, 1, 5, 5, 6]))
+    parts = [part_of(lists, rows) for rows in chunks(lists.offsets, 2)]
+    assert [plain(part) for part in parts] == [[[0]], [[1, 2, 3, 4]], [[], [5]]]
