@@ -223,7 +223,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
             self.require_finite(stocks[0], rows)
             return stocks
         # TRL's mean is that of its batch, and so is its estimate of the KL.
-        kl = self._metrics["train"]["kl"]
+        kl = self._metrics["train" if self.model.training else "eval"]["kl"]
         if self.step_kl is not None:
             kl[-1] = float(self.step_kl)
         real = torch.from_numpy(rows < self.rows).to(self.accelerator.device)
