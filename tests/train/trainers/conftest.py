@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from filelock import FileLock
 
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_run_json, write_table
@@ -147,8 +149,12 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
     given = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "save_strategy": "no", **settings}
     own = {name: value for name, value in job.items() if name in kind.model_fields}
     config = kind.load(None, {"model": str(policy), "output": str(out), **own, **given})
-    shutil.rmtree(out / "job" / DATA, ignore_errors=True)
-    expected = prepare(out / "job" / DATA, config.parts(str(file)), {}).sequences.trained()
+    out.mkdir(parents=True, exist_ok=True)
+    # Of several processes the first one prepares what all map.
+    with FileLock(out / ".preparing"):
+        if "RANK" not in os.environ:
+            shutil.rmtree(out / "job" / DATA, ignore_errors=True)
+        expected = prepare(out / "job" / DATA, config.parts(str(file)), {}).sequences.trained()
     trainer, witness, _ = run.assemble(
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),
