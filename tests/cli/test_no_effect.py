@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("pairs run --from comparisons --reward exact", "--reward: got 'exact'", "--from rewards"),
         ("filter run --best-by n_turns -o kept", "--best-by: got 'n_turns'", "--best-n"),
         ("experience run --overlong-factor 0.5", "--overlong-factor: got 0.5", "--overlong-buffer"),
-        ("experience run --device cpu", "--device: got 'cpu'", "--reference or --critic"),
+        ("experience run --device cpu", "--device: got 'cpu'", "--reference, --critic or --teacher"),
         ("train-sft run -m x -o y --pack-length 64", "--pack-length: got 64", "--packing"),
     ],
 )
