@@ -50,7 +50,9 @@ RECIPES = {
     # Made for rollouts of another policy: right ones count whole, wrong ones by a truncated weight.
     "rl-topr": Recipe("batch RL, `topr` (tapered off-policy)", "rl", "experiences", ["loss=topr"]),
     # A regression without ratios.
-    "rl-oapl": Recipe("batch RL, `oapl` (regression on the optimal advantage)", "rl", "experiences", ["loss=oapl"]),
+    "rl-oapl": Recipe(
+        "batch RL, `oapl` (regression on the optimal advantage)", "rl", "experiences", ["loss=oapl", "tau=0.5"]
+    ),
     "rl-filtered": Recipe("batch RL, `filtered_bc` (A > 0 only)", "rl", "experiences", ["loss=filtered_bc"]),
     "teacher": Recipe("distillation: reverse KL to the policy of the first row, on the same rollouts", "rl", "teacher"),
     "reward": Recipe("reward model", "reward", "pairs"),
