@@ -33,7 +33,7 @@ class Recipe:
         return [word for setting in self.settings for word in ("--set", setting)]
 
 
-#: The trainings, in the order of the table. ``teacher``: experiences with the advantages that the policy of ``sft`` gives.
+#: The trainings, in the order of the table. ``distilled``: experiences with the advantages that the policy of ``sft`` gives.
 RECIPES = {
     "sft": Recipe("SFT on the best right rollout of each task", "sft", "rollouts"),
     "kto": Recipe("KTO on all rollouts", "kto", "rollouts"),
@@ -54,7 +54,9 @@ RECIPES = {
         "batch RL, `oapl` (regression on the optimal advantage)", "rl", "experiences", ["loss=oapl", "tau=0.5"]
     ),
     "rl-filtered": Recipe("batch RL, `filtered_bc` (A > 0 only)", "rl", "experiences", ["loss=filtered_bc"]),
-    "teacher": Recipe("distillation: reverse KL to the policy of the first row, on the same rollouts", "rl", "teacher"),
+    "distilled": Recipe(
+        "distillation: reverse KL to the policy of the first row, on the same rollouts", "rl", "teacher"
+    ),
     "reward": Recipe("reward model", "reward", "pairs"),
 }
 #: Those that leave a policy.
