@@ -275,7 +275,7 @@ async def serve(settings: Settings, port: int) -> tuple[web.AppRunner, int]:
 
 async def _main(settings: Settings, port: int) -> None:
     runner, bound = await serve(settings, port)
-    print(bound, flush=True)  # noqa: T201
+    print(bound, flush=True)
     try:
         await asyncio.Event().wait()
     finally:

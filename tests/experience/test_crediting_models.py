@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def critic(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def critic(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random classifier of one label with the policy's tokenizer."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
@@ -45,7 +45,7 @@ def critic(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
 
 
 @pytest.fixture(scope="module")
-def model(policy: Path) -> Any:  # noqa: F811
+def model(policy: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(policy).eval()
@@ -94,7 +94,7 @@ def values_of(folder: Path, rollout: dict[str, Any]) -> tuple[list[float], float
     return found, after
 
 
-def test_the_reference_fills_its_columns(run: Path, rows: Rows, model: Any, policy: Path) -> None:  # noqa: F811
+def test_the_reference_fills_its_columns(run: Path, rows: Rows, model: Any, policy: Path) -> None:
     """Log-probs, entropy and KL are those of the reference at each row's temperature, under the prompt of each turn; with
     the policy itself the KL is zero."""
     report = gymdata.experience(run, reference=str(policy), zero_variance="keep")
@@ -115,7 +115,7 @@ def test_the_reference_fills_its_columns(run: Path, rows: Rows, model: Any, poli
     assert str(policy) in [p["path"] for p in facts["parents"]]
 
 
-def test_kl_is_taken_from_the_reward(run: Path, rows: Rows, policy: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_kl_is_taken_from_the_reward(run: Path, rows: Rows, policy: Path, tmp_path: Path) -> None:
     """With another reference, returns are the reward minus the KL of what follows, and the mask is the entropy's."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -178,7 +178,7 @@ def test_notes_say_what_values_are_for(run: Path, rows: Rows, critic: Path) -> N
     assert "values" in read_table(stored.path, EXPERIENCES).column_names
 
 
-def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model sees the tokens of kept rollouts, once; kept numbers are the same as when all are kept."""
     from gymdata.engines._torch import ForwardPolicy
 
@@ -200,7 +200,7 @@ def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, mo
         np.testing.assert_allclose(row["ref_logprobs"], found[row["rollout_id"], row["sequence_index"]], atol=1e-5)
 
 
-def test_abandoned_retries_may_be_left_out(run: Path, policy: Path) -> None:  # noqa: F811
+def test_abandoned_retries_may_be_left_out(run: Path, policy: Path) -> None:
     """Columns fit the tokens that are there when retries that nothing continues are dropped."""
     report = gymdata.experience(run, reference=str(policy), abandoned="drop", zero_variance="keep")
     assert report.counts["abandoned_turns"] > 0
@@ -208,7 +208,7 @@ def test_abandoned_retries_may_be_left_out(run: Path, policy: Path) -> None:  # 
     assert np.abs(tokens_of(made, "ref_logprobs") - tokens_of(made, "logprobs")).max() < 1e-4
 
 
-def test_what_is_refused(run: Path, policy: Path, critic: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_refused(run: Path, policy: Path, critic: Path, tmp_path: Path) -> None:
     """A model with another tokenizer, one that is no critic, one that is not there, and columns that come twice."""
     with pytest.raises(DataError, match="lack score"):
         gymdata.experience(run, critic=str(policy), estimator="gae")
@@ -227,7 +227,7 @@ def test_what_is_refused(run: Path, policy: Path, critic: Path, tmp_path: Path) 
         gymdata.experience(run, reference=str(policy))
 
 
-def test_the_command_takes_models(run: Path, policy: Path, critic: Path, capsys: Any) -> None:  # noqa: F811
+def test_the_command_takes_models(run: Path, policy: Path, critic: Path, capsys: Any) -> None:
     """--reference and --critic from the command line, with --kl-coef; the numbers are finite."""
     words = ["experience", str(run), "--estimator", "gae", "--kl-coef", "0.1", "--lambda", "0.9", "--json"]
     assert main([*words, "--reference", str(policy), "--critic", str(critic)]) == 0

@@ -199,7 +199,7 @@ def test_a_group_of_other_rewards_is_refused_by_pass_at_k(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def teacher(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def teacher(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The policy with other weights and the same tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -215,7 +215,7 @@ def teacher(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # 
 
 
 @pytest.mark.torch
-def test_a_teacher_gives_every_token_its_advantage(tmp_path: Path, policy: Path, teacher: Path) -> None:  # noqa: F811
+def test_a_teacher_gives_every_token_its_advantage(tmp_path: Path, policy: Path, teacher: Path) -> None:
     """log π_teacher − log π of the sampled token at the rollout's temperature, without any reward; beside an estimator,
     added to its advantage."""
     from transformers import AutoModelForCausalLM

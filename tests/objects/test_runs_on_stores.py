@@ -107,7 +107,7 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
             assert set(ids_at(URL, tmp_path / f"reader{number}", monkeypatch)) <= set(IDS)
         except DataError as error:
             # Before the first run.json.
-            assert "runs/new/run.json" not in store.names(), error  # noqa: PT017
+            assert "runs/new/run.json" not in store.names(), error
         if other:
             append(URL, tmp_path / f"b{number}", 0, 5, "take-over")
         else:

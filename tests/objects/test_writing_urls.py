@@ -163,7 +163,7 @@ def test_a_kill_at_any_request_leaves_nothing_half(
         try:
             assert rows_at(OUT) in {old, 3}
         except DataError as error:
-            assert "unfinished" in str(error) or (not replaces and "no such file" in str(error)), error  # noqa: PT017
+            assert "unfinished" in str(error) or (not replaces and "no such file" in str(error)), error
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / f"spool{number}"))
         assert main(shlex.split(words)) == 0
         assert sorted(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]

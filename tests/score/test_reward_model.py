@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")
-def reward_model(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def reward_model(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random classifier of one label with the policy's tokenizer."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
@@ -41,7 +41,7 @@ def reward_model(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def run(tmp_path: Path, policy: Path) -> Path:  # noqa: F811
+def run(tmp_path: Path, policy: Path) -> Path:
     """Rollouts of several lengths, one too long, one without ids, one that ends with the padding token."""
     from gymdata.engines.model_identity import model_facts
 
@@ -92,7 +92,7 @@ def test_another_tokenizer_is_refused(run: Path, reward_model: Path) -> None:
 
 def test_a_model_without_a_scoring_head_is_refused(
     run: Path,
-    policy: Path,  # noqa: F811
+    policy: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model for generation would score with random weights; the error alone says so, without transformers' report."""

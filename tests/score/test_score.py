@@ -29,7 +29,7 @@ Tasks = Callable[..., Path]
 
 
 @pytest.fixture
-def run(tasks: Tasks, tmp_path: Path, adder: str) -> Path:  # noqa: F811
+def run(tasks: Tasks, tmp_path: Path, adder: str) -> Path:
     folder = tmp_path / "run"
     made = parts(FakeSampler(add_or_answer), env=adder, rewards=["exact_match"])
     collect(tasks=str(tasks(8)), output=folder, num_rollouts=2, seed=1, parts=made)

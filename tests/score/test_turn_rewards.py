@@ -44,7 +44,7 @@ def sums(stdout):
 
 
 @pytest.fixture
-def run(tasks: Callable[..., Path], tmp_path: Path) -> Path:  # noqa: F811
+def run(tasks: Callable[..., Path], tmp_path: Path) -> Path:
     (tmp_path / "adder.py").write_text(ENVIRONMENT)
     (tmp_path / "r.py").write_text(REWARDS)
     rewards = [f"{tmp_path}/r.py:steps=0.5", f"{tmp_path}/r.py:sums"]
