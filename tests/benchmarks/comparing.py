@@ -124,7 +124,7 @@ def summarise(folder: Path, trainers: Sequence[str]) -> dict[str, Any]:
 def markdown(summary: Mapping[str, Any]) -> str:
     """The summary as a table."""
     lines = [
-        "| trainer | steps | tokens trained an epoch | held-out | rise, points (95 %) |",
+        "| trainer | steps | tokens per epoch | held-out | improvement, points (95 %) |",
         "| --- | ---: | ---: | --- | --- |",
     ]
     if before := summary.get("before"):
