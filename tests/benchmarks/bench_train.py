@@ -177,10 +177,10 @@ def sft_sides(folder: Path, model: Path, shape: Shape) -> Sides:
         settings = SETTINGS | {"per_device_train_batch_size": shape.batch} | more
         return Tokenised(
             str(model),
-            args=SFTConfig(str(folder / "stock"), completion_only_loss=True, **settings),
+            args=SFTConfig(str(folder / "stock"), **settings),
             train_dataset=Dataset.from_dict({
                 "input_ids": [prompt + answer for _, prompt, answer in made],
-                "completion_mask": [[0] * len(prompt) + [1] * len(answer) for _, prompt, answer in made],
+                "labels": [[-100] * len(prompt) + answer for _, prompt, answer in made],
             }),
             processing_class=AutoTokenizer.from_pretrained(model),
         )  # fmt: skip

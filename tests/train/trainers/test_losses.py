@@ -481,7 +481,7 @@ for name in sorted(LOSSES):
     given = {"per_device_train_batch_size": size, "use_cpu": True}
     if "RANK" in os.environ:
         given["ddp_backend"] = "gloo"
-    trainer, _ = start("rl", file, policy, out, given, loss=name, sequence_mask=0.1)
+    trainer, _ = start("rl", file, policy, out / name, given, loss=name, sequence_mask=0.1)
     loss, gradients = loss_and_gradients(trainer)
     world = trainer.args.world_size
     parts = [torch.tensor(loss, dtype=torch.float64), *gradients.values()]
