@@ -17,9 +17,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,16 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task aborts the request in the engine."""
-        return await self._sample(request, self.sampling, log_probs=self.log_probs)
+        return await self._sample(request, self._params, self.sampling, log_probs=self.log_probs)
 
     async def fingerprint(self) -> Fingerprint:
         """What this engine shows of its policy; after ``start``. Hashes the weights."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
+        made = partial(self._params_of, sampling=sampling, log_probs=True)
         drawn = [
-            (await self._sample(SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1), sampling, log_probs=True))[0]
+            (await self._sample(SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1), made, sampling, log_probs=True))[
+                0
+            ]
             for k, prompt in enumerate(PRINTS)
         ]
         return Fingerprint(
@@ -140,7 +144,9 @@ class VllmSampler:
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
-    async def _sample(self, request: SampleRequest, sampling: Sampling, *, log_probs: bool) -> list[Generation]:
+    async def _sample(
+        self, request: SampleRequest, params: Callable[[SampleRequest], Any], sampling: Sampling, *, log_probs: bool
+    ) -> list[Generation]:
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -153,7 +159,7 @@ class VllmSampler:
             async for output in self._engine.generate(
                 # Of this form vLLM does not send every prompt through a thread that would tokenise it.
                 tokens_input(prompt),
-                self._params(request, sampling, log_probs),
+                params(request),
                 request.request_id,
                 lora_request=self._lora,
             ):
@@ -211,7 +217,10 @@ class VllmSampler:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _params(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
+    def _params(self, request: SampleRequest) -> Any:
+        return self._params_of(request, self.sampling, self.log_probs)
+
+    def _params_of(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         return SamplingParams(

@@ -38,7 +38,7 @@ _IDLE_SHARE, _IDLE_S = 0.2, 5.0
 
 
 class Member(Sampler, Protocol):
-    """One of several samplers of one policy. It must not retry by itself, and ``OutsideError.fatal`` says that it is gone."""
+    """One of several samplers of one policy. It does not retry by itself; a fatal OutsideError says that it is gone."""
 
     def facts(self) -> dict[str, Any]:
         """What run.json keeps about it; empty before ``start``."""
@@ -176,8 +176,9 @@ class Server:
 class Servers:
     """A ``Sampler`` on several servers.
 
-    ``places``: where they are; files among them are read again while it runs. ``make``: the sampler of one of them. A request goes to the server that has the rollout's earlier turns, or its group's, if that has
-    room, else to the one with the fewest in flight; ``retries``: how often another try is made after a fault.
+    ``places``: where they are, read again while it runs where that may change. ``make``: the sampler of one of them. A
+    request goes to the server that has the rollout's earlier turns, or its group's, if that has room, else to the one with
+    the fewest in flight; ``retries``: how often another try is made after a fault.
     """
 
     prefers_groups = True
@@ -185,7 +186,7 @@ class Servers:
     def __init__(
         self, places: Places, make: Callable[[str], Member], *, retries: int = 5, pause_s: float = 0.5
     ) -> None:
-        self._places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
+        self.places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
         self._noun = places.noun
         self.servers = [Server(url, given, make(given)) for url, given in places.read().items()]
         self.default_concurrency = sum(server.sampler.default_concurrency for server in self.servers)
@@ -203,7 +204,7 @@ class Servers:
         """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
         one that cannot be reached while others can is tried again while they work."""
         try:
-            await self._places.open()
+            await self.places.open()
             found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
             faults = [one for one in found if isinstance(one, BaseException)]
             for fault in faults:
@@ -264,7 +265,8 @@ class Servers:
         if idle:
             shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} generations)" for s in idle)
             found.append(
-                f"{len(idle)} of {len(self.servers)} {self._noun}s were without a request for much of the {whole:.0f} s: {shares}"
+                f"{len(idle)} of {len(self.servers)} {self._noun}s were without a request for much of the {whole:.0f} s: "
+                f"{shares}"
             )
         if away := [s for s in self.servers if s.listed and not s.up]:
             found.append(f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: " + ", ".join(
@@ -318,7 +320,7 @@ class Servers:
         for server in self.servers:
             server.reviving = None
             await server.sampler.close()
-        await self._places.close()
+        await self.places.close()
 
     # --- which server gets a request --------------------------------------------------------------------------------
 
@@ -399,7 +401,7 @@ class Servers:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            if self._places.may_change and now - self._read_at >= _READ_S:
+            if self.places.may_change and now - self._read_at >= _READ_S:
                 self._read_at = now
                 self._read_again()
             for server in self.servers:
@@ -456,7 +458,7 @@ class Servers:
     def _read_again(self) -> None:
         """What the files list now: new servers are checked first, those that left get no more requests."""
         try:
-            urls = self._places.read()
+            urls = self.places.read()
         except (DataError, UsageError) as error:
             # Whoever writes the file may be in the middle of it.
             self._say(f"the list of servers stays as it was: {error.message}")
