@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,8 @@ from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, re
 _STORE_BYTES = 256 << 20
 #: Seconds until a replica that got no place is left for later, and that a closing engine has.
 _PLACED_S, _CLOSED_S = 30.0, 20.0
+#: Seconds in which the head of a cluster must take a connection.
+_REACH_S = 10.0
 #: Calls of one actor at a time: more than the scheduler of ``Servers`` ever gives it.
 _CALLS = 100_000
 #: Seconds between a last answer and the end of its process.
@@ -353,8 +356,9 @@ def _join(address: str) -> bool:
         quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
     with _handler_stays():
         try:
+            _reach(address)
             ray.init(address=address, **quiet)
-        except (ConnectionError, TimeoutError, RayError) as error:
+        except (OSError, RayError) as error:
             raise OutsideError(
                 "engine", f"no Ray cluster answers at {address}: {_first(error)}",
                 hint="`ray status` on a node of it must answer; --ray auto is the cluster of this machine", fatal=True,
@@ -362,6 +366,17 @@ def _join(address: str) -> bool:
         except (RuntimeError, ValueError) as error:  # another version of Ray or Python, an address that is none
             raise UsageError(f"Ray cannot be used at {address}: {_first(error)}") from error
     return True
+
+
+def _reach(address: str) -> None:
+    """Connect to a cluster's head and hang up: where none listens, Ray itself tries for many minutes. Raises OSError."""
+    if address == "auto":
+        # Where Ray keeps the address of this machine's cluster, which may be gone.
+        file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+        address = file.read_text().strip() if file.is_file() else ""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
 @contextlib.contextmanager
