@@ -27,6 +27,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, TaskCancelle
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from gymdata.engines.model_identity import base_of
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Member
@@ -365,6 +366,8 @@ def _join(address: str) -> bool:
             ) from error  # fmt: skip
         except (RuntimeError, ValueError) as error:  # another version of Ray or Python, an address that is none
             raise UsageError(f"Ray cannot be used at {address}: {_first(error)}") from error
+    # Private, and without another form: deaths of nodes are written to stdout, where data goes. We report them ourselves.
+    ray._private.worker._worker_logs_enabled = False
     return True
 
 
@@ -406,6 +409,9 @@ def engine_maker(
 
 
 def _vllm(model: str, **settings: Any) -> Member:
+    from gymdata.engines._transformers import local_folder
     from gymdata.engines._vllm import VllmSampler
 
+    # Found before vLLM is imported, which takes a while.
+    local_folder(base_of(model)[0])
     return VllmSampler(model, **settings)
