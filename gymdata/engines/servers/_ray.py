@@ -31,7 +31,7 @@ from gymdata.engines.model_identity import base_of
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Member
-from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, spelt
+from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 
 #: Answers are small and go straight to the caller: what Ray keeps of them needs little room.
@@ -349,7 +349,8 @@ def _join(address: str) -> bool:
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    address = os.environ.get("RAY_ADDRESS", LOCAL) if address == LOCAL else address
+    if address in (LOCAL, "auto"):
+        address = checked_address(os.environ.get("RAY_ADDRESS") or address)
     if address == LOCAL:
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("Ray can only be started in a program's main thread",
