@@ -31,7 +31,7 @@ def load_judge(config: GenrmConfig) -> Judge:
             max_retries=config.retries,
             pause_s=config.retry_pause,
         )
-    from gymdata.judge._vllm import EngineJudge
+    from gymdata.judge._vllm import EngineJudge, Replicated
 
     assert config.genrm is not None
     return EngineJudge(
@@ -43,6 +43,9 @@ def load_judge(config: GenrmConfig) -> Judge:
         constrain=config.constrain,
         engine_args=config.engine,
         seed=config.seed,
+        replicated=None
+        if config.replicas is None
+        else Replicated(config.replicas, config.ray, config.replica, config.retries),
     )
 
 

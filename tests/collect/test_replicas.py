@@ -221,7 +221,7 @@ def test_a_model_that_a_node_has_not_is_named_with_the_node(
     """A model is read by its path on every node: the error says which node lacks it."""
     from gymdata.engines.servers._ray import Replicas, engine_maker
 
-    make = engine_maker(str(tmp_path / "policy"), sampling={}, engine_args={}, needs=Needs(), seed=1)
+    make = engine_maker(str(tmp_path / "policy"), {}, Needs(), sampling={}, seed=1)
     replicas = Replicas(1, make, needs=Needs(), address=nodes.cluster.address)
     parts = fake_parts.parts()
     parts.sampler = Servers(replicas, replicas.member)

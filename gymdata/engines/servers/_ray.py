@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from gymdata.engines.model_identity import base_of
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
-from gymdata.engines.servers.many import Member
+from gymdata.engines.servers.many import Member, Servers
 from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 
@@ -397,8 +397,38 @@ def _handler_stays() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def replicated(
+    count: int,
+    address: str | None,
+    resources: Mapping[str, Any],
+    model: str,
+    engine_args: Mapping[str, Any],
+    *,
+    policy_hash: str,
+    retries: int,
+    kind: Callable[..., Member] | None = None,
+    **settings: Any,
+) -> Servers:
+    """``count`` replicas of a model behind one sampler, not started. ``kind``: a class of ``VllmSampler``'s arguments, by
+    default that one, which gets ``settings``. Raises UsageError for settings that make no replica."""
+    from gymdata.engines._vllm import DEFAULT_MAX_NUM_SEQS, refuse_unknown_arguments
+
+    refuse_unknown_arguments(engine_args)
+    needs = Needs.of(resources, engine_args)
+    replicas = Replicas(
+        count,
+        engine_maker(model, engine_args, needs, kind, **settings),
+        needs=needs,
+        address=checked_address(address or LOCAL),
+        policy_hash=policy_hash,
+        # What waits in an engine's queue fills the places that a whole group frees together.
+        concurrency=2 * int(engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS),
+    )
+    return Servers(replicas, replicas.member, retries=retries)
+
+
 def engine_maker(
-    model: str, *, sampling: Mapping[str, Any], engine_args: Mapping[str, Any], needs: Needs, seed: int | None
+    model: str, engine_args: Mapping[str, Any], needs: Needs, kind: Callable[..., Member] | None = None, **settings: Any
 ) -> Callable[[], Member]:
     """Makes vLLM in an actor. A local folder is named by its whole path: the actor may be in another folder."""
     place = str(Path(model).absolute()) if Path(model).exists() else model
@@ -406,13 +436,13 @@ def engine_maker(
     if needs.parts > 1:
         # In a placement group vLLM would put its parts into actors, for which there is no room.
         args.setdefault("distributed_executor_backend", "mp")
-    return partial(_vllm, place, sampling=dict(sampling), engine_args=args, seed=seed)
+    return partial(_vllm, kind, place, engine_args=args, **settings)
 
 
-def _vllm(model: str, **settings: Any) -> Member:
+def _vllm(kind: Callable[..., Member] | None, model: str, **settings: Any) -> Member:
     from gymdata.engines._transformers import local_folder
     from gymdata.engines._vllm import VllmSampler
 
     # Found before vLLM is imported, which takes a while.
     local_folder(base_of(model)[0])
-    return VllmSampler(model, **settings)
+    return (kind or VllmSampler)(model, **settings)
