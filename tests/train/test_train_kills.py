@@ -151,7 +151,8 @@ def test_annotations_of_a_training_that_was_killed(processes: Forks, tmp_path: P
     seen: set[str] = set()
 
     def first(what: str) -> bool:
-        new = what not in seen
+        # What is prepared and what a checkpoint holds is the business of the tests around this one.
+        new = what not in seen and "prepared.py" not in what and "exact.py" not in what
         seen.add(what)
         return new
 
