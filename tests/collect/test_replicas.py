@@ -20,7 +20,7 @@ from gymdata.collect.run import Parts
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.model_identity import policy_facts
 from gymdata.engines.servers.many import Servers
-from gymdata.engines.servers.replicas import Needs, Node, check_room
+from gymdata.engines.servers.replicas import Needs
 from gymdata.environments import load_environment
 from gymdata.errors import UsageError
 from gymdata.rewards import load_rewards
@@ -31,6 +31,8 @@ from tests.collect.borrowed_engine import Borrowed
 from tests.collect.letter_replica import LetterReplica
 from tests.collect.saved_rows import failures_of, rows_of
 from tests.engine_fixtures import InProcess
+
+pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
@@ -232,53 +234,6 @@ def test_a_model_that_a_node_has_not_is_named_with_the_node(
 
 
 @pytest.mark.parametrize(
-    ("given", "engine", "bundle"),
-    [
-        ({}, {}, {"CPU": 1.0, "GPU": 1.0}),
-        ({}, {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, {"CPU": 1.0, "GPU": 8.0}),
-        ({"num_gpus": 0.5, "num_cpus": 0}, {}, {"GPU": 0.5}),
-        ({"num_gpus": 0, "resources": {"tpu": 2}}, {}, {"CPU": 1.0, "tpu": 2.0}),
-    ],
-)
-def test_what_a_replica_takes_follows_from_the_engine(
-    given: dict[str, Any], engine: dict[str, Any], bundle: dict[str, float]
-) -> None:
-    """A GPU for each parallel part where the cluster has GPUs, unless something else is given."""
-    assert Needs.of(given, engine).bundle([Node("a", {"CPU": 96.0, "GPU": 8.0})]) == bundle
-
-
-def test_without_gpus_none_is_asked_for() -> None:
-    """On machines without one a replica is an engine on CPUs."""
-    assert Needs.of({}, {"tensor_parallel_size": 2}).bundle([Node("a", {"CPU": 2.0})]) == {"CPU": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("given", "engine", "said"),
-    [
-        ({"num_gpu": 1}, {}, "num_gpu"),
-        ({"num_gpus": "two"}, {}, "num_gpus"),
-        ({"num_cpus": -1}, {}, "num_cpus"),
-        ({"resources": {"tpu": True}}, {}, "resources"),
-        ({"num_gpus": 1}, {"tensor_parallel_size": 2}, "2 GPUs"),
-        ({}, {"data_parallel_size": 2}, "data_parallel_size"),
-        ({}, {"distributed_executor_backend": "ray"}, "distributed_executor_backend"),
-    ],
-)
-def test_what_cannot_be_is_refused(given: dict[str, Any], engine: dict[str, Any], said: str) -> None:
-    """Keys, amounts and engine arguments that make no replica are named."""
-    with pytest.raises(UsageError, match=said):
-        Needs.of(given, engine)
-
-
-def test_a_replica_lies_on_one_node() -> None:
-    """Two nodes of 4 GPUs hold no engine of 8, and four engines of 2."""
-    nodes = [Node(name, {"CPU": 8.0, "GPU": 4.0, "node:1.2.3.4": 1.0, "memory": 1e9}) for name in "ab"]
-    with pytest.raises(UsageError, match=r"room for 0, each on one node: a \(CPU 8, GPU 4\): 0; b \(CPU 8, GPU 4\): 0"):
-        check_room(1, {"CPU": 1.0, "GPU": 8.0}, nodes)
-    assert check_room(4, {"CPU": 1.0, "GPU": 2.0}, nodes) == "4 × CPU 1, GPU 2, each on one node: room for 4 on 2 nodes"
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--ray"], "has no effect without --replicas"),
@@ -320,6 +275,7 @@ def test_a_cluster_that_is_away_is_said_at_once(
 
 
 @pytest.mark.engine
+@pytest.mark.full
 def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
     nodes: Nodes, vllm_sampler: InProcess, policy: str, tmp_path: Path
 ) -> None:

@@ -143,7 +143,7 @@ class ReplicaSampler:
                 f"{self.name}: {error.message}",
                 hint=f"a replica reads the model from its path: node {node} must see it there, as this machine does",
             ) from error
-        self._facts = {**facts, "transport": "ray", "name": self.name}
+        self._facts = {**facts, "transport": "ray"}
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Replicas:
         """Join or start Ray and ask it for every replica. Raises UsageError when they can never be placed."""
         self.check()
         for index in range(self.count):
-            self._groups[index] = placement_group([self._bundle], strategy="STRICT_PACK", name=f"gymdata-{index}")
+            self._groups[index] = placement_group([self._bundle], strategy="STRICT_PACK")
             self._actors[index] = self._actor(index)
 
     def check(self) -> str:
@@ -243,9 +243,10 @@ class Replicas:
         actors, self._actors = self._actors, {}
         if actors:
             # In order where they can: a killed engine leaves shared memory to be cleaned up.
-            closing = [
-                asyncio.wrap_future(actors[index].close.remote().future()) for index in self._reached & actors.keys()
-            ]
+            closing: list[asyncio.Future[Any]] = []
+            for index in self._reached & actors.keys():
+                with contextlib.suppress(RayError):
+                    closing.append(asyncio.wrap_future(actors[index].close.remote().future()))
             if closing:
                 await asyncio.wait(closing, timeout=_CLOSED_S)
             for one in closing:
