@@ -182,6 +182,7 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
 _ROLES = {"developer": "system"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
 
+
 class _Strict(json.JSONEncoder):
     """Writes JSON as RFC 8259 has it. What encodes is made once, for making it costs as much as using it."""
 

@@ -131,8 +131,8 @@ class TurnEncoder:
         return turn
 
     def extend(self, call: Call) -> Turn:
-        """Append a call that continues the last turn; of its prompt, ``call`` has only what is new. Arrays are contiguous, of
-        int32 and float32, no log-probability is NaN, and there is at least one generated token."""
+        """Append a call that continues the last turn; of its prompt, ``call`` has only what is new. Arrays are contiguous,
+        of int32 and float32, no log-probability is NaN, and there is at least one generated token."""
         parent = len(self.turns) - 1
         before = self._open.pop(parent) if parent >= 0 else np.empty(0, np.int32)
         new, generation = call.prompt_token_ids, call.generation_token_ids
