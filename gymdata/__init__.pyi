@@ -51,7 +51,7 @@ from gymdata.rewards import Rewards
 from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.serve.settings import ServerConfig as ServerConfig
-from gymdata.settings import Dtype
+from gymdata.settings import Dtype, ServerUrls
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
 from gymdata.tokenize.run import TokenizeReport
@@ -185,7 +185,7 @@ def collect(
     system: str | None = None,
     prompt_template: str | Path | None = None,
     model: str | None = None,
-    endpoint: Sequence[str] = ...,
+    endpoint: ServerUrls = ...,
     chat_endpoint: str | None = None,
     workflow_url: str | None = None,
     result_json_path: str = "$",
@@ -475,7 +475,7 @@ def judge(
     progress: Progress | None = None,
     command: Sequence[str] = (),
     genrm: str | None = None,
-    endpoint: str | None = None,
+    endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
     principle: str | None = None,
@@ -488,6 +488,7 @@ def judge(
     seed: int = 0,
     concurrency: int | None = None,
     request_timeout: float = 300.0,
+    wait_for_server: float = 600.0,
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
@@ -521,7 +522,7 @@ def judge(
     Settings
     --------
     genrm: Judge model to run in this process.
-    endpoint: URL of a judge served at /v1/chat/completions.
+    endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
     principle: Judging criterion (rubric).
@@ -534,6 +535,7 @@ def judge(
     seed: Random seed.
     concurrency: Maximum judgements in flight.
     request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a judge server that stops answering.
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.
@@ -717,7 +719,7 @@ def serve_genrm(
     say: Callable[[str], None] = lambda _: None,
     command: Sequence[str] = (),
     genrm: str | None = None,
-    endpoint: str | None = None,
+    endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
     principle: str | None = None,
@@ -730,6 +732,7 @@ def serve_genrm(
     seed: int = 0,
     concurrency: int | None = None,
     request_timeout: float = 300.0,
+    wait_for_server: float = 15.0,
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
@@ -769,7 +772,7 @@ def serve_genrm(
     Settings
     --------
     genrm: Judge model to run in this process.
-    endpoint: URL of a judge served at /v1/chat/completions.
+    endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
     principle: Judging criterion (rubric).
@@ -782,6 +785,7 @@ def serve_genrm(
     seed: Random seed.
     concurrency: Maximum judgements in flight.
     request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a judge server that stops answering.
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.

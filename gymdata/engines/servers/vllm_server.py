@@ -194,6 +194,29 @@ class Fingerprint:
         return sum(deltas) / len(deltas) if deltas else None
 
 
+async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, float], ...]:
+    """For a fingerprint of a server that need not give ids: of fixed prompts the likeliest next tokens with their
+    log-probabilities, in nats; empty where the server does not show them. Raises OutsideError for a passing fault."""
+
+    def read(answer: dict[str, Any]) -> dict[int, float]:
+        with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, AttributeError):
+            alternatives = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+            return {int(name.removeprefix("token_id:")): float(value) for name, value in alternatives.items()}
+        return {}
+
+    found = []
+    for prompt in _PRINTS:
+        body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 1,
+                "logprobs": _ALTERNATIVES, "return_tokens_as_token_ids": True}  # fmt: skip
+        try:
+            found.append(await http.ask("POST", "/v1/completions", body, read))
+        except OutsideError as error:
+            if error.retryable:
+                raise
+            return ()
+    return tuple(found) if all(found) else ()
+
+
 class ServerSampler:
     """A ``Sampler`` on a vLLM server.
 
@@ -322,13 +345,7 @@ class ServerSampler:
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """From here on a server that cannot be reached is waited for; ``say`` hears of it, once an outage."""
-
-        def outage(took: float | None) -> None:
-            span = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
-            gone = f"server unreachable, retrying for {span} (--wait-for-server)"
-            say(gone if took is None else f"server reachable again after {took:.0f} s")
-
-        self._http.wait_s, self._http.on_outage = seconds, outage
+        self._http.wait_for_server(seconds, say)
 
     @property
     def unreachable(self) -> bool:
