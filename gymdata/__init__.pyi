@@ -145,6 +145,9 @@ def audit(
     overwrite: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    endpoint: ServerUrls = ...,
+    request_timeout: float = 300.0,
+    wait_for_server: float = 600.0,
     limit: int | None = None,
     tolerance: float | None = None,
     worst: int = 10,
@@ -162,6 +165,9 @@ def audit(
 
     Settings
     --------
+    endpoint: Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.
+    request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a server that stops answering.
     limit: Audit N rollouts, evenly spaced.
     tolerance: Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16).
     worst: Tokens to show.
