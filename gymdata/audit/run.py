@@ -118,7 +118,7 @@ def _compare(
     work = Audit(sources, rollouts, _chosen(rollouts.num_rows, config.limit), loaded, report.tolerance)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if not report.ok:
-        _explain(report, work, rollouts, runs, Renderings(sources, facts["path"]))
+        _explain(report, work, rollouts, runs, Renderings(sources, facts["tokenizer"] or facts["path"]))
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
     return report, work
 

@@ -57,13 +57,15 @@ def served_policy(
     try:
         name = str(policy.facts["served_model"])
         folder = next((one for one in (model, name) if one and Path(one).is_dir()), None)
+        # Where the server reads the model, on this machine or not; only its tokenizer is taken from there.
+        beside = next((one for one in (folder, policy.facts["served_from"]) if one and Path(one).is_dir()), None)
         known = model_identity.policy_facts(folder) if folder is not None else model_identity.served_facts(name)
         yield (
             {
                 "path": folder or name,
                 "policy_hash": known["policy_hash"],
                 "checkpoint_dtype": UNKNOWN,
-                **(tokenizer_facts(folder) if folder is not None else dict.fromkeys(_TOKENIZER)),
+                **(tokenizer_facts(beside) if beside is not None else dict.fromkeys(_TOKENIZER)),
                 **policy.facts,
             },
             policy,
@@ -94,6 +96,7 @@ class ServedPolicy:
         self._longest = engine.get("max_model_len")
         self.facts: Mapping[str, Any] = {
             "dtype": UNKNOWN, "device": f"{len(servers.servers)} server(s)", "served_model": engine["served_model"],
+            "served_from": engine["served_from"],
         }  # fmt: skip
 
     def log_probs(
