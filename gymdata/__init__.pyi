@@ -193,6 +193,8 @@ def collect(
     model: str | None = None,
     endpoint: ServerUrls = ...,
     chat_endpoint: str | None = None,
+    replicas: int | None = None,
+    ray: str | None = None,
     workflow_url: str | None = None,
     result_json_path: str = "$",
     on_break: Literal["keep", "fail"] = "keep",
@@ -243,6 +245,7 @@ def collect(
     retries: int = 5,
     allow_raw_logprobs: bool = False,
     engine: Mapping[str, Any] = ...,
+    replica: Mapping[str, Any] = ...,
 ) -> CollectSummary:
     """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
@@ -265,6 +268,8 @@ def collect(
     model: Model folder, LoRA adapter folder, or served model name.
     endpoint: Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.
     chat_endpoint: Base URL of a server that takes chat messages only; it must return token IDs.
+    replicas: Engines on Ray, each with a copy of the model (default: one engine in process).
+    ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
     workflow_url: Workflow server that runs whole rollouts: it receives tasks and returns messages.
     result_json_path: JSON path of the rollout, or its text, in the workflow server's response, such as $.value.
     on_break: Rollouts whose server-side prompt differs from the sampled tokens.
@@ -315,6 +320,8 @@ def collect(
     retries: Retries of a request that failed in passing.
     allow_raw_logprobs: Collect although the server's logprobs ignore the sampling settings (L304).
     engine: Engine arguments of vLLM, as they are.
+    replica: What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel
+        parts) and resources, Ray's own by name.
     """
 
 def experience(

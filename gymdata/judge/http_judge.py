@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.engines.servers.many import Endpoints, Pool
-from gymdata.engines.servers.vllm_server import Fingerprint, likeliest_tokens
+from gymdata.engines.servers.fingerprint import Fingerprint
+from gymdata.engines.servers.many import Pool
+from gymdata.engines.servers.vllm_server import likeliest_tokens
 from gymdata.errors import OutsideError, UsageError
 from gymdata.genrm.verdict import VERDICT_SCHEMA
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
@@ -176,14 +177,8 @@ class HttpJudges(Pool[HttpJudge]):
     """A ``Judge`` on several servers of one model: requests with the same first response go to the server that has it."""
 
     system = "judge"
-    of_one = "the servers of a judge must serve the same model"
+    of_one = "of a judge must serve the same model"
     answers = "answers"
-
-    def __init__(
-        self, endpoints: Endpoints, make: Callable[[str], HttpJudge], *, retries: int = 5, pause_s: float = 0.5
-    ) -> None:
-        super().__init__(endpoints, make, retries=retries, pause_s=pause_s)
-        self.default_concurrency = sum(server.sampler.default_concurrency for server in self.servers)
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``), or of a judge.
+"""Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``, behind URLs or replicas on Ray), or
+of a judge.
 
 Invariants: a server is used only after it has proven to be like the first (same model name, tokenizer, template, kind of
 log-probabilities, and the same log-probabilities for fixed prompts), also when it comes back or is added while others run;
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.servers.vllm_server import DEFAULT_CONCURRENCY, Fingerprint, ServerSampler, server_address
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.engines.port import Generation, Sampler, SampleRequest
+from gymdata.engines.servers.fingerprint import Fingerprint
+from gymdata.engines.servers.vllm_server import server_address
+from gymdata.errors import DataError, GymdataError, OutsideError, UsageError
 from gymdata.urls import Address
 
 #: Requests that a server gets before it has answered any; twice as many with each answer, until one says that it has enough.
@@ -37,8 +39,11 @@ _OTHER_WEIGHTS, _OTHER_NUMBERS = 0.05, 0.005
 _IDLE_SHARE, _IDLE_S = 0.2, 5.0
 
 
-class Member(Protocol):
-    """A server as a pool has it: one that does not retry by itself."""
+class Pooled(Protocol):
+    """A server as a pool has it. It does not retry by itself; a fatal OutsideError says that it is gone."""
+
+    #: Requests to keep in flight unless the user says otherwise.
+    default_concurrency: int
 
     async def start(self) -> Mapping[str, Any]:
         """Connect. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
@@ -49,7 +54,7 @@ class Member(Protocol):
         ...
 
     async def fingerprint(self) -> Fingerprint:
-        """What it shows of its model; after ``start``."""
+        """What it shows of its model; after ``start``. Raises UsageError when that is too little, OutsideError."""
         ...
 
     async def close(self) -> None:
@@ -57,16 +62,51 @@ class Member(Protocol):
         ...
 
 
-M = TypeVar("M", bound=Member)
+class Member(Sampler, Pooled, Protocol):
+    """One of several samplers of one policy."""
+
+
+M = TypeVar("M", bound=Pooled)
 T = TypeVar("T")
+
+
+class Places(Protocol):
+    """Where the servers are. ``noun``: what a person calls one of them."""
+
+    noun: str
+
+    @property
+    def may_change(self) -> bool:
+        """Whether ``read`` may give others while the run goes."""
+        ...
+
+    def read(self) -> dict[str, str]:
+        """Every server once, in order: its name as it may be shown, and what its sampler is made of."""
+        ...
+
+    async def open(self) -> None:
+        """Before the first sampler is started."""
+        ...
+
+    async def close(self) -> None:
+        """After the last was closed. Safe to call twice, and without ``open``."""
+        ...
 
 
 class Endpoints:
     """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment). ``address_of``
     checks one."""
 
+    noun = "server"
+
     def __init__(self, given: Sequence[str], address_of: Callable[[str], Address] = server_address) -> None:
         self._given, self._address_of = list(given), address_of
+
+    async def open(self) -> None:
+        """Nothing: servers run already."""
+
+    async def close(self) -> None:
+        """Nothing: servers are left running."""
 
     @property
     def may_change(self) -> bool:
@@ -98,8 +138,9 @@ class Endpoints:
 
 @dataclass(eq=False)
 class Server(Generic[M]):
-    """One of the servers. ``url``: fit to be shown; ``given``: as it was given; ``limit``: generations that it may have in
-    flight; ``generations``, ``faults``: so far; ``busy_s``: seconds with a request."""
+    """One of the servers. ``url``: its name, fit to be shown; ``given``: as it was given; ``limit``: generations that it may
+    have in flight; ``generations``, ``faults``: so far; ``sampled_as``: generations by the name that they have of it;
+    ``busy_s``: seconds with a request."""
 
     url: str
     given: str
@@ -112,6 +153,7 @@ class Server(Generic[M]):
     in_flight: int = 0
     strikes: int = 0
     generations: int = 0
+    sampled_as: Counter[str] = field(default_factory=Counter)
     faults: int = 0
     outages: int = 0
     busy_s: float = 0.0
@@ -139,7 +181,7 @@ class Server(Generic[M]):
             self.busy_s += time.monotonic() - self.busy_since
 
     def answered(self, n: int) -> None:
-        """A good answer: it may have more at a time, where it had all that it may have."""
+        """Good answers: it may have more at a time, where it had all that it may have."""
         self.strikes = 0
         self.generations += n
         if self.in_flight + n > self.limit / 2:
@@ -154,22 +196,22 @@ class Server(Generic[M]):
 class Pool(Generic[M]):
     """Requests to several servers of one model.
 
-    ``endpoints``: where they are; files among them are read again while it runs. ``make``: the member of one URL, which
-    must not retry by itself. A request goes to the server that had the last one with one of its keys, if that has room,
-    else to the one with the fewest in flight; ``retries``: how often another try is made after a fault.
+    ``places``: where they are, read again while it runs where that may change. ``make``: the member of one of them. A
+    request goes to the server that had the last one with one of its keys, if that has room, else to the one with the fewest
+    in flight; ``retries``: how often another try is made after a fault.
     """
 
     #: Whose fault it is when no server can be reached.
     system: ClassVar[str] = "engine"
     #: What they serve, and what answers of theirs are called.
-    of_one: ClassVar[str] = "servers of one run must serve the same policy"
+    of_one: ClassVar[str] = "of one run must serve the same policy"
     answers: ClassVar[str] = "generations"
 
-    def __init__(
-        self, endpoints: Endpoints, make: Callable[[str], M], *, retries: int = 5, pause_s: float = 0.5
-    ) -> None:
-        self._endpoints, self._make, self._retries, self._pause_s = endpoints, make, retries, pause_s
-        self.servers = [Server(url, given, make(given)) for url, given in endpoints.read().items()]
+    def __init__(self, places: Places, make: Callable[[str], M], *, retries: int = 5, pause_s: float = 0.5) -> None:
+        self.places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
+        self._noun = places.noun
+        self.servers = [Server(url, given, make(given)) for url, given in places.read().items()]
+        self.default_concurrency = sum(server.sampler.default_concurrency for server in self.servers)
         self._wait_s = 0.0
         self._say: Callable[[str], None] = lambda _: None
         self._proof: Fingerprint | None = None
@@ -183,9 +225,10 @@ class Pool(Generic[M]):
     async def start(self) -> Mapping[str, Any]:
         """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
         one that cannot be reached while others can is tried again while they work."""
-        found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
-        faults = [one for one in found if isinstance(one, BaseException)]
         try:
+            await self.places.open()
+            found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
+            faults = [one for one in found if isinstance(one, BaseException)]
             for fault in faults:
                 if not isinstance(fault, OutsideError):
                     raise fault
@@ -216,7 +259,7 @@ class Pool(Generic[M]):
         """What each server did so far."""
         return [
             {
-                "url": server.url,
+                "url": server.sampler.facts().get("name") or server.url,
                 "engine_version": server.sampler.facts().get("engine_version"),
                 "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
                 self.answers: server.generations,
@@ -224,6 +267,7 @@ class Pool(Generic[M]):
                 "outages": server.outages,
                 "busy_s": round(server.busy_s, 3),
                 "logprob_difference": server.difference,
+                **({"sampled_as": dict(server.sampled_as)} if set(server.sampled_as) - {server.url} else {}),
             }
             for server in self.servers
         ]
@@ -236,10 +280,11 @@ class Pool(Generic[M]):
         if idle:
             shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} {self.answers})" for s in idle)
             found.append(
-                f"{len(idle)} of {len(self.servers)} servers were without a request for much of the {whole:.0f} s: {shares}"
+                f"{len(idle)} of {len(self.servers)} {self._noun}s were without a request for much of the {whole:.0f} s: "
+                f"{shares}"
             )
         if away := [s for s in self.servers if s.listed and not s.up]:
-            found.append(f"{len(away)} of {len(self.servers)} servers are not used in the end: " + ", ".join(
+            found.append(f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: " + ", ".join(
                 f"{s.url} ({s.refused or (s.last_fault.message if s.last_fault else 'no answer')})" for s in away
             ))  # fmt: skip
         return found
@@ -289,6 +334,7 @@ class Pool(Generic[M]):
         for server in self.servers:
             server.reviving = None
             await server.sampler.close()
+        await self.places.close()
 
     # --- which server gets a request --------------------------------------------------------------------------------
 
@@ -363,13 +409,13 @@ class Pool(Generic[M]):
         if not others:
             self._none_since = server.down_since
             span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
-            self._say(f"no server can be reached, retrying for {span} (--wait-for-server)")
+            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            if self._endpoints.may_change and now - self._read_at >= _READ_S:
+            if self.places.may_change and now - self._read_at >= _READ_S:
                 self._read_at = now
                 self._read_again()
             for server in self.servers:
@@ -387,13 +433,15 @@ class Pool(Generic[M]):
             if not future.done():
                 why = last.message if last is not None else "none is listed"
                 future.set_exception(OutsideError(
-                    self.system, f"none of {len(self.servers)} servers can be reached: {why}", fatal=True, retryable=True,
+                    self.system, f"none of {len(self.servers)} {self._noun}s can be reached: {why}",
+                    fatal=True, retryable=True,
                     hint=last.hint if last is not None else None,
                 ))  # fmt: skip
 
     async def _revive(self, server: Server[M]) -> None:
         """One try to use a server again, or for the first time."""
         fresh = replace(server, sampler=self._make(server.given))
+        why: GymdataError | None
         try:
             proof = await self._prove(fresh)
             why = self._unlike(fresh, proof)
@@ -403,7 +451,7 @@ class Pool(Generic[M]):
             server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
             server.next_try = time.monotonic() + server.pause_s
             return
-        except UsageError as error:
+        except GymdataError as error:
             why = error
         except asyncio.CancelledError:
             await fresh.sampler.close()
@@ -425,7 +473,7 @@ class Pool(Generic[M]):
     def _read_again(self) -> None:
         """What the files list now: new servers are checked first, those that left get no more requests."""
         try:
-            urls = self._endpoints.read()
+            urls = self.places.read()
         except (DataError, UsageError) as error:
             # Whoever writes the file may be in the middle of it.
             self._say(f"the list of servers stays as it was: {error.message}")
@@ -476,8 +524,8 @@ class Pool(Generic[M]):
         if not faults:
             return None
         return UsageError(
-            f"{self.of_one}: {'; '.join(faults)}",
-            hint="leave that server out, or start it with the model and settings of the first",
+            f"{self._noun}s {self.of_one}: {'; '.join(faults)}",
+            hint=f"leave that {self._noun} out, or start it with the model and settings of the first",
         )
 
     def _notes(self) -> list[str]:
@@ -490,22 +538,16 @@ class Pool(Generic[M]):
                 if s.last_fault is not None
             ),
             *(
-                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first server's: another dtype or GPU?"
+                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first {self._noun}'s: another dtype or GPU?"
                 for s in odd
             ),
         ]
 
 
-class Servers(Pool[ServerSampler]):
+class Servers(Pool[Member]):
     """A ``Sampler`` on several servers: a request goes to the one that has the rollout's earlier turns, or its group's."""
 
     prefers_groups = True
-
-    def __init__(
-        self, endpoints: Endpoints, make: Callable[[str], ServerSampler], *, retries: int = 5, pause_s: float = 0.5
-    ) -> None:
-        super().__init__(endpoints, make, retries=retries, pause_s=pause_s)
-        self.default_concurrency = DEFAULT_CONCURRENCY * len(self.servers)
 
     def facts(self) -> dict[str, Any]:
         """What run.json keeps about the servers; empty before ``start``."""
@@ -517,7 +559,10 @@ class Servers(Pool[ServerSampler]):
         """``request.n`` generations of one server. Raises OutsideError("engine")."""
         keys = (request.request_id.rpartition("-")[0], request.group)
         made, server = await self.ask(lambda sampler: sampler.sample(request), keys, request.n)
-        return [replace(one, server=server.url) for one in made]
+        # A replica that was moved to another node says so itself.
+        made = [one if one.server is not None else replace(one, server=server.url) for one in made]
+        server.sampled_as.update(str(one.server) for one in made)
+        return made
 
 
 def _broke(error: OutsideError) -> bool:
