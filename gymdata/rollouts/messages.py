@@ -191,7 +191,8 @@ class _Strict(json.JSONEncoder):
         self._chunks = self._made()
 
     def _made(self) -> Callable[[Any, int], Iterable[str]] | None:
-        make = json.encoder.c_make_encoder
+        # CPython has it, other Pythons may not.
+        make = getattr(json.encoder, "c_make_encoder", None)
         if make is None:
             return None
         encode: Callable[[Any, int], Iterable[str]] = make(
