@@ -51,7 +51,7 @@ from gymdata.rewards import Rewards
 from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.serve.settings import ServerConfig as ServerConfig
-from gymdata.settings import Dtype
+from gymdata.settings import Dtype, ServerUrls
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
 from gymdata.tokenize.run import TokenizeReport
@@ -145,6 +145,9 @@ def audit(
     overwrite: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    endpoint: ServerUrls = ...,
+    request_timeout: float = 300.0,
+    wait_for_server: float = 600.0,
     limit: int | None = None,
     tolerance: float | None = None,
     worst: int = 10,
@@ -162,6 +165,9 @@ def audit(
 
     Settings
     --------
+    endpoint: Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.
+    request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a server that stops answering.
     limit: Audit N rollouts, evenly spaced.
     tolerance: Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16).
     worst: Tokens to show.
@@ -185,7 +191,7 @@ def collect(
     system: str | None = None,
     prompt_template: str | Path | None = None,
     model: str | None = None,
-    endpoint: Sequence[str] = ...,
+    endpoint: ServerUrls = ...,
     chat_endpoint: str | None = None,
     replicas: int | None = None,
     ray: str | None = None,
@@ -484,7 +490,7 @@ def judge(
     genrm: str | None = None,
     replicas: int | None = None,
     ray: str | None = None,
-    endpoint: str | None = None,
+    endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
     principle: str | None = None,
@@ -497,6 +503,7 @@ def judge(
     seed: int = 0,
     concurrency: int | None = None,
     request_timeout: float = 300.0,
+    wait_for_server: float = 600.0,
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
@@ -533,7 +540,7 @@ def judge(
     genrm: Judge model to run in this process.
     replicas: Engines of --genrm on Ray (default: one engine in process).
     ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
-    endpoint: URL of a judge served at /v1/chat/completions.
+    endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
     principle: Judging criterion (rubric).
@@ -546,6 +553,7 @@ def judge(
     seed: Random seed.
     concurrency: Maximum judgements in flight.
     request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a judge server that stops answering.
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.
@@ -733,7 +741,7 @@ def serve_genrm(
     genrm: str | None = None,
     replicas: int | None = None,
     ray: str | None = None,
-    endpoint: str | None = None,
+    endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
     principle: str | None = None,
@@ -746,6 +754,7 @@ def serve_genrm(
     seed: int = 0,
     concurrency: int | None = None,
     request_timeout: float = 300.0,
+    wait_for_server: float = 15.0,
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
@@ -788,7 +797,7 @@ def serve_genrm(
     genrm: Judge model to run in this process.
     replicas: Engines of --genrm on Ray (default: one engine in process).
     ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
-    endpoint: URL of a judge served at /v1/chat/completions.
+    endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
     principle: Judging criterion (rubric).
@@ -801,6 +810,7 @@ def serve_genrm(
     seed: Random seed.
     concurrency: Maximum judgements in flight.
     request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a judge server that stops answering.
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.

@@ -1,7 +1,7 @@
 """Replicas of an engine as actors of a Ray cluster, each a ``Member`` of ``Servers``.
 
 Invariants: an actor is one engine on one node, in a placement group of its own; it leaves by ``os._exit`` when its engine is
-dead, and Ray starts it again, here or on another node, where it proves itself anew before it gets a request. No call is
+dead, and Ray starts it again, here or on another node, where it is compared again before it gets a request. No call is
 tried twice by Ray: what was in flight when a process or a node died is a broken connection, and the caller's to repeat.
 Answers are plain data, so that an error means the same here as there. Actors, their engines and a Ray that was started here
 end with the command.
