@@ -6,12 +6,15 @@ any JSON is taken, and what is no text becomes JSON text.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 import xxhash
 
 from gymdata.errors import UsageError
@@ -179,8 +182,33 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
 _ROLES = {"developer": "system"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
 
-#: Writes JSON as RFC 8259 has it; made once, for making it costs as much as using it.
-STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+class _Strict(json.JSONEncoder):
+    """Writes JSON as RFC 8259 has it. What encodes is made once, for making it costs as much as using it."""
+
+    def __init__(self) -> None:
+        super().__init__(ensure_ascii=False, allow_nan=False)
+        self._chunks = self._made()
+
+    def _made(self) -> Callable[[Any, int], Iterable[str]] | None:
+        # CPython has it, other Pythons may not.
+        make = getattr(json.encoder, "c_make_encoder", None)
+        if make is None:
+            return None
+        encode: Callable[[Any, int], Iterable[str]] = make(
+            None, self.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
+        )
+        return encode
+
+    def encode(self, o: Any) -> str:
+        if self._chunks is not None and not isinstance(o, str):
+            # It looks for no circles, which the slower way names.
+            with contextlib.suppress(RecursionError):
+                return "".join(self._chunks(o, 0))
+        return super().encode(o)
+
+
+STRICT = _Strict()
 
 
 def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
@@ -265,11 +293,8 @@ def _arguments(value: Any) -> Any:
     """A call's arguments as an object where the text is one, else as they stand."""
     if not isinstance(value, str):
         return value
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return parsed if isinstance(parsed, dict) else value
+    found = loads(value)
+    return found if isinstance(found, dict) else value
 
 
 def _name(value: Any) -> str | None:
@@ -350,9 +375,25 @@ def loads(text: Any) -> Any:
     if not isinstance(text, str):
         return None
     try:
-        return json.loads(text)
+        return parsed(text)[0]
     except (ValueError, RecursionError):
         return None
+
+
+#: Every digit as 0.
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+#: A whole number that may be beyond 64 bits: such a run of digits is no part of a word, a text's beginning or a fraction.
+_LONG = re.compile(rb'(?<![\w."])\d{19}')
+
+
+def parsed(text: str) -> tuple[Any, bool]:
+    """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
+    are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
+    with contextlib.suppress(ValueError):
+        data = text.encode()
+        if b"0" * 19 not in data.translate(_DIGITS) or not _LONG.search(data):
+            return orjson.loads(data), True
+    return json.loads(text), False
 
 
 def json_text(value: Any) -> str:
