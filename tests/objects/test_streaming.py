@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,9 @@ def test_only_what_is_read_travels(large: Path, store: FaultyStore, processes: F
     store.served.clear()
     assert "6\n" in elsewhere(processes, tmp_path)
     assert 0 < served(store) < whole / 5
+    sys.stdout.write(
+        f"\nREAD WHERE IT IS: {whole:,} bytes; a query of one column {served(store):,}; on the disk {max(found)}\n"
+    )
     assert max(found) == 0
     assert sum(file.stat().st_blocks for file in spool.rglob("*.parquet")) == 0
 

@@ -175,7 +175,9 @@ class _Object(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         super().__init__(source, **{**options, "pre_buffer": False, "memory_map": False})
 
     def read(self, columns: list[str] | None = None, **options: Any) -> pa.Table:
-        return super().read(columns, **{**options, "use_threads": False})
+        # Read at once, column after column would be taken from all row groups.
+        groups = [self.read_row_group(i, columns, **options) for i in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else super().read(columns, **{**options, "use_threads": False})
 
     def read_row_group(self, i: int, columns: list[str] | None = None, **options: Any) -> pa.Table:
         return super().read_row_group(i, columns, **{**options, "use_threads": False})
