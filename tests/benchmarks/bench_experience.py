@@ -34,8 +34,8 @@ def rollouts(
     answer: tuple[int, int] = (40, 120),
     said: int = 300,
 ) -> pa.Table:
-    """Chains of ``turns`` calls: ``prompt`` tokens, those of the group, then ``answer`` sampled ones and 10 to 30 of a tool each
-    time; a message of ``said`` characters and a few."""
+    """Chains of ``turns`` calls: ``prompt`` tokens, those of the group, then ``answer`` sampled ones and 10 to 30 of a tool
+    each time; a message of ``said`` characters and a few."""
     rng = np.random.default_rng(first)
     deltas = np.where(
         np.arange(n * turns) % turns == 0, rng.integers(*prompt, n * turns), rng.integers(10, 30, n * turns)

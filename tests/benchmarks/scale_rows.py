@@ -1,7 +1,7 @@
 """What memory offline commands take of 10 million rollouts of a handful of tokens: in less than 4 GB, what is kept of each.
 
-Run: ``python -m tests.benchmarks scale_rows``, or ``python -m tests.benchmarks.bench_scale_rows [ROLLOUTS] [WORD …]`` for
-another number, and the commands whose names hold one of the words.
+Run: ``python -m tests.benchmarks.scale_rows [ROLLOUTS] [WORD …]`` for another number, and for the commands whose names hold
+one of the words.
 """
 
 from __future__ import annotations
