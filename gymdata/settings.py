@@ -98,7 +98,8 @@ class Config(pydantic.BaseModel):
         faults = []
         for name, (needed, there) in self.only_with.items():
             value = getattr(self, name)
-            if value != type(self).model_fields[name].default and not there(self):
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            if value != default and not there(self):
                 shown = flags.get(name, f"{where}: {name}")
                 text = f"{shown}: got {value!r}, which has no effect without {needed}"
                 faults.append(UsageError(text, hint=f"add {needed}, or leave it out").at(shown, value, needed))

@@ -39,10 +39,10 @@ class CollectConfig(Config):
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("spool", "upload_every", "take_over"),
         ("-o with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
-    )
+    ) | dict.fromkeys(("ray", "replica"), ("--replicas", lambda c: c.replicas is not None))
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
-    ) | {"allow_raw_logprobs", "engine", "env_args", "result_json_path", "user_sampling", "user_stop"}
+    ) | {"allow_raw_logprobs", "engine", "replica", "env_args", "result_json_path", "user_sampling", "user_stop"}
 
     tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
     map: list[str] = pydantic.Field(
@@ -62,6 +62,12 @@ class CollectConfig(Config):
     )
     chat_endpoint: str | None = pydantic.Field(
         None, description="Base URL of a server that takes chat messages only; it must return token IDs."
+    )
+    replicas: int | None = pydantic.Field(
+        None, ge=1, description="Engines on Ray, each with a copy of the model (default: one engine in process)."
+    )
+    ray: str | None = pydantic.Field(
+        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
     )
     workflow_url: str | None = pydantic.Field(
         None, description="Workflow server that runs whole rollouts: it receives tasks and returns messages."
@@ -167,6 +173,11 @@ class CollectConfig(Config):
         False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
     )
     engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+    replica: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
+        "parts) and resources, Ray's own by name.",
+    )
 
     @pydantic.field_validator("map", mode="before")
     @classmethod
@@ -267,6 +278,8 @@ class CollectConfig(Config):
         names = (
             "concurrency",
             "chat_endpoint",
+            "replicas",
+            "ray",
             "workflow_url",
             "user_model",
             "on_break",

@@ -123,11 +123,11 @@ def _sources(path: Path, table: Table) -> list[Source]:
 
 def stage_table(path: Path) -> str | None:
     """Which table of a stage a Parquet file holds: as it says itself, else by its columns; None for rollouts."""
-    import pyarrow.parquet as pq
+    from gymdata.store.objects.streams import parquet_schema
 
     if path.suffix != ".parquet" or not path.is_file():
         return None
-    schema = pq.read_schema(path)
+    schema = parquet_schema(path)
     name = check_version(schema.metadata, str(path))
     return PAIRS.name if name is None and "chosen" in schema.names else name if name != ROLLOUTS.name else None
 

@@ -1,4 +1,4 @@
-"""Several servers of one policy behind one ``Sampler``.
+"""Several servers of one policy behind one ``Sampler``: servers behind URLs, or replicas of an engine on Ray.
 
 Invariants: a server is used only after it has proven to be like the first (same model name, tokenizer, template, kind of
 log-probabilities, and the same log-probabilities for fixed prompts), also when it comes back or is added while others run;
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.servers.vllm_server import DEFAULT_CONCURRENCY, Fingerprint, ServerSampler, server_address
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.engines.port import Generation, Sampler, SampleRequest
+from gymdata.engines.servers.fingerprint import Fingerprint
+from gymdata.engines.servers.vllm_server import server_address
+from gymdata.errors import DataError, GymdataError, OutsideError, UsageError
 
 #: Requests that a server gets before it has answered any; twice as many with each answer, until one says that it has enough.
 _FIRST_LIMIT = 32
@@ -36,11 +37,54 @@ _OTHER_WEIGHTS, _OTHER_NUMBERS = 0.05, 0.005
 _IDLE_SHARE, _IDLE_S = 0.2, 5.0
 
 
+class Member(Sampler, Protocol):
+    """One of several samplers of one policy. It does not retry by itself; a fatal OutsideError says that it is gone."""
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about it; empty before ``start``."""
+        ...
+
+    async def fingerprint(self) -> Fingerprint:
+        """What it shows of its policy; after ``start``. Raises UsageError when that is too little, OutsideError."""
+        ...
+
+
+class Places(Protocol):
+    """Where the servers are. ``noun``: what a person calls one of them."""
+
+    noun: str
+
+    @property
+    def may_change(self) -> bool:
+        """Whether ``read`` may give others while the run goes."""
+        ...
+
+    def read(self) -> dict[str, str]:
+        """Every server once, in order: its name as it may be shown, and what its sampler is made of."""
+        ...
+
+    async def open(self) -> None:
+        """Before the first sampler is started."""
+        ...
+
+    async def close(self) -> None:
+        """After the last was closed. Safe to call twice, and without ``open``."""
+        ...
+
+
 class Endpoints:
     """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment)."""
 
+    noun = "server"
+
     def __init__(self, given: Sequence[str]) -> None:
         self._given = list(given)
+
+    async def open(self) -> None:
+        """Nothing: servers run already."""
+
+    async def close(self) -> None:
+        """Nothing: servers are left running."""
 
     @property
     def may_change(self) -> bool:
@@ -72,12 +116,13 @@ class Endpoints:
 
 @dataclass(eq=False)
 class Server:
-    """One of the servers. ``url``: fit to be shown; ``given``: as it was given; ``limit``: generations that it may have in
-    flight; ``generations``, ``faults``: so far; ``busy_s``: seconds with a request."""
+    """One of the servers. ``url``: its name, fit to be shown; ``given``: as it was given; ``limit``: generations that it may
+    have in flight; ``generations``, ``faults``: so far; ``sampled_as``: generations by the name that they have of it;
+    ``busy_s``: seconds with a request."""
 
     url: str
     given: str
-    sampler: ServerSampler
+    sampler: Member
     up: bool = False
     refused: str | None = None
     listed: bool = True
@@ -86,6 +131,7 @@ class Server:
     in_flight: int = 0
     strikes: int = 0
     generations: int = 0
+    sampled_as: Counter[str] = field(default_factory=Counter)
     faults: int = 0
     outages: int = 0
     busy_s: float = 0.0
@@ -112,10 +158,12 @@ class Server:
         if not self.in_flight:
             self.busy_s += time.monotonic() - self.busy_since
 
-    def answered(self, n: int) -> None:
+    def answered(self, made: Sequence[Generation]) -> None:
         """A good answer: it may have more at a time, where it had all that it may have."""
+        n = len(made)
         self.strikes = 0
         self.generations += n
+        self.sampled_as.update(one.server or self.url for one in made)
         if self.in_flight + n > self.limit / 2:
             self.limit += n / self.limit if self.overloaded else n
 
@@ -128,19 +176,20 @@ class Server:
 class Servers:
     """A ``Sampler`` on several servers.
 
-    ``endpoints``: where they are; files among them are read again while it runs. ``make``: the sampler of one URL, which
-    must not retry by itself. A request goes to the server that has the rollout's earlier turns, or its group's, if that has
-    room, else to the one with the fewest in flight; ``retries``: how often another try is made after a fault.
+    ``places``: where they are, read again while it runs where that may change. ``make``: the sampler of one of them. A
+    request goes to the server that has the rollout's earlier turns, or its group's, if that has room, else to the one with
+    the fewest in flight; ``retries``: how often another try is made after a fault.
     """
 
     prefers_groups = True
 
     def __init__(
-        self, endpoints: Endpoints, make: Callable[[str], ServerSampler], *, retries: int = 5, pause_s: float = 0.5
+        self, places: Places, make: Callable[[str], Member], *, retries: int = 5, pause_s: float = 0.5
     ) -> None:
-        self._endpoints, self._make, self._retries, self._pause_s = endpoints, make, retries, pause_s
-        self.servers = [Server(url, given, make(given)) for url, given in endpoints.read().items()]
-        self.default_concurrency = DEFAULT_CONCURRENCY * len(self.servers)
+        self.places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
+        self._noun = places.noun
+        self.servers = [Server(url, given, make(given)) for url, given in places.read().items()]
+        self.default_concurrency = sum(server.sampler.default_concurrency for server in self.servers)
         self._wait_s = 0.0
         self._say: Callable[[str], None] = lambda _: None
         self._proof: Fingerprint | None = None
@@ -154,9 +203,10 @@ class Servers:
     async def start(self) -> Mapping[str, Any]:
         """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
         one that cannot be reached while others can is tried again while they work."""
-        found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
-        faults = [one for one in found if isinstance(one, BaseException)]
         try:
+            await self.places.open()
+            found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
+            faults = [one for one in found if isinstance(one, BaseException)]
             for fault in faults:
                 if not isinstance(fault, OutsideError):
                     raise fault
@@ -194,7 +244,7 @@ class Servers:
         """What each server did so far."""
         return [
             {
-                "url": server.url,
+                "url": server.sampler.facts().get("name") or server.url,
                 "engine_version": server.sampler.facts().get("engine_version"),
                 "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
                 "generations": server.generations,
@@ -202,6 +252,7 @@ class Servers:
                 "outages": server.outages,
                 "busy_s": round(server.busy_s, 3),
                 "logprob_difference": server.difference,
+                **({"sampled_as": dict(server.sampled_as)} if set(server.sampled_as) - {server.url} else {}),
             }
             for server in self.servers
         ]
@@ -214,10 +265,11 @@ class Servers:
         if idle:
             shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} generations)" for s in idle)
             found.append(
-                f"{len(idle)} of {len(self.servers)} servers were without a request for much of the {whole:.0f} s: {shares}"
+                f"{len(idle)} of {len(self.servers)} {self._noun}s were without a request for much of the {whole:.0f} s: "
+                f"{shares}"
             )
         if away := [s for s in self.servers if s.listed and not s.up]:
-            found.append(f"{len(away)} of {len(self.servers)} servers are not used in the end: " + ", ".join(
+            found.append(f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: " + ", ".join(
                 f"{s.url} ({s.refused or (s.last_fault.message if s.last_fault else 'no answer')})" for s in away
             ))  # fmt: skip
         return found
@@ -249,8 +301,10 @@ class Servers:
                     pause = min(2 * pause, 30.0)
                 avoid |= {server.url}
             else:
-                server.answered(request.n)
-                return [replace(one, server=server.url) for one in made]
+                # A replica that was moved to another node says so itself.
+                made = [one if one.server is not None else replace(one, server=server.url) for one in made]
+                server.answered(made)
+                return made
             finally:
                 server.end(request.n)
                 self._ended = time.monotonic()
@@ -266,6 +320,7 @@ class Servers:
         for server in self.servers:
             server.reviving = None
             await server.sampler.close()
+        await self.places.close()
 
     # --- which server gets a request --------------------------------------------------------------------------------
 
@@ -313,7 +368,7 @@ class Servers:
 
     # --- servers that fail, come back, and are added ------------------------------------------------------------------
 
-    def _fault(self, server: Server, sampler: ServerSampler, error: OutsideError) -> bool:
+    def _fault(self, server: Server, sampler: Member, error: OutsideError) -> bool:
         """Whether the request may be sent again."""
         if not error.retryable:
             return False
@@ -340,13 +395,13 @@ class Servers:
         if not others:
             self._none_since = server.down_since
             span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
-            self._say(f"no server can be reached, retrying for {span} (--wait-for-server)")
+            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            if self._endpoints.may_change and now - self._read_at >= _READ_S:
+            if self.places.may_change and now - self._read_at >= _READ_S:
                 self._read_at = now
                 self._read_again()
             for server in self.servers:
@@ -364,13 +419,14 @@ class Servers:
             if not future.done():
                 why = last.message if last is not None else "none is listed"
                 future.set_exception(OutsideError(
-                    "engine", f"none of {len(self.servers)} servers can be reached: {why}", fatal=True, retryable=True,
+                    "engine", f"none of {len(self.servers)} {self._noun}s can be reached: {why}", fatal=True, retryable=True,
                     hint=last.hint if last is not None else None,
                 ))  # fmt: skip
 
     async def _revive(self, server: Server) -> None:
         """One try to use a server again, or for the first time."""
         fresh = replace(server, sampler=self._make(server.given))
+        why: GymdataError | None
         try:
             proof = await self._prove(fresh)
             why = self._unlike(fresh, proof)
@@ -380,7 +436,7 @@ class Servers:
             server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
             server.next_try = time.monotonic() + server.pause_s
             return
-        except UsageError as error:
+        except GymdataError as error:
             why = error
         except asyncio.CancelledError:
             await fresh.sampler.close()
@@ -402,7 +458,7 @@ class Servers:
     def _read_again(self) -> None:
         """What the files list now: new servers are checked first, those that left get no more requests."""
         try:
-            urls = self._endpoints.read()
+            urls = self.places.read()
         except (DataError, UsageError) as error:
             # Whoever writes the file may be in the middle of it.
             self._say(f"the list of servers stays as it was: {error.message}")
@@ -453,8 +509,8 @@ class Servers:
         if not faults:
             return None
         return UsageError(
-            f"servers of one run must serve the same policy: {'; '.join(faults)}",
-            hint="leave that server out, or start it with the model and settings of the first",
+            f"{self._noun}s of one run must serve the same policy: {'; '.join(faults)}",
+            hint=f"leave that {self._noun} out, or start it with the model and settings of the first",
         )
 
     def _notes(self) -> list[str]:
@@ -467,7 +523,7 @@ class Servers:
                 if s.last_fault is not None
             ),
             *(
-                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first server's: another dtype or GPU?"
+                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first {self._noun}'s: another dtype or GPU?"
                 for s in odd
             ),
         ]

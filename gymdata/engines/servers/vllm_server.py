@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import generations, of_completion
+from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
 from gymdata.signals import run_async
@@ -163,37 +164,6 @@ def server_address(endpoint: str) -> Address:
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
-#: Ids of short prompts that every vocabulary can read, a text and a conversation: what servers are compared by.
-_PRINTS = ((1, 2, 3, 4), (7, 5, 3), (11, 13, 17, 19, 23), (42, 6, 9, 21, 8, 3))
-_PRINT_TEXT = "Grüße, 世界! 3.14159 == x**2\n\tend"
-_ALTERNATIVES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What tells a server of one policy from that of another: names, hashes of the tokens of a fixed text and conversation
-    (None: the server does not say), and of fixed prompts the likeliest next tokens with their log-probabilities, in nats."""
-
-    url: str
-    model: str | None
-    mode: str
-    tokens: str | None
-    rendered: str | None
-    next_tokens: tuple[Mapping[int, float], ...]
-
-    def difference(self, other: Fingerprint) -> float | None:
-        """Mean absolute difference of log-probabilities, over the tokens that both give; None where they name so different
-        tokens that their weights cannot be the same."""
-        deltas: list[float] = []
-        for mine, theirs in zip(self.next_tokens, other.next_tokens, strict=True):
-            both = mine.keys() & theirs.keys()
-            # The last places of a list may be taken by others that are almost as likely.
-            if 2 * len(both) <= min(len(mine), len(theirs)):
-                return None
-            deltas += [abs(mine[token] - theirs[token]) for token in both]
-        return sum(deltas) / len(deltas) if deltas else None
-
-
 class ServerSampler:
     """A ``Sampler`` on a vLLM server.
 
@@ -283,26 +253,26 @@ class ServerSampler:
 
     async def fingerprint(self) -> Fingerprint:
         """What this server shows of its policy; after ``start``. Raises UsageError when that is too little, OutsideError."""
-        sampling = Sampling(top_logprobs=_ALTERNATIVES)
+        sampling = Sampling(top_logprobs=ALTERNATIVES)
         try:
             drawn = [(await self._complete(*request))[0] for request in self._print_requests(sampling)]
         except OutsideError as error:
             if error.retryable or error.fatal:
                 raise
-            hint = f"start it without --max-logprobs, or with {_ALTERNATIVES} or more"
+            hint = f"start it without --max-logprobs, or with {ALTERNATIVES} or more"
             raise UsageError(f"{self.base} does not show what it serves: {error.message}", hint=hint) from error
-        said: list[dict[str, Any]] = [{"role": "user", "content": _PRINT_TEXT}]
+        said: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
         return Fingerprint(
             self.base,
             self.model,
             str(self._facts.get("logprobs_mode")),
-            await self._tokens_of({"prompt": _PRINT_TEXT}),
+            await self._tokens_of({"prompt": PRINT_TEXT}),
             await self._tokens_of({"messages": said, "add_generation_prompt": True}),
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
     def _print_requests(self, sampling: Sampling) -> list[tuple[dict[str, Any], Sequence[int] | None]]:
-        return [(self._body(prompt, 1, 1, 1, sampling), prompt) for prompt in _PRINTS]
+        return [(self._body(prompt, 1, 1, 1, sampling), prompt) for prompt in PRINTS]
 
     async def _tokens_of(self, what: Mapping[str, Any]) -> str | None:
         """A hash of the ids that the server makes of a text or a conversation; None where it does not say."""
