@@ -191,7 +191,7 @@ class _Strict(json.JSONEncoder):
         self._chunks = self._made()
 
     def _made(self) -> Callable[[Any, int], Iterable[str]] | None:
-        make = json.encoder.c_make_encoder
+        make = getattr(json.encoder, "c_make_encoder", None)
         if make is None:
             return None
         encode: Callable[[Any, int], Iterable[str]] = make(
@@ -388,10 +388,12 @@ _LONG = re.compile(rb'(?<![\w."])\d{19}')
 def parsed(text: str) -> tuple[Any, bool]:
     """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
     are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
-    with contextlib.suppress(ValueError):
+    try:
         data = text.encode()
         if b"0" * 19 not in data.translate(_DIGITS) or not _LONG.search(data):
             return orjson.loads(data), True
+    except ValueError:
+        pass
     return json.loads(text), False
 
 

@@ -77,7 +77,9 @@ def cut(line: bytes, parser: Any) -> Cut | None:
 
 def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
     """The line with places for its token lists, and the texts of those."""
-    kept, lists, at = [], [], 0
+    kept: list[bytes] = []
+    lists: list[bytes] = []
+    at = 0
     while head := _HEAD.search(line, at):
         begin = head.end()
         end = line.find(b"]", begin)
