@@ -167,10 +167,12 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
             )
     children = []
     for f in kind:
+        # Arrow makes the name each time that it is wanted.
+        name = f.name
         try:
-            children.append(_build(f, [value.get(f.name) for value in values]))
+            children.append(_build(f, [value.get(name) for value in values]))
         except _MismatchError as fault:
-            raise _MismatchError(f".{f.name}{fault.at}", fault.got, fault.expected) from None
+            raise _MismatchError(f".{name}{fault.at}", fault.got, fault.expected) from None
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
