@@ -410,12 +410,13 @@ def read_evidence(path: Path | None, ids: pa.Array) -> Mapping[str, pa.ListArray
         return {}
     if path.is_dir():
         path = path / f"{AUDIT.name}.parquet"
-    import pyarrow.parquet as pq
+    from gymdata.store.objects.streams import parquet_file
 
     if not path.exists():
         raise DataError.missing_path(path, "a Parquet table for --token-columns")
     try:
-        table = pq.read_table(path)
+        with parquet_file(path) as file:
+            table = file.read()
     except (OSError, pa.ArrowException) as error:
         raise DataError.unreadable(path, str(error).splitlines()[0]) from error
     names = [name for name in experiences.EVIDENCE if name in table.column_names]

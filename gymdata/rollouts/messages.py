@@ -191,6 +191,7 @@ class _Strict(json.JSONEncoder):
         self._chunks = self._made()
 
     def _made(self) -> Callable[[Any, int], Iterable[str]] | None:
+        # CPython has it, other Pythons may not.
         make = getattr(json.encoder, "c_make_encoder", None)
         if make is None:
             return None

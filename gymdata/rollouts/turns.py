@@ -32,6 +32,14 @@ class TopLogProb(TypedDict):
     log_prob: float
 
 
+class WeightSpan(TypedDict):
+    """Generated tokens from ``start`` to before ``end`` were sampled by the weights that the engine calls ``version``."""
+
+    version: str
+    start: int
+    end: int
+
+
 class Turn(TypedDict):
     """One model call of a rollout, as files have it (``gymdata.rollouts.schema.TURN``). A turn's H is its prompt ++
     generation."""
@@ -60,6 +68,8 @@ class Turn(TypedDict):
     rendered: NotRequired[bool | None]
     #: Which of several servers sampled it.
     server: NotRequired[str | None]
+    #: Which weights sampled which tokens, where the engine says; the spans follow each other and cover the generation.
+    weight_versions: NotRequired[list[WeightSpan] | None]
 
 
 @dataclass(slots=True)
@@ -75,6 +85,7 @@ class Call:
     top_log_probs: list[list[TopLogProb]] | None = None
     rendered: bool | None = None
     server: str | None = None
+    weight_versions: list[WeightSpan] | None = None
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -154,6 +165,7 @@ class TurnEncoder:
             "top_log_probs": call.top_log_probs,
             "rendered": call.rendered,
             "server": call.server,
+            "weight_versions": call.weight_versions,
             "digest": turn_digest(parent_digest, shared, delta, generation, log_probs),
         }
         self.turns.append(turn)

@@ -1,13 +1,13 @@
 """Validation of a path: every file's batches through the checks, into one report.
 
-Invariants: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
-files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
+Invariants: memory is bounded by a few batches plus ids, hashes and numbers of each rollout, in arrays; violations come in
+the order of files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from gymdata.rollouts import checks
 from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import sampling_biases
+from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, resolve, sealed_twin
@@ -43,7 +44,7 @@ def validate_rollouts(
     vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
     sampled_greedily = any_log_prob = False
     #: Of each file, the rows with token ids.
-    with_ids: dict[str, list[int]] = {}
+    with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
     for source in sources:
         file = str(source.path)
@@ -61,10 +62,10 @@ def validate_rollouts(
                 batch.temperature is not None and bool((batch.temperature == 0).any())
             )
             any_log_prob = any_log_prob or bool(np.isfinite(batch.turns.logprobs.values).any())
-            with_ids.setdefault(file, []).extend(batch.rows[batch.turns.has_ids()].tolist())
+            with_ids.setdefault(file, []).append(batch.rows[batch.turns.has_ids()])
             digests = selection.wants("T209")
             here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
-            here += across.add(batch, file)
+            across.add(batch, file)
             if behaves:
                 here += behavior.add(batch, file)
         found += (
@@ -76,11 +77,19 @@ def validate_rollouts(
     # Without a single log-probability none is biased.
     if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
         found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
-    bad = rows_with_errors(found)
-    report.trainable = sum((file, row) not in bad for file, rows in with_ids.items() for row in rows)
+    report.trainable = _without_errors(with_ids, found)
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))
     return report
+
+
+def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Violation]) -> int:
+    """How many of the rows of each file have none of the errors that were found."""
+    bad: dict[str | None, list[int]] = {}
+    for file, row in rows_with_errors(found):
+        bad.setdefault(file, []).append(row)
+    whole = {file: np.concatenate(parts) for file, parts in with_ids.items()}
+    return sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in whole.items())
 
 
 def behavior_of(path: str | Path) -> dict[str, str]:

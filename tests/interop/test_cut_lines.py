@@ -101,7 +101,7 @@ PLAIN = '{"type":"reasoning",' + ITEM + "}"
 
 
 def test_only_rows_that_are_one_chain_are_cut() -> None:
-    """A prompt that begins with the call before is cut to its new ids; other rows are left to the ways that read them whole."""
+    """A prompt that begins with the call before is cut to its new ids; others are left to those that read them whole."""
     simdjson = pytest.importorskip("simdjson")
     after = PLAIN.replace("[1,2]", "[1,2,3,8,9]")
     line = f'{{"responses_create_params":{{}},"response":{{"output":[{PLAIN},{after}]}}}}'.encode()
