@@ -120,6 +120,7 @@ def write(
         lines = target.suffix == ".jsonl"
         return nat.write(_trajectories(name, rows, lost), path, lines=lines, shapes=came_from)
     writer = _atif() if name == "atif" else _text(name)
+    encode = _encoder(name)
     as_list = target.suffix == ".json"
     count = 0
     with path.open("wb") as file:
@@ -130,7 +131,7 @@ def write(
             if as_list:
                 # One trajectory is the document itself, as its users have it; several are a list.
                 file.write(b"" if not count else b",\n")
-            file.write(json.dumps(made, ensure_ascii=False).encode() if name == "atif" else _line(made))
+            file.write(json.dumps(made, ensure_ascii=False).encode() if name == "atif" else encode(made))
             file.write(b"" if as_list else b"\n")
             count += 1
     if as_list and count > 1:
@@ -138,10 +139,21 @@ def write(
     return count
 
 
-def _line(made: Row) -> bytes:
+def columns(name: str) -> Sequence[str] | None:
+    """The columns of rollouts that a format is written from; None for all of them."""
+    from gymdata.interop.text_export import COLUMNS, WRITERS
+
+    return COLUMNS if name in WRITERS and name not in OF_PAIRS else None
+
+
+def _encoder(name: str) -> Callable[[Any], bytes]:
+    """What writes a row. The writers of text give finite numbers."""
+    import orjson
+
+    from gymdata.interop.text_export import WRITERS
     from gymdata.store.lines import encode_any
 
-    return encode_any(made)
+    return orjson.dumps if name in WRITERS else encode_any
 
 
 def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:

@@ -405,11 +405,12 @@ def _export(
     #: The row that is being written.
     current: str | None = None
 
-    made = _rows_with_texts if format == "nemo-gym" else to_rows
+    names = formats.columns(format)
+    made = _rows_with_texts if format == "nemo-gym" else to_rows if names is None else _rows_without_turns
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal seen, current
-        for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
+        for batch in scan_batches(path, table, names, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
             refuse_unsound_rows(batch, str(path), known)
             for row in made(batch):
@@ -419,12 +420,14 @@ def _export(
     lost: Counter[str] = Counter()
     part = out.part(target.name)
     try:
-        if format == "nemo-gym":
-            _write_nemo_gym(rows(), part.path, summary, lost)
-            lost["turns that no message names"] = summary.turns_lost
-        else:
-            summary.rows_out = formats.write(format, rows(), part.path, target, lost, formats.shapes_of(path, format))
-            summary.skipped = seen - summary.rows_out
+        with rare_collections():
+            if format == "nemo-gym":
+                _write_nemo_gym(rows(), part.path, summary, lost)
+                lost["turns that no message names"] = summary.turns_lost
+            else:
+                came_from = formats.shapes_of(path, format)
+                summary.rows_out = formats.write(format, rows(), part.path, target, lost, came_from)
+                summary.skipped = seen - summary.rows_out
     except DataError:
         raise
     except ODD as error:
@@ -447,6 +450,10 @@ def _rows_with_texts(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
     return rows(batch)
 
 
+def _rows_without_turns(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+    return to_rows(batch.drop_columns(["turns"]))
+
+
 def _nothing_there(path: str | Path, table: Table) -> DataError:
     """Why there is not one row to export, and what would give some."""
     found = find_run_json(path)
@@ -467,7 +474,7 @@ def _write_nemo_gym(
 ) -> None:
     from gymdata.interop.nemo_gym.write import nemo_gym_line
 
-    with path.open("wb") as file, rare_collections():
+    with path.open("wb") as file:
         for row in rows:
             line = nemo_gym_line(row)
             summary.rows_out += 1
