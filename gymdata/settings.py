@@ -265,6 +265,27 @@ def _names(value: Any) -> Any:
     return names
 
 
+def _server_urls(value: Any) -> Any:
+    if value is None:
+        return []
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        return value
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def one_or_list(value: list[str]) -> str | list[str] | None:
+    """A list as files and run.json have it: of one entry, that entry."""
+    return value if len(value) > 1 else next(iter(value), None)
+
+
+#: Base URLs of servers: a text, texts, comma lists, or ``@FILE`` of them.
+ServerUrls = Annotated[
+    list[str],
+    pydantic.BeforeValidator(_server_urls, json_schema_input_type=str | list[str] | None),
+    pydantic.PlainSerializer(one_or_list),
+]
+
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 

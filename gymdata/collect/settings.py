@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
-from gymdata.settings import Config, OnlyWith, Rewards
+from gymdata.settings import Config, OnlyWith, Rewards, ServerUrls, one_or_list
 from gymdata.store.objects.places import is_url
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
@@ -56,7 +56,7 @@ class CollectConfig(Config):
         None, description="Jinja file that makes the prompt of a task's columns, such as {{ question }}."
     )
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
-    endpoint: list[str] = pydantic.Field(
+    endpoint: ServerUrls = pydantic.Field(
         default_factory=list,
         description="Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.",
     )
@@ -184,16 +184,6 @@ class CollectConfig(Config):
     def _fields_of_tasks(cls, value: Any) -> Any:
         return checked(value)
 
-    @pydantic.field_validator("endpoint", mode="before", json_schema_input_type=str | list[str] | None)
-    @classmethod
-    def _one_or_several_servers(cls, value: Any) -> Any:
-        if value is None:
-            return []
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-            return value
-        return [part.strip() for text in texts for part in text.split(",") if part.strip()]
-
     @pydantic.field_validator("shard")
     @classmethod
     def _part(cls, value: str | None) -> str | None:
@@ -217,18 +207,16 @@ class CollectConfig(Config):
             raise ValueError("NAME=SPEC for each of several environments, each NAME once")
         return specs
 
-    @pydantic.field_serializer("endpoint", "env")
+    @pydantic.field_serializer("env")
     def _as_given(self, value: list[str]) -> str | list[str] | None:
-        """One server, and one environment, is one text, as files and run.json have it."""
-        return value if len(value) > 1 else next(iter(value), None)
+        """One environment is one text, as files and run.json have it."""
+        return one_or_list(value)
 
     @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward", "user_model")
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
         for url in value if isinstance(value, list) else [value]:
-            if name == "endpoint" and url.startswith("@"):
-                continue
             place = _split(url)[1].removeprefix("resources:") if name == "env" else url
             refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
         return value
@@ -296,7 +284,7 @@ class CollectConfig(Config):
             "retries",
         )
         engine = {key: value for key, value in self.engine.items() if key not in _ENGINE_IDENTITY}
-        places = {"endpoint": self._as_given(self.endpoint), "env": self._as_given(self.env)}
+        places = {"endpoint": one_or_list(self.endpoint), "env": one_or_list(self.env)}
         return {**{name: getattr(self, name) for name in names}, **places, "engine": engine}
 
 

@@ -49,6 +49,7 @@ def check_batch(
         *storage(e, digests=digests, reader=reader),
         *tokens(e, vocab_size),
         *log_probs(e),
+        *weights(e),
         *rewards(e, reward_named),
     ]
     if e.messages is not None:
@@ -151,6 +152,25 @@ def tokens(e: Evidence, vocab_size: int | None) -> Iterator[Violation]:
             k, position = ids.locate(place)
             more = {"expected": f"0 to {limit - 1}", "got": str(ids.values[place]), "detail": f"in the {what}"}
             yield at.turn(k, "T206", position=position + int(before[k]), **more)
+
+
+def weights(e: Evidence) -> Iterator[Violation]:
+    """T214 where spans of weight versions do not cover the generation, T215 where several weights sampled it."""
+    at, t = _Places(e), e.turns
+    if t.weights is None:
+        return
+    starts, ends = t.weights.start, t.weights.end
+    for k in np.flatnonzero(starts.lengths > 0).tolist():
+        begin, end, n = starts[k], ends[k], int(t.generation.lengths[k])
+        expected = np.append(0, end[:-1])
+        if end[-1] != n or (begin != expected).any() or (end < begin).any():
+            got = ", ".join(f"{a}–{b}" for a, b in zip(begin.tolist(), end.tolist(), strict=True))
+            yield at.turn(k, "T214", expected=f"spans that follow each other from 0 to {n}", got=got)
+            continue
+        first = int(starts.offsets[k])
+        versions = [str(t.weights.version[place]) for place in range(first, first + len(begin))]
+        if len(set(versions)) > 1:
+            yield at.turn(k, "T215", position=int(begin[1]), got=", then ".join(versions))
 
 
 def outside(ids: np.ndarray, limit: int) -> Ints:

@@ -29,7 +29,7 @@ from pyarrow.fs import LocalFileSystem
 from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
-from gymdata.store.objects.fetching import stood_for
+from gymdata.store.objects.places import mirrored
 from gymdata.store.objects.streams import parquet_file, parquet_schema
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
@@ -188,7 +188,8 @@ def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
     alike: dict[tuple[bool, tuple[tuple[str, str], ...]], list[Path]] = defaultdict(list)
     for file in files:
         schema = _checked_schema(file, table)
-        alike[stood_for(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
+        # A copy in the spool may become a stand-in while it is read.
+        alike[mirrored(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
     found: list[ds.Dataset] = []
     for (remote, _), same in alike.items():
         schema = parquet_schema(same[0]).remove_metadata()

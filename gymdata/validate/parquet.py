@@ -33,11 +33,11 @@ _NESTED = {
     "messages": ("role", "turn", "tool_calls", "tool_call_id", "content", "reasoning"),
     "turns": (
         "parent", "prefix_length", "prompt_delta_ids", "generation_token_ids", "generation_log_probs", "digest", "agent",
-        "finish_reason", "rendered",
+        "finish_reason", "rendered", "weight_versions",
     ),
 }  # fmt: skip
 _TEXTS = ("content", "reasoning")
-_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rendered"}
+_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rendered", "weight_versions"}
 #: Uncompressed bytes of a row group above which it is streamed instead of read at once.
 _GIANT = 256 << 20
 _STREAM_BYTES = 48 << 20
