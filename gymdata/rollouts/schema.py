@@ -315,7 +315,6 @@ EXPERIENCES = Table(
         "temperature",
         "policy_hash",
         "policy_version",
-        "loss_mask" + _LEAF,
     ),
     split=tuple(
         c + _LEAF

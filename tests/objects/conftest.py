@@ -10,6 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.forks import Forks, forks
 from tests.objects.faulty_store import FaultyStore, faulty, s3
 from tests.rollout_files import rollout, write_run
 
@@ -25,6 +26,20 @@ def server() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with s3() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Forks]:
+    """Where writers that are killed come from."""
+    loaded = (
+        "gymdata.cli.main",
+        "gymdata.cli.pairs",
+        "gymdata.pairs.run",
+        "gymdata.store.objects.streams",
+        "obstore.store",
+    )
+    with forks("tests.objects.appending", *loaded) as made:
+        yield made
 
 
 @pytest.fixture
