@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ SUFFIXES = {
     "atif": (".jsonl", ".json"),
 }
 _EXPECTED = "NeMo Gym rows, trajectories or DPO rows of the NeMo Agent Toolkit, or ATIF trajectories"
+#: Of a row group of verl's table.
+_ROWS = 8_192
 Row = Mapping[str, Any]
 
 
@@ -173,9 +176,28 @@ def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist(list(rows))
-    pq.write_table(table, path, compression="zstd")
-    return int(table.num_rows)
+    text = pa.string()
+    extra = {
+        "index": pa.int64(),
+        "task_id": text,
+        "rollout_id": text,
+        "reward": pa.float64(),
+        "task": text,
+        "tools": text,
+    }
+    schema = pa.schema({
+        "data_source": text,
+        "prompt": pa.list_(pa.struct({"role": text, "content": text})),
+        "ability": text,
+        "reward_model": pa.struct({"style": text, "ground_truth": text}),
+        "extra_info": pa.struct(extra),
+    })  # fmt: skip
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as sink:
+        while chunk := list(islice(rows, _ROWS)):
+            sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
+            count += len(chunk)
+    return count
 
 
 def shapes_of(path: str | Path, name: str) -> list[Any]:

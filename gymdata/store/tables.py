@@ -28,6 +28,8 @@ from gymdata.store.run_json import replacing
 from gymdata.tuning import ahead
 
 ROW_GROUP_TOKENS = 4_000_000
+#: Of a row group in memory.
+ROW_GROUP_BYTES = 128 << 20
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
@@ -122,7 +124,7 @@ def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Seque
 
 
 class ParquetSink:
-    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens, page checksums."""
+    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens and 128 MB, page checksums."""
 
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
@@ -139,9 +141,18 @@ class ParquetSink:
             write_page_checksum=True,
         )
         self._held: list[pa.RecordBatch] = []
-        self._tokens = 0
+        self._tokens = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        # Rows without tokens, or with long texts, would make row groups of any size.
+        rows = max(1, batch.num_rows * ROW_GROUP_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            if self._held and self._bytes + piece.nbytes > ROW_GROUP_BYTES:
+                self._flush()
+            self._add(piece)
+
+    def _add(self, batch: pa.RecordBatch) -> None:
         sizes = np.cumsum(_tokens(batch))
         start, before = 0, 0
         while start < batch.num_rows:
@@ -152,6 +163,7 @@ class ParquetSink:
                 continue
             stop = max(stop, start + 1)
             self._held.append(batch.slice(start, stop - start))
+            self._bytes += self._held[-1].nbytes
             self._tokens += int(sizes[stop - 1]) - before
             start, before = stop, int(sizes[stop - 1])
 
@@ -163,7 +175,7 @@ class ParquetSink:
         if self._held:
             group = pa.Table.from_batches(self._held)
             self._writer.write_table(group, row_group_size=group.num_rows)
-        self._held, self._tokens = [], 0
+        self._held, self._tokens, self._bytes = [], 0, 0
 
 
 class JsonLinesSink:

@@ -209,6 +209,8 @@ def test_verl_rows(run: Path, tmp_path: Path) -> None:
     first = pq.read_table(tmp_path / "a.parquet").to_pylist()[0]
     assert first["prompt"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "42"}
+    kinds = {f.name: str(f.type) for f in pq.read_schema(tmp_path / "a.parquet").field("extra_info").type}
+    assert (kinds["index"], kinds["reward"], kinds["task"]) == ("int64", "double", "string")
 
 
 def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
