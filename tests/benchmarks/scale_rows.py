@@ -82,4 +82,4 @@ if __name__ == "__main__":
     numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
     words = [word for word in sys.argv[1:] if not word.isdigit()]
     chosen = [name for name in NAMES if not words or any(word in name for word in words)]
-    print(markdown(main(*numbers[:1] or [10_000_000], names=chosen)))
+    print(markdown(main(numbers[0] if numbers else 10_000_000, chosen)))
