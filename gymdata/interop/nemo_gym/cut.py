@@ -59,7 +59,7 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         if places is None:
             return None
         # The output was looked at.
-        row = nemo_rows.row_of(value | {"response": response | {"output": []}}, nemo_rows.PlainLists)
+        row = nemo_rows.row_of(value | {"response": response | {"output": []}}, _Values(parser))
         new = _new(lists[::3], lists[1::3])
         if new is None:
             return None
@@ -100,6 +100,19 @@ def _keys(text: bytes) -> int | None:
     be seen."""
     bare = text.translate(None, _SPACE)
     return None if b'\\\\":' in bare else bare.count(b'":') - bare.count(b'\\":')
+
+
+class _Values(nemo_rows.PlainLists):
+    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+
+    def text(self, value: Any) -> bytes:  # type: ignore[override]  # an instance's, for the parser
+        if isinstance(value, (dict, list)):
+            made: bytes = self._parser.parse(orjson.dumps(value)).mini
+            return made
+        return str(value).encode()
 
 
 def _take_out(output: list[Any], count: int) -> list[int] | None:
