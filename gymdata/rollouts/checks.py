@@ -251,6 +251,29 @@ def _unanswered(m: Messages, owner: Ints) -> Iterator[int]:
                 yield i
 
 
+class Facts(NamedTuple):
+    """What ``AcrossRows`` needs of a batch, one entry a rollout: a hash of its generations, and how long they are."""
+
+    rows: list[int]
+    ids: list[str | None]
+    groups: list[str | None]
+    hashes: list[int]
+    lengths: list[int]
+    #: None where there is none.
+    rewards: list[float | None]
+
+    @classmethod
+    def of(cls, e: Evidence) -> Facts:
+        generated = e.turns.by_rollout(e.turns.generation)
+        rewards: list[float | None] = [None] * e.n
+        if e.reward is not None and e.reward_null is not None:
+            known = zip(e.reward.tolist(), e.reward_null.tolist(), strict=True)
+            rewards = [None if null else reward for reward, null in known]
+        groups: list[str | None] = list(e.group_id) if e.group_id is not None else [None] * e.n
+        hashes, lengths = generated.hashes().tolist(), generated.lengths.tolist()
+        return cls(e.rows.tolist(), list(e.rollout_id), groups, hashes, lengths, rewards)
+
+
 class AcrossRows:
     """What is seen only over all rows of a path: D701, D702, R503. Keeps an id and a hash a rollout."""
 
@@ -259,32 +282,26 @@ class AcrossRows:
         self._generations: dict[tuple[str, int, int], str | None] = {}
         self._groups: dict[str, _Group] = {}
 
-    def add(self, e: Evidence, file: str | None = None) -> list[Violation]:
-        """The duplicates in this batch; its groups are remembered for ``finish``."""
+    def add(self, facts: Facts, file: str | None = None) -> list[Violation]:
+        """The duplicates in a batch; its groups are remembered for ``finish``."""
         found = []
-        at = _Places(e)
-        ids = list(e.rollout_id)
-        groups = list(e.group_id) if e.group_id is not None else [None] * e.n
-        generated = e.turns.by_rollout(e.turns.generation)
-        hashes, lengths = generated.hashes().tolist(), generated.lengths.tolist()
-        for r in range(e.n):
-            rollout_id, group = ids[r], groups[r]
-            here = f"{file or ''} row {e.rows[r]}".strip()
+        for row, rollout_id, group, hashed, length, reward in zip(*facts, strict=True):
+            here = f"{file or ''} row {row}".strip()
             if rollout_id is not None:
                 before = self._seen.setdefault(rollout_id, here)
                 if before != here:
-                    found.append(at.rollout(r, "D701", detail=f"first seen at {before}"))
+                    found.append(Violation("D701", row, rollout_id, detail=f"first seen at {before}"))
                     continue
             if group is None:
                 continue
-            if lengths[r]:
-                key = (group, hashes[r], lengths[r])
+            if length:
+                key = (group, hashed, length)
                 if key in self._generations:
-                    found.append(at.rollout(r, "D702", detail=f"same tokens as {self._generations[key]}"))
+                    found.append(Violation("D702", row, rollout_id, detail=f"same tokens as {self._generations[key]}"))
                 else:
                     self._generations[key] = rollout_id or here
-            if e.reward is not None and e.reward_null is not None and not e.reward_null[r]:
-                self.reward(group, float(e.reward[r]), int(e.rows[r]), rollout_id, file)
+            if reward is not None:
+                self.reward(group, reward, row, rollout_id, file)
         return found
 
     def reward(self, group: str, reward: float, row: int, rollout_id: str | None, file: str | None) -> None:

@@ -59,8 +59,9 @@ def decode(line: bytes) -> Any:
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """Each non-blank line with its 1-based number. Raises DataError when the file cannot be read to its end."""
-    number, rest = 0, BOM
+    """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
+    part = source.part
+    number, rest = (part.lines, BOM if not part.start else b"") if part is not None else (0, BOM)
     try:
         for block in _blocks(source):
             *whole, rest = (block.removeprefix(rest) if rest is BOM else rest + block).split(b"\n")
@@ -83,6 +84,11 @@ def _blocks(source: Source) -> Iterator[bytes]:
             yield from _gunzipped(file)
         elif source.compression == "zstd":
             yield from _unzstd(file)
+        elif source.part is not None:
+            left = source.part.end - file.seek(source.part.start)
+            while block := file.read(min(_BLOCK, left)):
+                left -= len(block)
+                yield block
         else:
             while block := file.read(_BLOCK):
                 yield block

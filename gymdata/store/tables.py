@@ -57,7 +57,7 @@ def scan_batches(
     file. Files may differ in optional columns, so batches may."""
     names = _chosen(table, columns)
     for source in resolve(path, table):
-        yield from _scan_source(source, table, names, batch_size)
+        yield from scan_source(source, table, names, batch_size)
 
 
 def has_rows(source: Source, table: Table) -> bool:
@@ -65,7 +65,7 @@ def has_rows(source: Source, table: Table) -> bool:
     if source.kind == "jsonl":
         return next(iter_lines(source), None) is not None
     names = [table.schema.names[0]]
-    return next(_scan_source(source, table, names, 1), None) is not None
+    return next(scan_source(source, table, names, 1), None) is not None
 
 
 def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
@@ -216,7 +216,10 @@ def _refuse_short(where: str, rows: int, expected: int) -> None:
         raise DataError.damaged(where, f"{rows:,} of {expected:,} rows can be read")
 
 
-def _scan_source(source: Source, table: Table, names: list[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
+def scan_source(
+    source: Source, table: Table, names: Sequence[str] | None, batch_size: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The same of one file, or of a part of one."""
     check_source(source, table)
     if source.kind != "parquet":
         empty = True
@@ -232,9 +235,14 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
         with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
+            groups = range(file.num_row_groups) if source.part is None else range(source.part.start, source.part.end)
             seen, expected = 0, file.metadata.num_rows
+            if source.part is not None:
+                expected = sum(file.metadata.row_group(i).num_rows for i in groups)
             # Closed before the file: its thread may be reading when nobody wants the rest.
-            with contextlib.closing(ahead(_parquet_batches(file, present, batch_size), _BATCHES_AHEAD)) as batches:
+            with contextlib.closing(
+                ahead(_parquet_batches(file, present, batch_size, groups), _BATCHES_AHEAD)
+            ) as batches:
                 for batch in batches:
                     seen += batch.num_rows
                     if batch.num_rows:
@@ -244,13 +252,15 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
         raise broken_parquet(source.path, error) from error
 
 
-def _parquet_batches(file: pq.ParquetFile, columns: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(
+    file: pq.ParquetFile, columns: list[str], batch_size: int, groups: Iterable[int]
+) -> Iterator[pa.RecordBatch]:
     """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is."""
-    for index in range(file.num_row_groups):
+    for index in groups:
         yield from file.iter_batches(batch_size, row_groups=[index], columns=columns)
 
 
-def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterator[pa.RecordBatch]:
+def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
     where = str(source.path)
     try:
         rows = _rows(source, table)
@@ -258,7 +268,7 @@ def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterato
     except FileNotFoundError:
         # Sealed since the folder was listed: the part holds the same rows.
         if twin := sealed_twin(source.path):
-            yield from _scan_source(twin, table, names, _BATCH_ROWS)
+            yield from scan_source(twin, table, names, _BATCH_ROWS)
             return
         raise DataError.missing_path(source.path) from None
     if first is None:
@@ -298,7 +308,7 @@ def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:
         yield number, row, len(line)
 
 
-def _present(schema: pa.Schema, table: Table, names: list[str] | None, where: str) -> list[str]:
+def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
     """The columns to read from a file, which must have all that the table cannot do without."""
     wanted = names if names is not None else table.schema.names
     missing = [n for n in wanted if n not in schema.names and n not in table.optional]
@@ -307,7 +317,7 @@ def _present(schema: pa.Schema, table: Table, names: list[str] | None, where: st
     return [n for n in wanted if n in schema.names]
 
 
-def _shape(data: pa.Table, table: Table, names: list[str] | None, where: str) -> pa.Table:
+def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
     """``data`` with the types, order and metadata of the schema; columns asked for and not there are null."""
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):

@@ -1,0 +1,95 @@
+"""Files cut into parts that several processes read: row groups of Parquet, lines of JSON.
+
+Invariants: the parts of a file, one after the other, are the file; the places that readers report are those in the file.
+What cannot be cut (compressed files, journals), and what is not as it was recorded or cannot be opened, stays whole, so that
+it is the reader that says what is wrong, where one process would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gymdata.store.paths import BOM, Part, Source
+from gymdata.store.reading import is_as_recorded
+
+if TYPE_CHECKING:
+    from gymdata.rollouts.schema import Table
+
+#: Bytes of a part: uncompressed ones of Parquet, whose row groups are not divided.
+PIECE_BYTES = 8 << 20
+
+
+def pieces(sources: Iterable[Source], table: Table | None = None, *, lines: bool = True) -> Iterator[Source]:
+    """``sources`` in order, in parts where they can be cut. ``lines``: JSON lines, too, and not only Parquet.
+
+    With ``table`` only files that ``check_source`` lets pass are cut, and their parts are not checked again.
+    """
+    for source in sources:
+        cuttable = source.kind == "parquet" or (lines and source.kind == "jsonl" and source.compression is None)
+        try:
+            cuttable = cuttable and (table is None or is_as_recorded(source, table))
+            size = source.path.stat().st_size
+        except OSError:
+            cuttable = False
+        if not cuttable or (source.kind == "jsonl" and size <= PIECE_BYTES):
+            yield source
+        elif source.kind == "parquet":
+            yield from _groups(source)
+        else:
+            yield from _lines(source)
+
+
+def name_of(source: Source) -> str:
+    """What to call a piece."""
+    if source.part is None:
+        return str(source.path)
+    what = "row groups" if source.kind == "parquet" else "bytes"
+    return f"{source.path} ({what} {source.part.start:,} to {source.part.end - 1:,})"
+
+
+def _groups(source: Source) -> Iterator[Source]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(source.path) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+            whole = sum(group.num_rows for group in groups) == file.metadata.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        whole = False
+    if not whole or len(groups) < 2:
+        yield source
+        return
+    start = size = before = rows = 0
+    for index, group in enumerate(groups):
+        size, rows = size + group.total_byte_size, rows + group.num_rows
+        if size >= PIECE_BYTES or index + 1 == len(groups):
+            yield replace(source, part=Part(start, index + 1, before, before))
+            start, size, before, rows = index + 1, 0, before + rows, 0
+
+
+def _lines(source: Source) -> Iterator[Source]:
+    start = lines = rows = 0
+    with source.path.open("rb") as file:
+        while data := file.read(PIECE_BYTES):
+            data += file.readline()
+            yield replace(source, part=Part(start, start + len(data), lines, rows))
+            more, blank = _counted(data if start else data.removeprefix(BOM))
+            start += len(data)
+            lines, rows = lines + more, rows + more - blank
+
+
+def _counted(data: bytes) -> tuple[int, int]:
+    """Lines, and how many of them are blank; the last line may have no end."""
+    begin = lines = blank = 0
+    while begin < len(data):
+        end = data.find(b"\n", begin)
+        end = len(data) if end < 0 else end
+        lines += 1
+        # Hardly any line begins with white space, and the others need not be looked at.
+        if (end == begin or data[begin : begin + 1].isspace()) and not data[begin:end].strip():
+            blank += 1
+        begin = end + 1
+    return lines, blank
