@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,19 @@ RUNS = 3
 IN_ORDER = {"train_sampling_strategy": "sequential"}
 
 
-KINDS: dict[str, tuple[str, Callable[[Path, Path, Shape], Sides]]] = {
-    "rl": ("a bare Trainer", bench_train.rl_sides),
-    "dpo": ("TRL's DPOTrainer", bench_train.dpo_sides),
-    "sft": ("TRL's SFTTrainer", bench_train.sft_sides),
+#: The rival, what makes a file and its stock trainer, and what makes a stock trainer of a file that is there.
+KINDS: dict[
+    str, tuple[str, Callable[[Path, Path, Shape], Sides], Callable[[Path, Path, Shape, Path], bench_train.Stock]]
+] = {
+    "rl": ("a bare Trainer", bench_train.rl_sides, bench_train.rl_stock),
+    "dpo": ("TRL's DPOTrainer", bench_train.dpo_sides, bench_train.dpo_stock),
+    "sft": ("TRL's SFTTrainer", bench_train.sft_sides, bench_train.sft_stock),
 }
 
 
 def trainings(folder: Path, model: Path, kind: str, shape: Shape) -> Iterator[Row]:
     """A trainer against itself without sharing, and, where prompts are shared, against a stock trainer."""
-    name, sides = KINDS[kind]
+    name, sides, _ = KINDS[kind]
     folder.mkdir()
     file, stock, _ = sides(folder, model, shape)
     what = f"train-{kind}, {shape.name}, against"
@@ -78,17 +81,26 @@ def collected(folder: Path) -> Path:
 
 
 def demo_trainings(folder: Path, run: Path) -> Iterator[Row]:
-    """Our trainers on what the demo trains from, the sample policy, against themselves without sharing."""
+    """Our trainers on what the demo trains from, the sample policy, against themselves without sharing and stock ones."""
     gymdata("experience", run, "-o", folder / "experiences")
     gymdata("pairs", run, "-o", folder / "pairs", "--strategy", "all", "--max-pairs-per-task", 4)
-    files = {"rl": folder / "experiences", "dpo": folder / "pairs", "sft": run}
+    files = {
+        "rl": folder / "experiences" / "experiences.parquet",
+        "dpo": folder / "pairs" / "pairs.parquet",
+        "sft": run,
+    }
+    model = sample_data() / "policy"
     for kind, file in files.items():
         own = IN_ORDER | ({"select": "all"} if kind == "sft" else {})
-        shared, plain = (
-            started(kind, file, sample_data() / "policy", folder / f"{kind}-{mode}", DEMO, prefix_sharing=mode, **own)
-            for mode in ("auto", "off")
-        )
-        yield raced(f"train-{kind}, {DEMO.name}, against --prefix-sharing off", shared, plain, 0.97)
+
+        def begun(mode: str, out: str, kind: str = kind, file: Path = file, own: Mapping[str, str] = own) -> Any:
+            return started(kind, file, model, folder / f"{kind}-{out}", DEMO, prefix_sharing=mode, **own)
+
+        rival, _, stock_of = KINDS[kind]
+        what = f"train-{kind}, {DEMO.name}, against"
+        yield raced(f"{what} --prefix-sharing off", begun("auto", "shared"), begun("off", "plain"), 0.97)
+        stock, _ = stock_of(file, model, DEMO, folder / f"{kind}-stock")
+        yield raced(f"{what} {rival}", begun("auto", "again"), stock(**IN_ORDER), 0.97)
 
 
 def scoring(run: Path) -> Row:

@@ -16,7 +16,8 @@ import numpy as np
 
 from tests.benchmarks.rows import Row, Timing, interleave, seconds
 
-#: A file, what makes a stock trainer of it (with further settings), and the tokens in it.
+#: What makes a stock trainer of a file (with further settings), and the tokens in it; and both with the file.
+Stock = tuple[Callable[..., Any], int]
 Sides = tuple[Path, Callable[..., Any], int]
 VOCABULARY, RUNS = 4_096, 5
 SETTINGS = {
@@ -110,14 +111,9 @@ def require_equal_losses(ours: Any, rival: Any) -> None:
 
 
 def dpo_sides(folder: Path, model: Path, shape: Shape) -> Sides:
-    """Pairs whose completions are all generated, since stock TRL has no other masks; and TRL's trainer of them."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
-
+    """Pairs whose completions are all generated, and TRL's trainer of them."""
     from gymdata.rollouts.schema import PAIRS
-    from gymdata.store import read_table, write_table
+    from gymdata.store import write_table
     from tests.train.trainers.conftest import pair_table
 
     rng = np.random.default_rng(0)
@@ -135,7 +131,23 @@ def dpo_sides(folder: Path, model: Path, shape: Shape) -> Sides:
         for name, value in row.items():
             rows[name].append(value)
     file = write_table(pair_table(rows), folder / "pairs.parquet", PAIRS)
-    columns = read_table(file, PAIRS, columns=("prompt_ids", "chosen_ids", "rejected_ids")).to_pydict()
+    return file, *dpo_stock(file, model, shape, folder)
+
+
+def dpo_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
+    """TRL's trainer of a file of pairs. It has no masks inside a completion: its collator gets the file's."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
+
+    from gymdata.rollouts.schema import PAIRS
+    from gymdata.store import read_table
+
+    sides = ("chosen", "rejected")
+    names = ("prompt_ids", *(f"{side}_{what}" for side in sides for what in ("ids", "mask")))
+    columns = read_table(file, PAIRS, columns=names).to_pydict()
 
     class Tokenised(DPOTrainer):
         """TRL's trainer on ids that are there already: its loop is raced, not its tokenising."""
@@ -143,29 +155,60 @@ def dpo_sides(folder: Path, model: Path, shape: Shape) -> Sides:
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
             return dataset
 
+        def _set_signature_columns_if_needed(self) -> None:
+            super()._set_signature_columns_if_needed()
+            self._signature_columns = [*self._signature_columns, "chosen_mask", "rejected_mask"]
+
+    class Masked(DataCollatorForPreference):
+        """Only what was generated counts."""
+
+        def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+            batch = super().torch_call(examples)
+            rows = [(len(e["prompt_ids"]), e[f"{side}_mask"]) for side in sides for e in examples]
+            for row, (prompt, mask) in zip(batch["completion_mask"], rows, strict=True):
+                row[prompt : prompt + len(mask)] = torch.tensor(mask)
+            return batch
+
     def stock(**more: Any) -> Any:
         settings = SETTINGS | {"per_device_train_batch_size": shape.batch} | more
+        tokenizer = AutoTokenizer.from_pretrained(model)
         return Tokenised(
             str(model),
             args=DPOConfig(str(folder / "stock"), precompute_ref_log_probs=True, **settings),
             train_dataset=Dataset.from_dict(columns),
-            processing_class=AutoTokenizer.from_pretrained(model),
+            processing_class=tokenizer,
+            data_collator=Masked(pad_token_id=tokenizer.pad_token_id),
         )
 
-    return file, stock, sum(2 * len(p) + len(c) + len(r) for p, c, r in zip(*columns.values(), strict=True))
+    ids = [columns[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
+    return stock, sum(2 * len(p) + len(c) + len(r) for p, c, r in zip(*ids, strict=True))
 
 
 def sft_sides(folder: Path, model: Path, shape: Shape) -> Sides:
     """Rollouts of one turn, all trained; and TRL's trainer of them."""
+    from tests.rollout_files import rollout, write_run
+
+    made = [(f"t{number}-{i}", p, a) for i, (number, p, a) in enumerate(shape.drawn(np.random.default_rng(2)))]
+    file = write_run(folder / "run", [rollout(name, 0, 1.0, [(prompt, answer)]) for name, prompt, answer in made])
+    return file, *sft_stock(file, model, shape, folder)
+
+
+def sft_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
+    """TRL's trainer of the generated tokens of a run."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from tests.rollout_files import rollout, write_run
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.rollouts.sequences import stitch
+    from gymdata.store import read_table
 
-    made = [(f"t{number}-{i}", p, a) for i, (number, p, a) in enumerate(shape.drawn(np.random.default_rng(2)))]
-    file = write_run(folder / "run", [rollout(name, 0, 1.0, [(prompt, answer)]) for name, prompt, answer in made])
+    table = read_table(file, ROLLOUTS, columns=("rollout_id", "turns"))
+    sequences = stitch(table["turns"].combine_chunks(), table["rollout_id"].combine_chunks())
+    trained = np.where(sequences.is_trained, sequences.token_ids.values, -100)
+    ids, labels = ([part.tolist() for part in np.split(values, sequences.token_ids.offsets[1:-1])]
+                   for values in (sequences.token_ids.values, trained))  # fmt: skip
 
     class Tokenised(SFTTrainer):
         """TRL's trainer on ids that are there already."""
@@ -178,22 +221,16 @@ def sft_sides(folder: Path, model: Path, shape: Shape) -> Sides:
         return Tokenised(
             str(model),
             args=SFTConfig(str(folder / "stock"), **settings),
-            train_dataset=Dataset.from_dict({
-                "input_ids": [prompt + answer for _, prompt, answer in made],
-                "labels": [[-100] * len(prompt) + answer for _, prompt, answer in made],
-            }),
+            train_dataset=Dataset.from_dict({"input_ids": ids, "labels": labels}),
             processing_class=AutoTokenizer.from_pretrained(model),
-        )  # fmt: skip
+        )
 
-    return file, stock, sum(len(prompt) + len(answer) for _, prompt, answer in made)
+    return stock, sum(map(len, ids))
 
 
 def rl_sides(folder: Path, model: Path, shape: Shape) -> Sides:
     """Experiences for PPO's clipped loss on saved log-probs; and a Trainer with that loss."""
     import pyarrow as pa
-    import torch
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
-    from trl.trainer.utils import selective_log_softmax
 
     from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store import write_table
@@ -211,6 +248,19 @@ def rl_sides(folder: Path, model: Path, shape: Shape) -> Sides:
         })  # fmt: skip
     schema = pa.schema([f for f in EXPERIENCES.schema if f.name in rows[0]])
     file = write_table(pa.Table.from_pylist(rows, schema=schema), folder / "experiences.parquet", EXPERIENCES)
+    return file, *rl_stock(file, model, shape, folder)
+
+
+def rl_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
+    """A Trainer with PPO's clipped loss, of a file of experiences."""
+    import torch
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from trl.trainer.utils import selective_log_softmax
+
+    from gymdata.rollouts.schema import EXPERIENCES
+    from gymdata.store import read_table
+
+    rows = read_table(file, EXPERIENCES, columns=("input_ids", "loss_mask", "logprobs", "advantages")).to_pylist()
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         def column(name: str, kind: Any) -> torch.Tensor:
@@ -238,13 +288,11 @@ def rl_sides(folder: Path, model: Path, shape: Shape) -> Sides:
         return Bare(
             AutoModelForCausalLM.from_pretrained(model),
             args=TrainingArguments(str(folder / "bare"), remove_unused_columns=False, **settings),
-            train_dataset=[
-                {name: row[name] for name in ("input_ids", "loss_mask", "logprobs", "advantages")} for row in rows
-            ],
+            train_dataset=rows,
             data_collator=collate,
         )
 
-    return file, bare, sum(len(row["input_ids"]) for row in rows)
+    return bare, sum(len(row["input_ids"]) for row in rows)
 
 
 def _rows(what: str, tokens: int, ours: Any, rival: Any) -> list[Row]:
