@@ -19,6 +19,7 @@ from gymdata.interop import formats
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.importing import ODD, reason_of
+from gymdata.interop.in_pieces import chat_of, fits, imported
 from gymdata.public import Report, Row, path_of, paths_of
 from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
@@ -31,6 +32,8 @@ from gymdata.store.run_json import differences, replacing
 from gymdata.tuning import rare_collections
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from gymdata.engines.chat.template import TransformersChat
     from gymdata.interop.importing import Rejected
     from gymdata.interop.nemo_gym.rebuild import NotRebuilt, PromptRebuilder
@@ -138,6 +141,7 @@ def import_rollouts(
     overwrite: bool = False,
     format: str = "parquet",
     tokenizer: str | None = None,
+    workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
     """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
@@ -151,7 +155,8 @@ def import_rollouts(
     ``tokenizer``: the policy's folder. Prompts that calls of NeMo Gym rows lack beside captured generations are then
     rebuilt with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them.
     What cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
-    windows of both sides. Without it nothing is rebuilt.
+    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the run
+    is the same.
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
@@ -187,7 +192,7 @@ def import_rollouts(
     shapes: list[dict[str, Any]] = []
     rebuild: PromptRebuilder | None = None
     if tokenizer is not None:
-        chat = _chat(tokenizer)
+        chat = chat_of(tokenizer)
         rebuild = _rebuilder(chat)
         facts["tokenizer"] = {"path": tokenizer, **chat.facts()}
         identity |= {key: facts["tokenizer"][key] for key in ("tokenizer_hash", "chat_template_hash")}
@@ -203,8 +208,24 @@ def import_rollouts(
     ) as run:
         # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.
         careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
+
+        def write(careful: bool) -> None:
+            if workers > 1 and name == "nemo-gym":
+                made = imported(
+                    sources,
+                    workers,
+                    run_id=run.run_id,
+                    tokenizer=tokenizer,
+                    careful=careful,
+                    rejected=rejected,
+                    rebuild=rebuild,
+                )
+                _write_batches(run, made, summary)
+            else:
+                _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, fits if careful else None)
+
         try:
-            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)
+            write(careful)
         except ODD:
             if careful:
                 raise
@@ -214,7 +235,7 @@ def import_rollouts(
             shapes.clear()
             summary = ImportSummary(str(output), name, files=summary.files)
             rebuild = _rebuilder(chat) if rebuild is not None else None
-            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check)
+            write(careful=True)
         summary.count_rejected(rejected)
         _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
@@ -249,14 +270,28 @@ def _write_rollouts(
         run.write(counted)
 
 
-def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
-    """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
-    columns = [name for name in table.schema.names if name in row]
-    try:
-        to_rows(build([row], table, columns, "", [0]))
-    except DataError as error:
-        # The row's place is reported beside the reason.
-        raise DataError(error.reason) from error
+def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportSummary) -> None:
+    """The same of rows that are batches."""
+    skip, seen = run.sealed_rows, set[str]()
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal skip
+        for batch in batches:
+            summary.rollouts += batch.num_rows
+            turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
+            summary.turns += int(turns.sum())
+            summary.breaks += int(breaks.sum())
+            summary.without_token_data += int((turns == 0).sum())
+            summary.without_reward += batch.column("reward").null_count
+            for name in batch.column("rollout_id").to_pylist():
+                summary.duplicates += name in seen
+                seen.add(name)
+            done = min(skip, batch.num_rows)
+            skip -= done
+            if done < batch.num_rows:
+                yield batch.slice(done)
+
+    run.write_batches(counted())
 
 
 def _import_pairs(
@@ -298,7 +333,7 @@ def _import_pairs(
         rejected.clear()
         shapes.clear()
         summary.pairs = 0
-        write(partial(_check, table=PAIRS))
+        write(partial(fits, table=PAIRS))
     summary.count_rejected(rejected)
     if rejected:
         part = out.part(REJECTED)
@@ -342,12 +377,6 @@ def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
         return
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(lines)
-
-
-def _chat(tokenizer: str) -> TransformersChat:
-    from gymdata.engines.chat.template import TransformersChat
-
-    return TransformersChat.load(tokenizer, tool_parser="none")
 
 
 def _rebuilder(chat: TransformersChat) -> PromptRebuilder:

@@ -141,7 +141,7 @@ class ParquetSink:
         self._tokens = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        sizes = np.cumsum(_tokens(batch))
+        sizes = np.cumsum(tokens_of(batch))
         start, before = 0, 0
         while start < batch.num_rows:
             room = before + ROW_GROUP_TOKENS - self._tokens
@@ -160,7 +160,8 @@ class ParquetSink:
 
     def _flush(self) -> None:
         if self._held:
-            group = pa.Table.from_batches(self._held)
+            # One chunk a column: where pages end would else depend on the batches that the rows came in.
+            group = pa.Table.from_batches(self._held).combine_chunks()
             self._writer.write_table(group, row_group_size=group.num_rows)
         self._held, self._tokens = [], 0
 
@@ -357,7 +358,7 @@ def broken_parquet(path: Path, error: Exception) -> DataError:
     return DataError.unreadable(path, why, "the file is cut off or damaged, or not Parquet: write it again")
 
 
-def _tokens(batch: pa.RecordBatch) -> np.ndarray:
+def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
     """Tokens in each row, int64: from the counts where the table has them, else the lengths of its id lists, else of its
     longest lists of numbers."""
     names = batch.schema.names
