@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REJECTED = "rejected.jsonl"
 DIGITS = "digits of log-probabilities beyond float32"
 NOT_REBUILT = "not_rebuilt.jsonl"
-_BATCH_ROWS = 256
+_BATCH_ROWS = 1024
 
 
 @dataclass(slots=True, repr=False)
@@ -432,12 +432,14 @@ def _export(
     #: The row that is being written.
     current: str | None = None
 
+    made = _rows_with_texts if format == "nemo-gym" else to_rows
+
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal seen, current
         for batch in scan_batches(path, table, batch_size=_BATCH_ROWS):
             seen += batch.num_rows
             refuse_unsound_rows(batch, str(path), known)
-            for row in to_rows(batch):
+            for row in made(batch):
                 current = row["pair_id"] if table is PAIRS else row["rollout_id"]
                 yield row
 
@@ -466,6 +468,12 @@ def _export(
     return summary
 
 
+def _rows_with_texts(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+    from gymdata.interop.nemo_gym.token_text import rows
+
+    return rows(batch)
+
+
 def _nothing_there(path: str | Path, table: Table) -> DataError:
     """Why there is not one row to export, and what would give some."""
     found = find_run_json(path)
@@ -484,13 +492,13 @@ def _nothing_there(path: str | Path, table: Table) -> DataError:
 def _write_nemo_gym(
     rows: Iterable[Mapping[str, Any]], path: Path, summary: ExportSummary, digits: Counter[str]
 ) -> None:
-    from gymdata.interop.nemo_gym.write import line_of, lost_digits, nemo_gym_row
+    from gymdata.interop.nemo_gym.write import nemo_gym_line
 
-    with path.open("wb") as file:
+    with path.open("wb") as file, rare_collections():
         for row in rows:
-            made, lost = nemo_gym_row(row)
+            line = nemo_gym_line(row)
             summary.rows_out += 1
             summary.turns += row["n_turns"]
-            summary.turns_lost += lost
-            digits[DIGITS] += lost_digits(row)
-            file.write(line_of(made))
+            summary.turns_lost += line.lost
+            digits[DIGITS] += line.rounded
+            file.write(line.text)

@@ -6,12 +6,15 @@ any JSON is taken, and what is no text becomes JSON text.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 import xxhash
 
 from gymdata.errors import UsageError
@@ -350,9 +353,25 @@ def loads(text: Any) -> Any:
     if not isinstance(text, str):
         return None
     try:
-        return json.loads(text)
+        return parsed(text)[0]
     except (ValueError, RecursionError):
         return None
+
+
+#: Every digit as 0.
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+#: A whole number that may be beyond 64 bits: such a run of digits is no part of a word, a text's beginning or a fraction.
+_LONG = re.compile(rb'(?<![\w."])\d{19}')
+
+
+def parsed(text: str) -> tuple[Any, bool]:
+    """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
+    are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
+    with contextlib.suppress(ValueError):
+        data = text.encode()
+        if b"0" * 19 not in data.translate(_DIGITS) or not _LONG.search(data):
+            return orjson.loads(data), True
+    return json.loads(text), False
 
 
 def json_text(value: Any) -> str:

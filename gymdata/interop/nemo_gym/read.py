@@ -20,7 +20,16 @@ import numpy as np
 from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
-from gymdata.rollouts.messages import STRICT, TOKEN_KEYS, chat_tools, holds_ids, messages_of, walk, written_by_model
+from gymdata.rollouts.messages import (
+    STRICT,
+    TOKEN_KEYS,
+    chat_tools,
+    holds_ids,
+    messages_of,
+    parsed,
+    walk,
+    written_by_model,
+)
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
@@ -55,9 +64,9 @@ def table_rows(
     for source in sources:
         for number, line in iter_lines(source):
             try:
-                parsed = read(line)
+                found = read(line)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                made = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
+                made = _rollout(found, run, *numbering.place(line.strip(), found.row.group))
                 if check is not None:
                     check(made)
             except (nemo_rows.BadRow, *ODD) as error:
@@ -65,7 +74,7 @@ def table_rows(
                 turn_down(bad.code, _reason(bad), source, number, line, reject, "a NeMo Gym rollout", error)
                 continue
             if rebuild is not None:
-                rebuild.note(source.path, number, made["rollout_id"], parsed.outcome)
+                rebuild.note(source.path, number, made["rollout_id"], found.outcome)
             yield made
 
 
@@ -305,11 +314,17 @@ def _time(seconds: Any) -> datetime:
     return datetime.fromtimestamp(seconds if known else 0, UTC)
 
 
-def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What ``task`` and ``extra`` of an imported row keep of its source; None for a row that came from elsewhere."""
-    extra = json.loads(row["extra"] or "{}")
-    kept = json.loads(extra[AS_TEXT]) if AS_TEXT in extra else extra.get("nemo_gym")
+def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
+    """What ``task`` and ``extra`` of an imported row keep of its source, and whether orjson can write it; None for a row
+    that came from elsewhere."""
+    extra, plain = parsed(row["extra"] or "{}")
+    if AS_TEXT in extra:
+        kept, plain = parsed(extra[AS_TEXT])
+    else:
+        kept = extra.get("nemo_gym")
     if not isinstance(kept, dict) or "fixed" in extra or len(kept.get("turns", ())) != len(row["turns"]):
         return None
-    task = json.loads(row["task"] or "{}")
-    return kept, json.loads(task[AS_TEXT]) if AS_TEXT in task else task
+    task, strict = parsed(row["task"] or "{}")
+    if AS_TEXT in task:
+        task, strict = parsed(task[AS_TEXT])
+    return kept, task, plain and strict

@@ -8,14 +8,18 @@ in silence. A prompt that an import rebuilt is written like a captured one, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import orjson
 
 from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
-from gymdata.interop.trajectories.own import list_of, shortest
+from gymdata.interop.nemo_gym.token_text import RowTexts, Text, numbers
+from gymdata.interop.trajectories.own import shortest
 from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, response_tools
-from gymdata.rollouts.turns import Turn, prompts_of
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
@@ -24,50 +28,69 @@ _OWN = (
 )  # fmt: skip
 
 
-def nemo_gym_row(row: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The NeMo Gym row of a rollouts row (as ``to_rows`` gives it, lists or arrays in turns), and the number of its
-    turns that found no place. Raises DataError naming the turn when the turns were changed after collection."""
-    prompts = prompts_of(row)
-    kept = kept_rows(row)
-    if kept is not None:
-        return _restored(row, prompts, *kept), 0
-    return _made(row, prompts)
+_REBUILT = "prompts_rebuilt"
+#: Stands in a row for list n, whose text is put there afterwards; and how the row's JSON spells it.
+_PLACE = "\0list {}\0"
+_PLACED = re.compile(rb'"\\u0000list (\d+)\\u0000"')
+#: Numbers that are not finite are written as Python writes them, which NeMo Gym reads.
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+#: What a list's text becomes in a row.
+Lists = Callable[[Text], Any]
 
 
-def lost_digits(row: Mapping[str, Any]) -> bool:
-    """Whether the row was imported from log-probabilities with more digits than float32 gives back."""
-    if ROUNDED not in (row["extra"] or ""):
-        # Almost every row: its JSON is not parsed for this.
-        return False
-    kept = kept_rows(row)
-    return kept is not None and any(ROUNDED in taken for *_, taken in kept[0]["turns"])
+class Line(NamedTuple):
+    """A row as it is written. ``lost``: its turns that found no place; ``rounded``: whether it was imported from
+    log-probabilities with more digits than float32 gives back."""
+
+    text: bytes
+    lost: int
+    rounded: bool
 
 
-def line_of(row: Mapping[str, Any]) -> bytes:
-    """A NeMo Gym row as a line; numbers that are not finite as Python writes them, which NeMo Gym reads."""
-    return json.dumps(row, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
+def nemo_gym_line(row: Mapping[str, Any]) -> Line:
+    """The line of one of the rows that ``token_text.rows`` gives."""
+    texts: list[Text] = []
+
+    def place(text: Text) -> str:
+        texts.append(text)
+        return _PLACE.format(len(texts) - 1)
+
+    made, lost, rounded, plain = _nemo_gym_row(row, place)
+    first, *rest = _PLACED.split(orjson.dumps(made) if plain else _JSON.encode(made).encode())
+    if rest[::2] != [b"%d" % n for n in range(len(texts))]:
+        # Some text of the row looks like a place, or its items were moved: the values themselves go into the row.
+        return Line(_JSON.encode(_nemo_gym_row(row, numbers)[0]).encode() + b"\n", lost, rounded)
+    pieces: list[Text] = [first]
+    for text, after in zip(texts, rest[1::2], strict=True):
+        pieces += (b"[", text, b"]", after)
+    pieces.append(b"\n")
+    return Line(b"".join(pieces), lost, rounded)
 
 
-def _lists(turn: Turn, prompt: Any) -> dict[str, Any]:
-    ids = {PROMPT: prompt.tolist(), GENERATION: list_of(turn["generation_token_ids"])}
-    if turn.get("rendered"):
-        return {**ids, RENDERED: True}
-    return {**ids, LOG_PROBS: [shortest(value) for value in list_of(turn["generation_log_probs"])]}
+def _nemo_gym_row(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int, bool, bool]:
+    """The row, its turns without a place, whether it was rounded, and whether orjson can write it."""
+    found = kept_rows(row)
+    if found is None:
+        return *_made(row, lists), False, False
+    kept, rest, plain = found
+    rounded = any(ROUNDED in taken for *_, taken in kept["turns"])
+    return _restored(row, lists, kept, rest), 0, rounded, plain and math.isfinite(row["reward"] or 0)
 
 
-def _restored(row: Mapping[str, Any], prompts: Any, kept: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
-    response = kept["response"]
+def _lists(turns: RowTexts, number: int, lists: Lists) -> dict[str, Any]:
+    made = {PROMPT: lists(turns.prompts[number]), GENERATION: lists(turns.generations[number])}
+    return made | ({RENDERED: True} if turns.rendered[number] else {LOG_PROBS: lists(turns.log_probs[number])})
+
+
+def _restored(row: Mapping[str, Any], lists: Lists, kept: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+    response, turns = kept["response"], row["turns"]
     rebuilt = _rebuilt(row)
-    for number, (turn, prompt, (*path, index, taken)) in enumerate(
-        zip(row["turns"], prompts, kept["turns"], strict=True)
-    ):
+    for number, (*path, index, taken) in enumerate(kept["turns"]):
         items = response["output"]
         for step in path:
             items = items[step]
-        lists = _lists(turn, prompt)
-        items[index] |= {
-            key: lists[key] for key, letter in ((PROMPT, "p"), (GENERATION, "g"), (LOG_PROBS, "l")) if letter in taken
-        }
+        given = {PROMPT: ("p", turns.prompts), GENERATION: ("g", turns.generations), LOG_PROBS: ("l", turns.log_probs)}
+        items[index] |= {key: lists(texts[number]) for key, (letter, texts) in given.items() if letter in taken}
         if number in rebuilt:
             items[index][MARK] = True
     whole = {**rest, "response": response}
@@ -80,8 +103,11 @@ def _restored(row: Mapping[str, Any], prompts: Any, kept: dict[str, Any], rest: 
 
 
 def _rebuilt(row: Mapping[str, Any]) -> Collection[int]:
+    if _REBUILT not in (row["extra"] or ""):
+        # Almost every row: its JSON is not parsed again for this.
+        return ()
     extra = loads(row["extra"])
-    named = extra.get("prompts_rebuilt") if isinstance(extra, dict) else None
+    named = extra.get(_REBUILT) if isinstance(extra, dict) else None
     return named if isinstance(named, list) else ()
 
 
@@ -96,8 +122,8 @@ def _same(raw: Any, reward: float | None) -> bool:
         return True
 
 
-def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
-    messages = row["messages"]
+def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
+    messages, turns = row["messages"](), row["turns"]
     of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
     first = next(of_turns, None)
     if first is None:
@@ -106,9 +132,9 @@ def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     placed: set[int] = set()
     rebuilt = _rebuilt(row)
     for turn, item in items_of(messages[first:], first):
-        if turn is not None and 0 <= turn < len(prompts) and turn not in placed:
+        if turn is not None and 0 <= turn < len(turns) and turn not in placed:
             placed.add(turn)
-            item |= _lists(row["turns"][turn], prompts[turn]) | ({MARK: True} if turn in rebuilt else {})
+            item |= _lists(turns, turn, lists) | ({MARK: True} if turn in rebuilt else {})
         output.append(item)
     task = loads(row["task"])
     task = task if isinstance(task, dict) else {}
@@ -122,7 +148,7 @@ def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     truncated = row["status"] == "truncated"
     response = {
         "id": f"resp_{row['rollout_id']}",
-        "created_at": _seconds(row["started_at"]),
+        "created_at": row["started_at"],
         "model": row["policy"],
         "object": "response",
         "output": output,
@@ -138,11 +164,4 @@ def _made(row: Mapping[str, Any], prompts: Any) -> tuple[dict[str, Any], int]:
     made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}
     made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
     made["gymdata"] = {name: row[name] for name in _OWN}
-    return made, len(prompts) - len(placed)
-
-
-def _seconds(when: Any) -> float:
-    import datetime as dt
-
-    moment = dt.datetime.fromisoformat(when) if isinstance(when, str) else when
-    return float(moment.timestamp())
+    return made, len(turns) - len(placed)

@@ -1,0 +1,160 @@
+"""The token lists of turns as JSON text, whole prompts included: every id is spelled once, however often it is repeated.
+
+Invariants: a list reads back as the ids that it was made from, a log-probability as the same float32; numbers that are not
+finite are spelled as Python's json does. The loops are over turns, never over tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from gymdata.interop.trajectories.own import shortest
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.store.columns import to_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Shares the memory of a longer text where it is its beginning.
+Text = bytes | memoryview
+#: Tokens whose text is held at a time.
+_TOKENS = 500_000
+
+
+class RowTexts:
+    """The lists of one rollout's turns, without their brackets."""
+
+    def __init__(
+        self, prompts: list[Text], generations: list[bytes], log_probs: list[bytes], rendered: list[bool]
+    ) -> None:
+        self.prompts, self.generations, self.log_probs = prompts, generations, log_probs
+        #: Whether a turn's ids were rendered from text.
+        self.rendered = rendered
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a batch of rollouts as ``to_rows`` gives them, with ``RowTexts`` as their turns, seconds as their times,
+    and messages as a function that gives them: imported rows are written without. Raises DataError for turns that were
+    changed after collection."""
+    for part in _parts(batch):
+        turns = TurnColumns.of(part.column("turns"))
+        turns.refuse_altered(part.column("rollout_id"))
+        messages = _Messages(part.select(["messages"]))
+        # Making times of Python is slow.
+        started = (part.column("started_at").cast("int64").to_numpy() / 1e6).tolist()
+        columns = to_rows(part.drop_columns(["turns", "messages", "started_at"]))
+        for number, (row, texts) in enumerate(zip(columns, row_texts(turns), strict=True)):
+            yield row | {"turns": texts, "messages": partial(messages.of, number), "started_at": started[number]}
+
+
+class _Messages:
+    """The messages of a batch, turned into Python's values when the first of them is wanted."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        self._rows: list[dict[str, Any]] | None = None
+
+    def of(self, number: int) -> list[dict[str, Any]]:
+        if self._rows is None:
+            self._rows = to_rows(self._batch)
+        found: list[dict[str, Any]] = self._rows[number]["messages"]
+        return found
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in slices of so many tokens that their text takes little room."""
+    tokens = batch.column("n_context_tokens").to_numpy() + batch.column("n_generated_tokens").to_numpy()
+    ends = np.flatnonzero(np.diff(np.cumsum(tokens) // _TOKENS)) + 1
+    for first, last in pairwise([0, *ends.tolist(), batch.num_rows]):
+        yield batch.slice(first, last - first)
+
+
+def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
+    """One for each rollout. Prompts are those of ``TurnColumns.prompts``; the digests are not looked at."""
+    delta, generations, log_probs = _pieces(turns.delta), _pieces(turns.generation), _pieces(turns.logprobs)
+    rendered = [False] * len(turns) if turns.rendered is None else turns.rendered.tolist()
+    one_chain = turns.one_chain().tolist()
+    parents, prefixes, held = turns.parent.tolist(), turns.prefix.tolist(), turns.held.tolist()
+    for row, (first, last) in enumerate(pairwise(turns.offsets.tolist())):
+        of = slice(first, last)
+        if one_chain[row]:
+            prompts = _chained(delta[of], generations[of])
+        else:
+            prompts = _branched(delta[of], generations[of], parents[of], prefixes[of], held[of])
+        yield RowTexts(prompts, generations[of], log_probs[of], rendered[of])
+
+
+def _chained(delta: list[bytes], generations: list[bytes]) -> list[Text]:
+    """The prompts of turns that each continue the one before: beginnings of one text."""
+    ends, end, pieces = [], -1, []
+    for new, sampled in zip(delta, generations, strict=True):
+        for piece in (new, sampled):
+            if piece:
+                pieces.append(piece)
+                # With the comma before it.
+                end += 1 + len(piece)
+            ends.append(max(end, 0))
+    whole = memoryview(b",".join(pieces))
+    return [whole[:end] for end in ends[::2]]
+
+
+def _branched(
+    delta: list[bytes], generations: list[bytes], parents: list[int], prefixes: list[int], held: list[int]
+) -> list[Text]:
+    """The prompts of any turns. ``held``: ids in the prompt and generation of each one's parent."""
+    prompts: list[Text] = []
+    wholes: list[bytes] = []
+    for new, sampled, parent, prefix, most in zip(delta, generations, parents, prefixes, held, strict=True):
+        before = wholes[parent] if parent >= 0 else b""
+        prompt = _joined(before if prefix == most else _first(before, prefix), new)
+        prompts.append(prompt)
+        wholes.append(_joined(prompt, sampled))
+    return prompts
+
+
+def numbers(text: Text) -> list[int | float]:
+    """The values of a list's text."""
+    found: list[int | float] = json.loads(b"".join((b"[", text, b"]")))
+    return found
+
+
+def _pieces(lists: Ragged) -> list[bytes]:
+    """Each list's text."""
+    if not len(lists.values):
+        return [b""] * len(lists)
+    text = _flat(lists.values)
+    # A number begins after a comma (the first after the bracket) and ends before the next (the last before the bracket).
+    starts = np.concatenate(([1], np.flatnonzero(np.frombuffer(text, np.uint8) == ord(",")) + 1, [len(text)]))
+    begin, end = starts[lists.offsets[:-1]], starts[lists.offsets[1:]] - 1
+    return [text[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
+
+
+def _flat(values: np.ndarray) -> bytes:
+    """All values as one list, without spaces."""
+    if np.isinf(values).any():
+        return json.dumps([shortest(value) for value in values], separators=(",", ":")).encode()
+    # orjson spells a float32 by the fewest digits that give it back, and NaN as null.
+    text = orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)
+    return text.replace(b"null", b"NaN") if np.isnan(values).any() else text
+
+
+def _joined(before: bytes, after: bytes) -> bytes:
+    return before + b"," + after if before and after else before or after
+
+
+def _first(text: bytes, count: int) -> bytes:
+    """The text of the first ``count`` numbers, fewer than there are."""
+    if not count:
+        return b""
+    return text[: int(np.flatnonzero(np.frombuffer(text, np.uint8) == ord(","))[count - 1])]
