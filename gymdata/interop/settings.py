@@ -42,3 +42,4 @@ class ExportConfig(Config):
         "openai",
         "verl",
     ] = pydantic.Field(description="Format to write.")
+    workers: Workers = 1

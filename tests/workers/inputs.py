@@ -16,7 +16,7 @@ from gymdata.store import tables, write_table
 from gymdata.store.journal import frame
 from gymdata.store.lines import encode
 from gymdata.workers import pieces
-from tests.rollout_files import rollouts_table
+from tests.rollout_files import rollout, rollouts_table, two_turns
 from tests.validate import native_plants, nemo_plants
 from tests.validate.generate import native_rows, nemo_rows, plant, write_lines
 
@@ -38,6 +38,12 @@ def planted(rows: Rows, plants: Sequence[Any]) -> Rows:
 
 def native(n: int = 60, seed: int = 0) -> Rows:
     return native_rows(n, seed=seed)
+
+
+def scored(n: int = 60) -> Rows:
+    """Groups of four with one prompt each, of two turns, and with different rewards and answers."""
+    calls = [two_turns(100 + k // 4, 300 + k) for k in range(n)]
+    return [rollout(f"t{k // 4:03d}", k % 4, float(k % 3), calls[k]) for k in range(n)]
 
 
 def faulty(n: int = 60) -> Rows:
