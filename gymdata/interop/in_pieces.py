@@ -20,6 +20,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.columns import build, to_rows
 from gymdata.store.tables import row_batches
 from gymdata.tuning import rare_collections
+from gymdata.workers.arrow import packed, unpacked
 from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
 
@@ -52,9 +53,8 @@ def chat_of(tokenizer: str) -> TransformersChat:
 class _Imported:
     """The rows of a piece, without places."""
 
-    #: An Arrow stream of ``rows`` rows; empty without a row.
+    #: Of ``workers.arrow``; empty without a row.
     data: bytes
-    rows: int
     #: Of each row that was read, rejected ones as well: what gives it its place.
     keys: list[tuple[bytes, str | None]]
     #: Which of these became rows.
@@ -76,7 +76,7 @@ class _Imports:
 
     def __call__(self, source: Source) -> _Imported:
         places, rebuild = Unnumbered(), self._rebuilder()
-        made = _Imported(b"", 0, places.keys, [], [], 0, [])
+        made = _Imported(b"", places.keys, [], [], 0, [])
 
         def rows() -> Iterator[tuple[int, dict[str, Any], int]]:
             refused = 0
@@ -97,7 +97,7 @@ class _Imports:
 
         with rare_collections():
             batches = list(row_batches(rows(), ROLLOUTS, ROLLOUTS.schema.names, str(source.path)))
-        made.rows, made.data = len(made.taken), _stream(batches)
+        made.data = packed(pa.Table.from_batches(batches)) if batches else b""
         made.prompts_rebuilt = rebuild.rebuilt if rebuild is not None else 0
         return made
 
@@ -106,17 +106,6 @@ class _Imports:
             return None
         self._chat = self._chat or chat_of(self.tokenizer)
         return PromptRebuilder(self._chat)
-
-
-def _stream(batches: list[pa.RecordBatch]) -> bytes:
-    if not batches:
-        return b""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
 
 
 def imported(
@@ -138,7 +127,7 @@ def imported(
             places = [every[k] for k in piece.taken]
             without = [rollout_id_of(run_id, piece.keys[k][1] or "", -1) for k in piece.taken]
             ids: list[str] = []
-            for batch in pa.ipc.open_stream(piece.data) if piece.data else ():
+            for batch in unpacked(piece.data).to_batches() if piece.data else ():
                 here = slice(len(ids), len(ids) + batch.num_rows)
                 made = _with_places(batch, run_id, places[here], without[here])
                 ids += made.column("rollout_id").to_pylist()

@@ -207,3 +207,62 @@ def test_what_stops_an_export_stops_it_with_the_same_words(
     changed = made(capsys, output, *words, "--allow-changed")
     assert made(capsys, output, *words, "--allow-changed", "--workers", "2") == changed
     assert read_table(folder / "rollouts" / "part-00000.parquet").num_rows == 20
+
+
+def all_parts(folder: Path) -> list[str]:
+    """Files with many row groups, an empty one, groups that span files, and rows that no pair can need."""
+    rows = inputs.scored(120)
+    for row in rows[::7]:
+        row["reward"] = None
+    return [str(inputs.write_parts(folder / "run", [rows[:50], [], rows[50:90], rows[90:]]))]
+
+
+def with_journal(folder: Path) -> list[str]:
+    """A run that is not finished, and another with other rollouts."""
+    rows = inputs.scored(120)
+    more = [{**row, "rollout_id": f"b-{row['rollout_id']}", "group_id": f"b-{row['group_id']}"} for row in rows[:30]]
+    run = inputs.write_parts(folder / "run", [rows[:50]], rows[50:], torn=9)
+    return [str(run), str(inputs.write_parts(folder / "more", [more]))]
+
+
+@pytest.mark.parametrize("shape", [all_parts, with_journal], ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pairs", "--strategy", "all", "--max-pairs-per-task", "3"),
+        ("pairs", "--split", "0.3", "--fork"),
+        ("experience", "--estimator", "rloo", "--whiten"),
+        ("experience", "--zero-variance", "keep"),
+    ],
+    ids="-".join,
+)
+def test_training_files_are_the_same(
+    shape: Callable[[Path], list[str]],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pairs, experiences, their accounts and run.json, which does not record the workers."""
+    inputs.in_small_pieces(monkeypatch, 2000)
+    runs, output = shape(tmp_path), tmp_path / "out"
+    command = [words[0], *runs, *words[1:], "-o", str(output / "made")]
+    one = made(capsys, output, *command)
+    assert (one[0], "workers" in json.dumps(one[3]["run.json"])) == (0, False)
+    assert made(capsys, output, *command, "--workers", "2") == one
+    # With other workers it is the same output, and no other settings.
+    assert main([*command, "--workers", "3"]) == one[0]
+
+
+def test_an_unsound_rollout_stops_pairs_with_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a worker refuses is named as one process names it."""
+    inputs.in_small_pieces(monkeypatch, 2000)
+    rows = inputs.scored(40)
+    rows[30]["turns"][0]["generation_log_probs"][0] = float("nan")
+    output = tmp_path / "out"
+    words = ["pairs", str(inputs.write_parts(tmp_path / "run", [rows])), "-o", str(output / "made")]
+    one = made(capsys, output, *words)
+    assert (one[0], one[3]) == (1, {})
+    assert made(capsys, output, *words, "--workers", "2") == one
