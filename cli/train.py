@@ -34,8 +34,10 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         json: Json = False,
     ) -> int:
         from gymdata.pairs.run import pairs_of_run
+        from gymdata.store.objects.fetching import located
         from gymdata.train.run import train
 
+        source = str(located(source))
         found = pairs_of_run(source) if kind.table.name == "pairs" else None
         if found is not None:
             note(f"pairs: {', '.join(map(str, found))}")

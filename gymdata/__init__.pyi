@@ -51,7 +51,7 @@ from gymdata.rewards import Rewards
 from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.serve.settings import ServerConfig as ServerConfig
-from gymdata.settings import Dtype, Workers
+from gymdata.settings import Dtype, ServerUrls
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
 from gymdata.tokenize.run import TokenizeReport
@@ -145,6 +145,9 @@ def audit(
     overwrite: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    endpoint: ServerUrls = ...,
+    request_timeout: float = 300.0,
+    wait_for_server: float = 600.0,
     limit: int | None = None,
     tolerance: float | None = None,
     worst: int = 10,
@@ -162,6 +165,9 @@ def audit(
 
     Settings
     --------
+    endpoint: Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.
+    request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a server that stops answering.
     limit: Audit N rollouts, evenly spaced.
     tolerance: Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16).
     worst: Tokens to show.
@@ -185,8 +191,10 @@ def collect(
     system: str | None = None,
     prompt_template: str | Path | None = None,
     model: str | None = None,
-    endpoint: Sequence[str] = ...,
+    endpoint: ServerUrls = ...,
     chat_endpoint: str | None = None,
+    replicas: int | None = None,
+    ray: str | None = None,
     workflow_url: str | None = None,
     result_json_path: str = "$",
     on_break: Literal["keep", "fail"] = "keep",
@@ -237,6 +245,7 @@ def collect(
     retries: int = 5,
     allow_raw_logprobs: bool = False,
     engine: Mapping[str, Any] = ...,
+    replica: Mapping[str, Any] = ...,
 ) -> CollectSummary:
     """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
@@ -259,6 +268,8 @@ def collect(
     model: Model folder, LoRA adapter folder, or served model name.
     endpoint: Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.
     chat_endpoint: Base URL of a server that takes chat messages only; it must return token IDs.
+    replicas: Engines on Ray, each with a copy of the model (default: one engine in process).
+    ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
     workflow_url: Workflow server that runs whole rollouts: it receives tasks and returns messages.
     result_json_path: JSON path of the rollout, or its text, in the workflow server's response, such as $.value.
     on_break: Rollouts whose server-side prompt differs from the sampled tokens.
@@ -309,6 +320,8 @@ def collect(
     retries: Retries of a request that failed in passing.
     allow_raw_logprobs: Collect although the server's logprobs ignore the sampling settings (L304).
     engine: Engine arguments of vLLM, as they are.
+    replica: What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel
+        parts) and resources, Ray's own by name.
     """
 
 def experience(
@@ -374,7 +387,6 @@ def experience(
     dtype: Dtype | None = None,
     batch_tokens: int | None = None,
     target_agents: Sequence[str] = (),
-    workers: Workers = 1,
 ) -> ExperiencesReport:
     """Write experiences of the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
@@ -426,7 +438,6 @@ def experience(
     dtype: dtype for these models (default: auto).
     batch_tokens: Tokens per forward pass (default: 16384).
     target_agents: Train only the turns of these agents: a,b.
-    workers: Processes that share the work; the output is the same.
     """
 
 def filter(
@@ -477,7 +488,7 @@ def judge(
     progress: Progress | None = None,
     command: Sequence[str] = (),
     genrm: str | None = None,
-    endpoint: str | None = None,
+    endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
     principle: str | None = None,
@@ -490,6 +501,7 @@ def judge(
     seed: int = 0,
     concurrency: int | None = None,
     request_timeout: float = 300.0,
+    wait_for_server: float = 600.0,
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
@@ -523,7 +535,7 @@ def judge(
     Settings
     --------
     genrm: Judge model to run in this process.
-    endpoint: URL of a judge served at /v1/chat/completions.
+    endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
     principle: Judging criterion (rubric).
@@ -536,6 +548,7 @@ def judge(
     seed: Random seed.
     concurrency: Maximum judgements in flight.
     request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a judge server that stops answering.
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.
@@ -585,7 +598,6 @@ def pairs(
     keep_duplicates: bool = False,
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
-    workers: Workers = 1,
 ) -> PairsReport:
     """Build preference pairs from the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
@@ -613,7 +625,6 @@ def pairs(
     keep_duplicates: Keep pairs with identical token IDs (default: drop them).
     allow_rendered: Take rollouts whose token IDs were rendered from text, not sampled (T213).
     target_agents: Train only the turns of these agents: a,b.
-    workers: Processes that share the work; the output is the same.
     """
 
 def report(
@@ -721,7 +732,7 @@ def serve_genrm(
     say: Callable[[str], None] = lambda _: None,
     command: Sequence[str] = (),
     genrm: str | None = None,
-    endpoint: str | None = None,
+    endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
     principle: str | None = None,
@@ -734,6 +745,7 @@ def serve_genrm(
     seed: int = 0,
     concurrency: int | None = None,
     request_timeout: float = 300.0,
+    wait_for_server: float = 15.0,
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
@@ -773,7 +785,7 @@ def serve_genrm(
     Settings
     --------
     genrm: Judge model to run in this process.
-    endpoint: URL of a judge served at /v1/chat/completions.
+    endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
     principle: Judging criterion (rubric).
@@ -786,6 +798,7 @@ def serve_genrm(
     seed: Random seed.
     concurrency: Maximum judgements in flight.
     request_timeout: Seconds per request.
+    wait_for_server: Seconds to wait for a judge server that stops answering.
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.

@@ -98,6 +98,7 @@ BROUGHT_BY = {
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
     "obstore": "s3",
+    "ray": "ray",
     "vllm": "engine",
 }
 

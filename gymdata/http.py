@@ -190,6 +190,16 @@ class HttpClient:
                 attempt += 1
                 await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, timeout_s)))
 
+    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
+        """From here on a server that cannot be reached is waited for; ``say`` hears of it, once an outage."""
+
+        def outage(took: float | None) -> None:
+            span = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+            gone = f"server unreachable, retrying for {span} (--wait-for-server)"
+            say(gone if took is None else f"server reachable again after {took:.0f} s")
+
+        self.wait_s, self.on_outage = seconds, outage
+
     @property
     def unreachable(self) -> bool:
         """Whether the server is waited for."""

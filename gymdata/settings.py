@@ -98,7 +98,8 @@ class Config(pydantic.BaseModel):
         faults = []
         for name, (needed, there) in self.only_with.items():
             value = getattr(self, name)
-            if value != type(self).model_fields[name].default and not there(self):
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            if value != default and not there(self):
                 shown = flags.get(name, f"{where}: {name}")
                 text = f"{shown}: got {value!r}, which has no effect without {needed}"
                 faults.append(UsageError(text, hint=f"add {needed}, or leave it out").at(shown, value, needed))
@@ -263,6 +264,27 @@ def _names(value: Any) -> Any:
         raise ValueError("names, as in a,b")
     return names
 
+
+def _server_urls(value: Any) -> Any:
+    if value is None:
+        return []
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        return value
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def one_or_list(value: list[str]) -> str | list[str] | None:
+    """A list as files and run.json have it: of one entry, that entry."""
+    return value if len(value) > 1 else next(iter(value), None)
+
+
+#: Base URLs of servers: a text, texts, comma lists, or ``@FILE`` of them.
+ServerUrls = Annotated[
+    list[str],
+    pydantic.BeforeValidator(_server_urls, json_schema_input_type=str | list[str] | None),
+    pydantic.PlainSerializer(one_or_list),
+]
 
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,8 @@ class Settings:
     skip: int = 0
     latency: float = 0.0
     slots: int = 0
+    #: With a name the server also takes ids at /inference/v1/generate and names its weights: after three tokens the next.
+    versions: str = ""
     weights: int = 0
     vocab: int = 200
     eos: int = 2
@@ -82,6 +85,8 @@ class Settings:
     way: str = "ids"
     shows_tools: str = "none auto"
     refuses_unknown_fields: bool = False
+    #: Log-probabilities of ids after the first, for prompt_logprobs; without it, made of the ids.
+    scores: Callable[[list[int]], list[float]] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     connections: int = 0
 
@@ -100,6 +105,8 @@ def build(settings: Settings) -> web.Application:
     app.router.add_post("/v1/completions", _completions)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/fault", _fault)
+    if settings.versions:
+        app.router.add_post("/inference/v1/generate", _generate)
     return app
 
 
@@ -118,6 +125,15 @@ def draw(seed: int, prompt: list[int], max_tokens: int, settings: Settings) -> t
         if token == settings.eos:
             return ids, values, "stop"
     return ids, values, "length"
+
+
+def made_scores(ids: list[int]) -> list[float]:
+    """A number for each id after the first, of all ids up to it."""
+    source, found = hashlib.blake2b(digest_size=8), []
+    for token in ids:
+        source.update(struct.pack("<i", token))
+        found.append(-float(int.from_bytes(source.copy().digest(), "little") % 4096) / 1024.0)
+    return found[1:]
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -174,6 +190,34 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     return await _serve(request, await request.json(), _answer)
 
 
+async def _generate(request: web.Request) -> web.StreamResponse:
+    """Ids in and ids out, as vLLM has it: the same draws in another shape, and which weights sampled which tokens."""
+    given = await request.json()
+    body = {**given, **given["sampling_params"], "prompt": given["token_ids"]}
+    return await _serve(request, body, _generate_answer)
+
+
+def _generate_answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, Any]:
+    plain = _answer(body, settings, mode)
+    for choice in plain["choices"]:
+        pairs = zip(choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], strict=True)
+        content = [
+            {"token_id": i, "logprob": v, "top_logprobs": [
+                {"token_id": int(name.removeprefix("token_id:")), "logprob": p} for name, p in top.items()
+            ]}
+            for i, (v, top) in zip(choice["token_ids"], pairs, strict=True)
+        ]  # fmt: skip
+        n, names = len(choice["token_ids"]), settings.versions.split(",")
+        cut = min(3, n) if len(names) > 1 else n
+        spans = [{"version": name, "start": a, "end": b} for name, a, b in ((names[0], 0, cut), (names[-1], cut, n))]
+        choice |= {
+            "logprobs": {"content": content},
+            "weight_versions": [span for span in spans if span["end"] > span["start"]],
+        }
+        del choice["prompt_token_ids"], choice["text"]
+    return {"request_id": "0", "choices": plain["choices"], "prompt_token_ids": body["prompt"]}
+
+
 async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web.StreamResponse:
     settings = request.app[SETTINGS]
     settings.requests.append(body)
@@ -209,6 +253,7 @@ def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, An
         ids, values, reason = draw(body.get("seed", 0) + index, prompt, body["max_tokens"], settings)
         if body.get("top_k") == 1 and mode != "raw":
             values = [0.0] * len(ids)
+        body = {"logprobs": 0, **body}
         tops = [
             {f"token_id:{(t + j) % settings.vocab}": v - j for j in range(body["logprobs"] + 1)}
             for t, v in zip(ids, values, strict=True)
@@ -222,6 +267,10 @@ def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, An
             "prompt_token_ids": prompt,
             "logprobs": {"token_logprobs": values, "top_logprobs": tops},
         }
+        if body.get("prompt_logprobs") is not None:
+            scores = (settings.scores or made_scores)(prompt)
+            rows = [{str(t): {"logprob": v, "rank": 1}} for t, v in zip(prompt[1:], scores, strict=True)]
+            choice["prompt_logprobs"] = [None, *rows]
         if mode == "no_ids":
             del choice["token_ids"], choice["prompt_token_ids"]
         elif mode == "no_logprobs":
@@ -290,6 +339,7 @@ if __name__ == "__main__":
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--versions", default="")
     parser.add_argument("--weights", type=int, default=0)
     parser.add_argument("--vocab", type=int, default=200)
     parser.add_argument("--eos", type=int, default=2)

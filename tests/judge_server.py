@@ -2,11 +2,12 @@
 
 A response's quality is the number in its text after ``q=``; the verdict follows from both qualities (and, with
 ``first_position_bias``, from the position). ``faults`` are used up one per request before good answers come; ``always``
-never ends.
+never ends. ``python -m tests.judge_server --port 0 --latency 0.01`` prints its port on the first line of stdout.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests.threaded_server import serving
 
 OPEN_BRACES = "{" * 16_000
 #: Fault → what the judge says in its place. The others are faults of the transport.
@@ -35,10 +38,14 @@ TRANSPORT = ("500", "429", "hang", "disconnect", "garbage", "no choices")
 
 @dataclass
 class Behaviour:
-    """What the server does; changed while it runs. ``table`` overrides: (response_1, response_2) → text."""
+    """What the server does; changed while it runs. ``table`` overrides: (response_1, response_2) → text. ``weights``:
+    another number is another model; 0: it does not show logprobs. ``slots``: answers at a time (0: all)."""
 
     faults: list[str] = field(default_factory=list)
     always: str | None = None
+    name: str = "judge"
+    weights: int = 0
+    slots: int = 0
     latency: float = 0.0
     first_position_bias: float = 0.0
     table: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -80,7 +87,8 @@ async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamRespons
         while not behaviour.gate.is_set():
             await asyncio.sleep(0.01)
     if behaviour.latency:
-        await asyncio.sleep(behaviour.latency)
+        async with request.app[SLOTS]:
+            await asyncio.sleep(behaviour.latency)
     if behaviour.refuse_schema and "response_format" in body:
         return web.json_response({"error": {"message": "response_format is not supported"}}, status=400)
     fault = behaviour.poisoned.get(one) or behaviour.poisoned.get(two) or behaviour.always
@@ -111,44 +119,56 @@ async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamRespons
     return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
 
 
-async def _models(_: web.Request) -> web.Response:
-    return web.json_response({"data": [{"id": "judge"}]})
+SLOTS = web.AppKey("slots", asyncio.Semaphore)
+
+
+def app_of(behaviour: Behaviour) -> web.Application:
+    """The server's application."""
+    app = web.Application(client_max_size=1 << 30)
+    app[SLOTS] = asyncio.Semaphore(behaviour.slots or 1 << 30)
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        return await _chat(request, behaviour)
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": behaviour.name}]})
+
+    async def completions(request: web.Request) -> web.Response:
+        """The likeliest tokens after the prompt, as vLLM shows them; 404 where it does not."""
+        if not behaviour.weights:
+            raise web.HTTPNotFound
+        first = sum((await request.json())["prompt"]) * behaviour.weights
+        top = {f"token_id:{(first + k) % 200}": -0.5 - k for k in range(5)}
+        return web.json_response({"choices": [{"index": 0, "text": "", "logprobs": {"top_logprobs": [top]}}]})
+
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/completions", completions)
+    return app
 
 
 @contextlib.contextmanager
 def judge_server(behaviour: Behaviour) -> Iterator[str]:
     """Base URL of a judge on its own event loop in a thread."""
-    loop = asyncio.new_event_loop()
-    up: threading.Event = threading.Event()
-    url: list[str] = []
+    with serving(app_of(behaviour)) as url:
+        yield url
 
-    async def begin() -> web.AppRunner:
-        app = web.Application(client_max_size=1 << 30)
 
-        async def chat(request: web.Request) -> web.StreamResponse:
-            return await _chat(request, behaviour)
+async def _main(behaviour: Behaviour, port: int) -> None:
+    runner = web.AppRunner(app_of(behaviour), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
 
-        app.router.add_post("/v1/chat/completions", chat)
-        app.router.add_get("/v1/models", _models)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-        url.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        return runner
 
-    def life() -> None:
-        asyncio.set_event_loop(loop)
-        runner = loop.run_until_complete(begin())
-        up.set()
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=life, daemon=True)
-    thread.start()
-    up.wait()
-    try:
-        yield url[0]
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--name", default="judge")
+    parser.add_argument("--weights", type=int, default=0)
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--latency", type=float, default=0.0)
+    given = vars(parser.parse_args())
+    bind = given.pop("port")
+    asyncio.run(_main(Behaviour(**given), bind))

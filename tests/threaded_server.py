@@ -20,7 +20,7 @@ def serving(app: web.Application) -> Iterator[str]:
     async def begin() -> web.AppRunner:
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
         url.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
         return runner
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,9 @@ from gymdata.store import StageOutput, read_run_json, read_table, resolve
 from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
 from gymdata.store.paths import RUN_JSON, placed_output
 from gymdata.store.stage_output import refuse_other_kind
+
+if TYPE_CHECKING:
+    from gymdata.engines.servers.served_policy import ServedPolicy
 
 _SCALARS = ("rollout_id", "run_id", "policy_hash", "policy_version", "temperature")
 
@@ -54,34 +57,51 @@ def audit(
     StoreError when the folder holds an audit of something else.
     """
     given = {**settings, "model": model if model is not None else settings.get("model")}
-    config = config or AuditConfig.load(overrides=given)
+    config = (config or AuditConfig.load(overrides=given)).checked()
     sources = paths_of(path, "audit")
     for source in sources:
         resolve(source, ROLLOUTS)
     runs = [facts for source in sources for facts in lineage(source)]
-    named = config.model or _own_policy(runs)
-    target = _target(sources, output, named, config)
-    if target is not None:
-        refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
-    rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
-    if not rollouts.num_rows:
-        raise DataError.empty(sources[0], "rollouts")
-    refuse_duplicates(rollouts)
-    require("train", "matplotlib")  # Before the work, not after it.
-    facts, loaded = load_policy(named, config.dtype, config.device, config.batch_tokens)
-    identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
-    if output is None:
-        target = _beside_another(target, facts["policy_hash"])
     with contextlib.ExitStack() as stack:
+        served = stack.enter_context(_servers(config, progress)) if config.endpoint else None
+        named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
+        target = _target(sources, output, named, config)
+        if target is not None:
+            refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
+        rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
+        if not rollouts.num_rows:
+            raise DataError.empty(sources[0], "rollouts")
+        refuse_duplicates(rollouts)
+        require("train", "matplotlib")  # Before the work, not after it.
+        facts, loaded = served or load_policy(named, config.dtype, config.device, config.batch_tokens)
+        identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
+        if output is None:
+            target = _beside_another(target, facts["policy_hash"])
         out = None
         if target is not None:
             made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
             out = stack.enter_context(made)
             out.refuse_other("identity", identity, "an audit that was made", parents=[parent_of(p) for p in sources])
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
+        if served is not None:
+            report.model["servers"] = served[1].account()
+            if progress is not None:
+                for text in served[1].remarks():
+                    progress.message(text)
         if out is not None:
             _write(out, sources, work, report, config, identity, command)
         return report
+
+
+def _servers(
+    config: AuditConfig, progress: Progress | None
+) -> contextlib.AbstractContextManager[tuple[dict[str, Any], ServedPolicy]]:
+    from gymdata.engines.servers.served_policy import served_policy
+
+    hear = {} if progress is None else {"say": progress.message}
+    return served_policy(
+        config.endpoint, config.model, request_timeout_s=config.request_timeout, wait_s=config.wait_for_server, **hear
+    )
 
 
 def _compare(
@@ -98,7 +118,7 @@ def _compare(
     work = Audit(sources, rollouts, _chosen(rollouts.num_rows, config.limit), loaded, report.tolerance)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if not report.ok:
-        _explain(report, work, rollouts, runs, Renderings(sources, facts["path"]))
+        _explain(report, work, rollouts, runs, Renderings(sources, facts["tokenizer"] or facts["path"]))
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
     return report, work
 
@@ -152,6 +172,11 @@ def _chosen(n: int, limit: int | None) -> np.ndarray:
     return np.unique(np.linspace(0, n - 1, limit).astype(np.int64))
 
 
+def _folders(model: str, config: AuditConfig) -> list[str]:
+    # A served model may be only a name.
+    return [model] if not config.endpoint or Path(model).is_dir() else []
+
+
 def _write(
     out: StageOutput,
     sources: Sequence[str | Path],
@@ -178,7 +203,7 @@ def _write(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "identity": identity,
-        "parents": [parent_of(p) for p in [*sources, report.model["path"]]],
+        "parents": [parent_of(p) for p in [*sources, *_folders(report.model["path"], config)]],
         **summary,
         "violations": len(report.violations),
     })  # fmt: skip

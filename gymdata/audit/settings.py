@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Set
+from typing import ClassVar, Literal
 
 import pydantic
 
-from gymdata.settings import Config, Dtype
+from gymdata.errors import UsageError
+from gymdata.settings import Config, Dtype, OnlyWith, ServerUrls
+from gymdata.urls import ENGINE_KEYS, refuse_userinfo_in
 
 
 class AuditConfig(Config):
     """``gymdata audit``."""
 
+    key_only: ClassVar[Set[str]] = frozenset({"request_timeout"})
+    only_with: ClassVar[OnlyWith] = {"wait_for_server": ("--endpoint", lambda c: bool(c.endpoint))}
+
     model: str | None = pydantic.Field(None, description="Model or LoRA adapter folder (default: the run's policy).")
+    endpoint: ServerUrls = pydantic.Field(
+        default_factory=list,
+        description="Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.",
+    )
+    request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per request.")
+    wait_for_server: float = pydantic.Field(
+        600.0, ge=0.0, description="Seconds to wait for a server that stops answering."
+    )
     limit: int | None = pydantic.Field(None, ge=1, description="Audit N rollouts, evenly spaced.")
     tolerance: float | None = pydantic.Field(
         None,
@@ -27,3 +41,19 @@ class AuditConfig(Config):
     device: str | None = pydantic.Field(None, description="cpu, cuda or cuda:N (default: cuda if available).")
     dtype: Dtype = pydantic.Field("auto", description="dtype of the forward pass.")
     batch_tokens: int = pydantic.Field(16_384, ge=1, description="Tokens per forward pass, padding included.")
+
+    @pydantic.field_validator("endpoint")
+    @classmethod
+    def _no_userinfo(cls, servers: list[str]) -> list[str]:
+        refuse_userinfo_in(servers, "--endpoint", ENGINE_KEYS)
+        return servers
+
+    def checked(self) -> AuditConfig:
+        """This, or UsageError for settings of a forward pass in this process beside servers."""
+        given = [name for name in ("device", "dtype", "batch_tokens", "write_as") if name in self.model_fields_set]
+        if self.endpoint and given and (value := getattr(self, given[0])) not in (None, "auto"):
+            raise UsageError(
+                f"--{given[0].replace('_', '-')} {value} and --endpoint were both given",
+                hint="a server decides how it computes, and gives no entropies: leave one of them out",
+            )
+        return self

@@ -28,7 +28,7 @@ from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdi
 from gymdata.errors import GymdataError, OutsideError
 from gymdata.rollouts.messages import Message, Task
 from gymdata.rollouts.next_prompt import next_prompt
-from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, WeightSpan, expand_prompts
 
 #: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
 NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
@@ -253,6 +253,7 @@ class Rollout:
                 agent=self.setting.agent,
                 top_log_probs=_alternatives(generation.top_log_probs),
                 server=generation.server,
+                weight_versions=_spans(generation.weight_versions),
             )
         )
 
@@ -296,6 +297,10 @@ def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[lis
     if top is None:
         return None
     return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
+
+
+def _spans(weights: Sequence[tuple[str, int, int]] | None) -> list[WeightSpan] | None:
+    return None if weights is None else [{"version": v, "start": start, "end": end} for v, start, end in weights]
 
 
 def _add_reward(turn: Turn, reward: float | None) -> None:

@@ -177,7 +177,7 @@ class CollectPlan(Report):
             ("rollouts wanted", self.rollouts_wanted),
             ("  there already", self.rollouts_there),
             ("model", self.config["model"]),
-            ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), "vLLM in process")),
+            ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), self._own_engine())),
             *self._environments(),
             ("rewards", ", ".join(rewards) or None),
             ("path", self.path),
@@ -185,6 +185,14 @@ class CollectPlan(Report):
             *(("", f"{name}/, made from them") for name in self.folders_removed),
             *(("note", text) for text in self.notes),
         ]
+
+    def _own_engine(self) -> str:
+        replicas = self.config.get("replicas")
+        return (
+            "vLLM in process"
+            if replicas is None
+            else f"vLLM, {replicas} replicas on Ray ({self.config['ray'] or 'local'})"
+        )
 
     def _environments(self) -> list[Row]:
         tried = [line for one in self.environments for line in one.lines()]

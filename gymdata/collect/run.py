@@ -298,7 +298,8 @@ async def _play(
                 run.note(engine={"servers": parts.sampler.account()})
                 for text in parts.sampler.remarks():
                     (progress.message if progress is not None else _silent)(text)
-            capacity = facts.get("max_num_seqs") or concurrency
+            engines = len(parts.sampler.servers) if isinstance(parts.sampler, Servers) else 1
+            capacity = engines * facts["max_num_seqs"] if facts.get("max_num_seqs") else concurrency
             return _Done(
                 collector.done,
                 collector.failed,
@@ -321,6 +322,9 @@ def _silent(text: str) -> None:
 def _starting(config: CollectConfig, policy: str) -> str:
     if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
         return f"connecting to {redacted(server)} …"
+    if config.replicas is not None:
+        where = f"the Ray cluster at {config.ray}" if config.ray else "Ray"
+        return f"starting {config.replicas} replicas of vLLM with {config.model or policy} on {where} …"
     return f"starting vLLM with {config.model or policy} …"
 
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
-from gymdata.settings import Config, OnlyWith, Rewards
+from gymdata.settings import Config, OnlyWith, Rewards, ServerUrls, one_or_list
 from gymdata.store.objects.places import is_url
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
@@ -39,10 +39,10 @@ class CollectConfig(Config):
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("spool", "upload_every", "take_over"),
         ("-o with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
-    )
+    ) | dict.fromkeys(("ray", "replica"), ("--replicas", lambda c: c.replicas is not None))
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
-    ) | {"allow_raw_logprobs", "engine", "env_args", "result_json_path", "user_sampling", "user_stop"}
+    ) | {"allow_raw_logprobs", "engine", "replica", "env_args", "result_json_path", "user_sampling", "user_stop"}
 
     tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
     map: list[str] = pydantic.Field(
@@ -56,12 +56,18 @@ class CollectConfig(Config):
         None, description="Jinja file that makes the prompt of a task's columns, such as {{ question }}."
     )
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
-    endpoint: list[str] = pydantic.Field(
+    endpoint: ServerUrls = pydantic.Field(
         default_factory=list,
         description="Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.",
     )
     chat_endpoint: str | None = pydantic.Field(
         None, description="Base URL of a server that takes chat messages only; it must return token IDs."
+    )
+    replicas: int | None = pydantic.Field(
+        None, ge=1, description="Engines on Ray, each with a copy of the model (default: one engine in process)."
+    )
+    ray: str | None = pydantic.Field(
+        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
     )
     workflow_url: str | None = pydantic.Field(
         None, description="Workflow server that runs whole rollouts: it receives tasks and returns messages."
@@ -167,21 +173,16 @@ class CollectConfig(Config):
         False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
     )
     engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+    replica: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
+        "parts) and resources, Ray's own by name.",
+    )
 
     @pydantic.field_validator("map", mode="before")
     @classmethod
     def _fields_of_tasks(cls, value: Any) -> Any:
         return checked(value)
-
-    @pydantic.field_validator("endpoint", mode="before", json_schema_input_type=str | list[str] | None)
-    @classmethod
-    def _one_or_several_servers(cls, value: Any) -> Any:
-        if value is None:
-            return []
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-            return value
-        return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
     @pydantic.field_validator("shard")
     @classmethod
@@ -206,18 +207,16 @@ class CollectConfig(Config):
             raise ValueError("NAME=SPEC for each of several environments, each NAME once")
         return specs
 
-    @pydantic.field_serializer("endpoint", "env")
+    @pydantic.field_serializer("env")
     def _as_given(self, value: list[str]) -> str | list[str] | None:
-        """One server, and one environment, is one text, as files and run.json have it."""
-        return value if len(value) > 1 else next(iter(value), None)
+        """One environment is one text, as files and run.json have it."""
+        return one_or_list(value)
 
     @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward", "user_model")
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
         for url in value if isinstance(value, list) else [value]:
-            if name == "endpoint" and url.startswith("@"):
-                continue
             place = _split(url)[1].removeprefix("resources:") if name == "env" else url
             refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
         return value
@@ -267,6 +266,8 @@ class CollectConfig(Config):
         names = (
             "concurrency",
             "chat_endpoint",
+            "replicas",
+            "ray",
             "workflow_url",
             "user_model",
             "on_break",
@@ -283,7 +284,7 @@ class CollectConfig(Config):
             "retries",
         )
         engine = {key: value for key, value in self.engine.items() if key not in _ENGINE_IDENTITY}
-        places = {"endpoint": self._as_given(self.endpoint), "env": self._as_given(self.env)}
+        places = {"endpoint": one_or_list(self.endpoint), "env": one_or_list(self.env)}
         return {**{name: getattr(self, name) for name in names}, **places, "engine": engine}
 
 

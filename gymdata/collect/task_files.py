@@ -191,10 +191,11 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
 
 def _parquet_rows(file: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from gymdata.store.objects.streams import parquet_file
 
     try:
-        with pq.ParquetFile(file) as source:
+        with parquet_file(file) as source:
             yield from enumerate(_plain(source.iter_batches(batch_size=_ROWS)), 1)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError.unreadable(file, str(error), "is it a whole Parquet file?") from error

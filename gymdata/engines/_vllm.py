@@ -17,17 +17,19 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gymdata.engines._transformers import local_folder
-from gymdata.engines.model_identity import base_of
+from gymdata.engines.model_identity import base_of, policy_facts
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import Sampling, best_alternatives, check_generation
+from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.settings import source_fields
 
@@ -121,6 +123,30 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task aborts the request in the engine."""
+        return await self._sample(request, self._params, self.sampling, log_probs=self.log_probs)
+
+    async def fingerprint(self) -> Fingerprint:
+        """What this engine shows of its policy; after ``start``. Hashes the weights."""
+        sampling = Sampling(top_logprobs=ALTERNATIVES)
+        made = partial(self._params_of, sampling=sampling, log_probs=True)
+        drawn = [
+            (await self._sample(SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1), made, sampling, log_probs=True))[
+                0
+            ]
+            for k, prompt in enumerate(PRINTS)
+        ]
+        return Fingerprint(
+            "this process",
+            str((await asyncio.to_thread(policy_facts, self.model))["policy_hash"]),
+            str(self._facts["logprobs_mode"]),
+            None,
+            None,
+            tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
+        )
+
+    async def _sample(
+        self, request: SampleRequest, params: Callable[[SampleRequest], Any], sampling: Sampling, *, log_probs: bool
+    ) -> list[Generation]:
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -133,7 +159,7 @@ class VllmSampler:
             async for output in self._engine.generate(
                 # Of this form vLLM does not send every prompt through a thread that would tokenise it.
                 tokens_input(prompt),
-                self._params(request),
+                params(request),
                 request.request_id,
                 lora_request=self._lora,
             ):
@@ -149,14 +175,16 @@ class VllmSampler:
             raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
         if answer is None:
             raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
-        made = [self._generation(list(answer.prompt_token_ids or ()), output) for output in answer.outputs]
+        made = [
+            _generation(list(answer.prompt_token_ids or ()), output, sampling, log_probs) for output in answer.outputs
+        ]
         for generation in made:
             check_generation(
                 generation,
                 max_tokens=request.max_tokens,
                 vocab_size=self._facts["vocab_size"],
                 sent=prompt,
-                log_probs=self.log_probs,
+                log_probs=log_probs,
             )
         return made
 
@@ -190,38 +218,20 @@ class VllmSampler:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _params(self, request: SampleRequest) -> Any:
+        return self._params_of(request, self.sampling, self.log_probs)
+
+    def _params_of(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         return SamplingParams(
-            **self.sampling.request_fields(),
+            **sampling.request_fields(),
             n=request.n,
             max_tokens=request.max_tokens,
             seed=request.seed if self._facts["request_seeds"] else None,
-            logprobs=self.sampling.top_logprobs if self.log_probs else None,
-            flat_logprobs=self.log_probs,
+            logprobs=sampling.top_logprobs if log_probs else None,
+            flat_logprobs=log_probs,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _generation(self, prompt: list[int], output: Any) -> Generation:
-        flat = output.logprobs
-        top = None
-        if self.sampling.top_logprobs:
-            spans = zip(flat.start_indices, flat.end_indices, strict=True)
-            top = [
-                best_alternatives(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True), self.sampling.top_logprobs)
-                for a, b in spans
-            ]
-            log_probs = [flat.logprobs[i] for i in flat.start_indices]
-        else:
-            log_probs = list(flat.logprobs) if self.log_probs else []
-        return Generation(
-            prompt_token_ids=prompt,
-            token_ids=list(output.token_ids),
-            log_probs=log_probs,
-            finish_reason=output.finish_reason or "abort",
-            stop_reason=output.stop_reason,
-            top_log_probs=top,
         )
 
     def _start_engine(self) -> Any:
@@ -313,6 +323,28 @@ class VllmSampler:
             "vocab_size": int(model.get_vocab_size()),
             "engine_args": {key: _plain(value) for key, value in self.engine_args.items()},
         }
+
+
+def _generation(prompt: list[int], output: Any, sampling: Sampling, log_probs: bool) -> Generation:
+    flat = output.logprobs
+    top = None
+    if sampling.top_logprobs:
+        spans = zip(flat.start_indices, flat.end_indices, strict=True)
+        top = [
+            best_alternatives(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True), sampling.top_logprobs)
+            for a, b in spans
+        ]
+        values = [flat.logprobs[i] for i in flat.start_indices]
+    else:
+        values = list(flat.logprobs) if log_probs else []
+    return Generation(
+        prompt_token_ids=prompt,
+        token_ids=list(output.token_ids),
+        log_probs=values,
+        finish_reason=output.finish_reason or "abort",
+        stop_reason=output.stop_reason,
+        top_log_probs=top,
+    )
 
 
 def refuse_unknown_arguments(given: Mapping[str, Any]) -> None:

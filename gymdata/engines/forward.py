@@ -20,7 +20,7 @@ def load_policy(
 
     facts, place = _found(model, dtype, device)
     loaded = ForwardPolicy(place, batch_tokens or BATCH_TOKENS)
-    return {**facts, **_tokenizer_facts(model), **loaded.facts}, loaded
+    return {**facts, **tokenizer_facts(model), **loaded.facts}, loaded
 
 
 def load_critic(
@@ -31,7 +31,7 @@ def load_critic(
 
     facts, place = _found(model, dtype, device)
     loaded = ForwardCritic(place, batch_tokens or BATCH_TOKENS)
-    return {**facts, **_tokenizer_facts(model), **loaded.facts}, loaded
+    return {**facts, **tokenizer_facts(model), **loaded.facts}, loaded
 
 
 def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], Any]:
@@ -44,7 +44,8 @@ def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], 
     return {"path": model, "policy_hash": policy["policy_hash"], "checkpoint_dtype": checkpoint_dtype(place)}, place
 
 
-def _tokenizer_facts(model: str) -> dict[str, Any]:
+def tokenizer_facts(model: str) -> dict[str, Any]:
+    """tokenizer (its folder), tokenizer_hash and chat_template_hash of a model's folder; None each without one."""
     from gymdata.engines import model_identity
     from gymdata.engines._transformers import load_tokenizer
 

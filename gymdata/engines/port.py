@@ -60,6 +60,8 @@ class Generation:
     stop_reason: str | int | None = None
     top_log_probs: Sequence[Sequence[tuple[int, float]]] | None = None
     server: str | None = None
+    #: (version, start, end) of the tokens that each version of the weights sampled, where the engine names them.
+    weight_versions: Sequence[tuple[str, int, int]] | None = None
 
 
 class Sampler(Protocol):

@@ -322,21 +322,53 @@ class Crediting:
             given = experiences.give_credit(sampled, outcome, steps, self.settings, known, after, turns)
             yield row, sequences, batch, given
 
+    @property
+    def has_plain_credit(self) -> bool:
+        """With outcome rewards: has every token of a rollout the same advantage?"""
+        return self._undisturbed and self.settings.is_plain("values" in self.evidence)
+
+    @property
+    def _undisturbed(self) -> bool:
+        return self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
+
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """Of all advantages of kept rollouts, where they are to be normalised."""
         if not (self.settings.whiten or self.settings.normalize_cross_batch):
             return None
-        plain = self.settings.is_plain("values" in self.evidence) and self.config.abandoned == "keep"
-        plain &= self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
-        if plain and shaped.outcome is not None and shaped.steps is None:
+        settings = self.settings
+        discounted = self._undisturbed and settings.estimator != "gae" and not settings.kl_coef > 0
+        discounted &= settings.discount_unit == "token" and self.config.abandoned == "keep"
+        if (
+            self.has_plain_credit
+            and self.config.abandoned == "keep"
+            and shaped.outcome is not None
+            and shaped.steps is None
+        ):
             # Every sampled token of a rollout has its outcome: no need to look at the tokens.
             generated = self.rollouts["n_generated_tokens"].to_numpy()[shaped.kept]
             return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
         total = credit.Moments()
+        if discounted and shaped.outcome is not None and shaped.steps is None:
+            # A token's return is known from the outcome and the tokens after it, which are counted in a column.
+            for row, lengths, kept in self._generated(shaped):
+                outcome = np.nan_to_num(shaped.outcome[row : row + len(lengths)])
+                returns = experiences.discounted(outcome, offsets_of(lengths), self.settings.gamma)
+                total = credit.running_moments(total, returns if kept.all() else returns[np.repeat(kept, lengths)])
+            return total
         for row, sequences, given, n in self.credited(shaped):
             mine = tokens_of(given.advantages, sequences, shaped.kept[row : row + n])
             total = credit.running_moments(total, mine)
         return total
+
+    def _generated(self, shaped: Shaped) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(row of the first rollout, how many tokens each sampled, which are kept) of the same batches as ``batches``."""
+        generated, row = self.rollouts["n_generated_tokens"].to_numpy(), 0
+        for source in self.sources:
+            for batch in scan_batches(source, ROLLOUTS, ("rollout_id",), BATCH_ROWS):
+                here = slice(row, min(row + batch.num_rows, len(generated)))
+                if here.start < here.stop:
+                    yield row, generated[here], shaped.kept[here]
+                row = here.stop
 
 
 def refuse_short_horizon(rollouts: int, config: ExperienceConfig) -> None:
@@ -378,12 +410,13 @@ def read_evidence(path: Path | None, ids: pa.Array) -> Mapping[str, pa.ListArray
         return {}
     if path.is_dir():
         path = path / f"{AUDIT.name}.parquet"
-    import pyarrow.parquet as pq
+    from gymdata.store.objects.streams import parquet_file
 
     if not path.exists():
         raise DataError.missing_path(path, "a Parquet table for --token-columns")
     try:
-        table = pq.read_table(path)
+        with parquet_file(path) as file:
+            table = file.read()
     except (OSError, pa.ArrowException) as error:
         raise DataError.unreadable(path, str(error).splitlines()[0]) from error
     names = [name for name in experiences.EVIDENCE if name in table.column_names]

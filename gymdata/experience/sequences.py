@@ -148,13 +148,23 @@ def _needed(known: Mapping[str, Array], name: str) -> Array:
     return known[name]
 
 
+def discounted(outcome: Array, offsets: Array, gamma: float) -> Array:
+    """The return of every sampled token of rollouts that have a reward after their last token and no other."""
+    return credit.cumulative_returns_ragged(_at_the_end(outcome, offsets), offsets, gamma)
+
+
+def _at_the_end(outcome: Array, offsets: Array) -> Array:
+    rewards = np.zeros(int(offsets[-1]), np.float64)
+    filled = offsets[1:] > offsets[:-1]
+    rewards[offsets[1:][filled] - 1] += outcome[filled]
+    return rewards
+
+
 def _placed(sampled: SampledTokens, outcome: Array | None, steps: Array | None) -> Array:
     """Rewards a sampled token. A turn that sampled nothing gives its reward to the token before it."""
-    rewards = np.zeros(len(sampled.logprobs.values), np.float64)
-    begin, end = sampled.logprobs.offsets[:-1], sampled.logprobs.offsets[1:]
-    if outcome is not None:
-        filled = end > begin
-        rewards[end[filled] - 1] += outcome[filled]
+    offsets = sampled.logprobs.offsets
+    begin, end = offsets[:-1], offsets[1:]
+    rewards = np.zeros(int(offsets[-1]), np.float64) if outcome is None else _at_the_end(outcome, offsets)
     if steps is not None:
         has = np.isfinite(steps) & (end > begin)[sampled.turn_rollout]
         at = np.maximum(sampled.turn_ends[has] - 1, begin[sampled.turn_rollout[has]])
@@ -183,10 +193,13 @@ def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | 
 
 def rows(sequences: RolloutSequences, given: Credited, rollouts: pa.Table) -> pa.Table:
     """The experiences rows of ``sequences``; ``rollouts`` has the columns ``CARRIED``, one row a rollout of the batch."""
-    of = pa.array(sequences.rollout)
-    carried = {name: rollouts[name].take(of) for name in (*CARRIED, "optimal_value") if name in rollouts.schema.names}
+    carried = {name: rollouts[name] for name in (*CARRIED, "optimal_value") if name in rollouts.schema.names}
+    if not np.array_equal(sequences.rollout, np.arange(rollouts.num_rows)):
+        of = pa.array(sequences.rollout)
+        carried = {name: column.take(of) for name, column in carried.items()}
     _refuse_beyond_float32("advantages", given.advantages)
-    _refuse_beyond_float32("returns", given.returns)
+    if given.returns is not given.advantages:
+        _refuse_beyond_float32("returns", given.returns)
     trained = sequences if given.chosen is None else sequences.restricted(given.chosen)
     advantages = trained.to_sequences(given.advantages)
     same = given.returns is given.advantages and given.chosen is None

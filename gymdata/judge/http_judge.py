@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible chat endpoint.
+"""A judge behind an OpenAI-compatible chat endpoint, or behind several of them.
 
 Invariants: a request that fails in passing is tried again with growing pauses, no earlier than the server asks, and
 then raised as the judge's fault; what cannot be read as a chat answer is such a failure and never a verdict.
@@ -6,16 +6,20 @@ then raised as the judge's fault; what cannot be read as a chat answer is such a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gymdata.engines.servers.fingerprint import Fingerprint
+from gymdata.engines.servers.many import Pool
+from gymdata.engines.servers.vllm_server import likeliest_tokens
 from gymdata.errors import OutsideError, UsageError
 from gymdata.genrm.verdict import VERDICT_SCHEMA
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
+from gymdata.judge.pairwise import digest
 from gymdata.judge.port import JudgeAnswer
 from gymdata.judge.prompt import Form, Roles
 from gymdata.rollouts.messages import Message
-from gymdata.urls import JUDGE_KEYS, address
+from gymdata.urls import JUDGE_KEYS, Address, address
 
 _CHAT = "/v1/chat/completions"
 #: Of an answer: beside its text, and for a token of it, twice (content and reasoning).
@@ -28,6 +32,11 @@ _KEY = "set JUDGE_API_KEY to the endpoint's key"
 _ADVICE = Advice(
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL (with or without /v1) and the served model's name?"}
 )
+
+
+def judge_address(endpoint: str) -> Address:
+    """Where a judge is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    return address(endpoint, "--endpoint", "http://localhost:8000", JUDGE_KEYS).without("/v1")
 
 
 class HttpJudge:
@@ -52,7 +61,7 @@ class HttpJudge:
         pause_s: float = 0.5,
         concurrency: int = 128,
     ) -> None:
-        served_at = address(endpoint, "--endpoint", "http://localhost:8000", JUDGE_KEYS).without("/v1")
+        served_at = judge_address(endpoint)
         self.base = str(served_at)
         self.model = model
         self.form = form or Roles()
@@ -60,6 +69,7 @@ class HttpJudge:
         self.constrain = constrain
         self.default_concurrency = concurrency
         self._schema = constrain != "off"
+        self._patience: Callable[[], None] | None = None
         self._http = HttpClient(
             served_at,
             "judge",
@@ -85,7 +95,33 @@ class HttpJudge:
         await self._http.open()
         if self.model is None:
             self.model = await self._only_model()
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the server."""
         return {"engine": "http", "endpoint": self.base, "served_model": self.model}
+
+    def remarks(self) -> list[str]:
+        """Nothing: one server has no share of the work."""
+        return []
+
+    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
+        """Once it has answered, the server is waited for when it cannot be reached; ``say`` hears of it, once an outage."""
+        self._patience = lambda: self._http.wait_for_server(seconds, say)
+
+    async def fingerprint(self) -> Fingerprint:
+        """What this server shows of its model, which is at least that it lists it, where it lists any; after ``start``.
+        Raises UsageError for a server of other models, OutsideError("judge")."""
+        assert self.model is not None
+        try:
+            names = await self._models()
+        except OutsideError as error:
+            if error.retryable:
+                raise
+            names = []
+        if names and self.model not in names:
+            raise UsageError.unknown_choice(f"-m/--model at {self.base}", self.model, names)
+        return Fingerprint(self.base, self.model, "", None, None, await likeliest_tokens(self._http, self.model))
 
     async def compare(
         self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
@@ -114,10 +150,13 @@ class HttpJudge:
         """Close every connection. Safe to call twice."""
         await self._http.close()
 
-    async def _only_model(self) -> str:
+    async def _models(self) -> list[str]:
         answer = await self._http.ask("GET", "/v1/models", None, dict)
         cards = answer.get("data")
-        names = [str(c["id"]) for c in cards if isinstance(c, dict) and "id" in c] if isinstance(cards, list) else []
+        return [str(c["id"]) for c in cards if isinstance(c, dict) and "id" in c] if isinstance(cards, list) else []
+
+    async def _only_model(self) -> str:
+        names = await self._models()
         if len(names) != 1:
             raise UsageError(
                 f"{self.base} serves {len(names)} models: {', '.join(names) or 'none'}", hint="name one with --model"
@@ -127,7 +166,39 @@ class HttpJudge:
     async def _answer(self, body: Mapping[str, Any]) -> JudgeAnswer:
         max_tokens = self.sampling["max_tokens"]
         most = ORDINARY_BYTES if max_tokens is None else _ANSWER_BYTES + _TOKEN_BYTES * int(max_tokens)
-        return await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
+        answer = await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
+        if self._patience is not None:
+            self._patience()
+            self._patience = None
+        return answer
+
+
+class HttpJudges(Pool[HttpJudge]):
+    """A ``Judge`` on several servers of one model: requests with the same first response go to the server that has it."""
+
+    system = "judge"
+    of_one = "of a judge must serve the same model"
+    answers = "answers"
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """That of each of them."""
+        model = {} if self._proof is None else {"model": f"served:{self._proof.model}"}
+        return {**self.servers[0].sampler.identity, **model}
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the servers."""
+        return {name: value for name, value in super().facts().items() if name != "endpoint"}
+
+    async def compare(
+        self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
+    ) -> JudgeAnswer:
+        """One chat completion of one server. Raises OutsideError("judge")."""
+        begins = digest(repr(conversation), response_1)
+        answer, _ = await self.ask(
+            lambda judge: judge.compare(conversation, response_1, response_2, principle, seed), (begins,)
+        )
+        return answer
 
 
 def _read(answer: Mapping[str, Any]) -> JudgeAnswer:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gymdata.errors import UsageError
 from gymdata.judge.pairwise import VerdictParser
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
+
+if TYPE_CHECKING:
+    from gymdata.judge.prompt import Form
 
 
 def load_judge(config: GenrmConfig) -> Judge:
@@ -14,23 +19,10 @@ def load_judge(config: GenrmConfig) -> Judge:
 
     config.checked()
     form = Roles() if config.judge_prompt is None else Prompt.load(config.judge_prompt)
-    if config.endpoint is not None:
-        from gymdata.judge.http_judge import HttpJudge
-
+    if config.endpoint:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
-        return HttpJudge(
-            config.endpoint,
-            config.model,
-            form=form,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            max_tokens=config.max_tokens,
-            constrain=config.constrain,
-            request_timeout_s=config.request_timeout,
-            max_retries=config.retries,
-            pause_s=config.retry_pause,
-        )
+        return _served(config, form)
     from gymdata.judge._vllm import EngineJudge
 
     assert config.genrm is not None
@@ -44,6 +36,31 @@ def load_judge(config: GenrmConfig) -> Judge:
         engine_args=config.engine,
         seed=config.seed,
     )
+
+
+def _served(config: GenrmConfig, form: Form) -> Judge:
+    from gymdata.judge.http_judge import HttpJudge, HttpJudges, judge_address
+
+    def made(url: str, retries: int) -> HttpJudge:
+        return HttpJudge(
+            url,
+            config.model,
+            form=form,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_tokens=config.max_tokens,
+            constrain=config.constrain,
+            request_timeout_s=config.request_timeout,
+            max_retries=retries,
+            pause_s=config.retry_pause,
+        )
+
+    if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
+        return made(config.endpoint[0], config.retries)
+    from gymdata.engines.servers.many import Endpoints
+
+    where = Endpoints(config.endpoint, judge_address)
+    return HttpJudges(where, lambda url: made(url, 0), retries=config.retries, pause_s=config.retry_pause)
 
 
 def reading_of(config: GenrmConfig, *, retry_unparsed: bool) -> VerdictParser:

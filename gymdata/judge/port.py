@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gymdata.rollouts.messages import Message
 
@@ -41,3 +41,20 @@ class Judge(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Served(Protocol):
+    """What a judge behind servers has besides."""
+
+    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
+        """How long servers that stop answering are waited for; ``say`` hears of every loss and return."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the servers: of several, also what each did so far."""
+        ...
+
+    def remarks(self) -> list[str]:
+        """What the operator should know in the end, such as servers that had nothing to do."""
+        ...

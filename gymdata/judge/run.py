@@ -31,7 +31,7 @@ from gymdata.judge.groups import (
 )
 from gymdata.judge.judges import load_judge, reading_of
 from gymdata.judge.pairwise import STATUSES, Comparison, Judged, PairwiseJudge, comparison_rows, judge_all
-from gymdata.judge.port import Judge, JudgeAnswer
+from gymdata.judge.port import Judge, JudgeAnswer, Served
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import Progress
@@ -138,6 +138,9 @@ def judge(
         }
         out.begin({**facts, "finished": False})
         lazy = _StartedWhenAsked(the_judge)
+        say = progress.message if progress is not None else _silent
+        if isinstance(the_judge, Served):
+            the_judge.wait_for_server(config.wait_for_server, say)
         judged, pairwise_judge = asyncio.run(_judge_field(config, field, lazy, kept, progress))
         rows = [
             row
@@ -145,8 +148,16 @@ def judge(
             for row in comparison_rows(comparison, results, pairwise_judge.judge_name)
         ]
         comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
+        if lazy.facts and isinstance(the_judge, Served):
+            lazy.facts = the_judge.facts()  # with what each server did
+            for text in the_judge.remarks():
+                say(text)
         facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
         return _finish(out, config, field, how, comparisons, facts, pairwise_judge.tally.cached)
+
+
+def _silent(text: str) -> None:
+    """Where nobody watches."""
 
 
 class _StartedWhenAsked:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config
-from gymdata.urls import JUDGE_KEYS, refuse_userinfo
+from gymdata.settings import Config, ServerUrls
+from gymdata.urls import JUDGE_KEYS, refuse_userinfo_in
 
 DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
 
@@ -21,7 +21,10 @@ class GenrmConfig(Config):
     key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine"})
 
     genrm: str | None = pydantic.Field(None, description="Judge model to run in this process.")
-    endpoint: str | None = pydantic.Field(None, description="URL of a judge served at /v1/chat/completions.")
+    endpoint: ServerUrls = pydantic.Field(
+        default_factory=list,
+        description="URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.",
+    )
     model: str | None = pydantic.Field(None, description="Judge model name on the server.")
     judge_prompt: Path | None = pydantic.Field(
         None, description="Jinja prompt for judges without the GenRM roles; 'default' is the shipped one."
@@ -45,6 +48,9 @@ class GenrmConfig(Config):
     seed: int = pydantic.Field(0, ge=0, lt=2**63, description="Random seed.")
     concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum judgements in flight.")
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per request.")
+    wait_for_server: float = pydantic.Field(
+        600.0, ge=0.0, description="Seconds to wait for a judge server that stops answering."
+    )
     retries: int = pydantic.Field(5, ge=0, description="Retries of a request that failed in passing.")
     retry_pause: float = pydantic.Field(0.5, ge=0.0, description="Seconds before the first of these retries.")
     engine: dict[str, Any] = pydantic.Field(
@@ -85,13 +91,13 @@ class GenrmConfig(Config):
 
     @pydantic.field_validator("endpoint")
     @classmethod
-    def _no_userinfo(cls, url: str | None) -> str | None:
-        refuse_userinfo(url, "--endpoint", JUDGE_KEYS)
-        return url
+    def _no_userinfo(cls, servers: list[str]) -> list[str]:
+        refuse_userinfo_in(servers, "--endpoint", JUDGE_KEYS)
+        return servers
 
     def checked(self) -> GenrmConfig:
         """This, or UsageError when it names no judge or two."""
-        if (self.genrm is None) == (self.endpoint is None):
+        if (self.genrm is None) == (not self.endpoint):
             raise UsageError(
                 "no judge given" if self.genrm is None else "two judges given: --genrm and --endpoint",
                 hint="--genrm MODEL for one in this process, or --endpoint URL --model NAME",
@@ -144,6 +150,9 @@ class ServeConfig(GenrmConfig):
     port: int = pydantic.Field(8000, ge=0, le=65535, description="Port; 0 selects a free one.")
     allow_host: list[str] = pydantic.Field(
         default_factory=list, description="Allowed Host header; repeatable (default: loopback and --host)."
+    )
+    wait_for_server: float = pydantic.Field(
+        15.0, ge=0.0, description="Seconds to wait for a judge server that stops answering."
     )
     output: Path | None = pydantic.Field(
         None, description="Folder for the verdicts, used again after a restart (default: not saved)."

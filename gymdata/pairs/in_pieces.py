@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gymdata.errors import DataError
 from gymdata.pairs.contents import COLUMNS, contents
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import resolve
+from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Source
 from gymdata.store.tables import scan_source
 from gymdata.workers.arrow import packed, unpacked
@@ -81,7 +81,8 @@ def _divided(path: str | Path, needed: Mask) -> list[tuple[Source, Mask]] | None
     found, first = [], 0
     for file in files:
         try:
-            rows = pq.read_metadata(file.path).num_rows
+            with parquet_file(file.path) as opened:
+                rows = opened.metadata.num_rows
         except (pa.ArrowException, OSError):
             # Reading it in order says what is wrong.
             return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, GymdataError
 from gymdata.query.guard import Limits, lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.journal import FAILURES
@@ -103,12 +103,12 @@ def _table_of(source: Source) -> str:
         return ROLLOUTS.name
     if source.kind == "parquet":
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
+        from gymdata.store.objects.streams import parquet_schema
         from gymdata.store.tables import broken_parquet
 
         try:
-            schema = pq.read_schema(source.path)
+            schema = parquet_schema(source.path)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise broken_parquet(source.path, error) from error
         columns = schema.names
@@ -160,8 +160,8 @@ class Views:
         self.files = files
         self.limits = limits
         self.names: tuple[str, ...] = tuple(dict.fromkeys((*self._possible(), *files.by_table)))
-        #: An error of ours that went through DuckDB, which keeps only its text.
-        self.fault: DataError | None = None
+        self._fault: DataError | None = None
+        self._scanned: list[Any] = []
         self._made: set[str] = set()
         self._udf = False
         self._con: duckdb.DuckDBPyConnection | None = None
@@ -248,7 +248,9 @@ class Views:
 
         sources, table = self.files.by_table[name], TABLES[name]
         # DuckDB's own reader takes no notice of checksums, and takes a file's statistics for true.
-        loaded: list[Any] = [*verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)]
+        scanned = verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)
+        self._scanned += scanned
+        loaded: list[Any] = [*scanned]
         loaded += [_load(source, table) for source in sources if source.kind != "parquet"]
         parts = []
         for number, data in enumerate(loaded):
@@ -259,6 +261,11 @@ class Views:
             extra = "".join(f", {column}" for column in _reward_columns(self._reward_names(body)))
             body = f"SELECT *{extra} FROM ({body})"
         self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    @property
+    def fault(self) -> GymdataError | None:
+        """An error of ours that went through DuckDB, which keeps only its text."""
+        return self._fault or next((data.fault for data in self._scanned if data.fault is not None), None)
 
     def broken(self) -> DataError | None:
         """The file that cannot be read, when that is why a query failed."""
@@ -299,7 +306,7 @@ class Views:
             try:
                 expanded = with_prompts(turns, rollout_ids).combine_chunks()
             except DataError as error:
-                self.fault = error
+                self._fault = error
                 raise
             if isinstance(expanded, pa.ChunkedArray):
                 expanded = pa.concat_arrays(expanded.chunks)

@@ -22,6 +22,7 @@ from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import find_run_json, read_run_json, resolve
+from gymdata.store.lineage import parent_paths
 from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
@@ -158,7 +159,7 @@ def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
     known = {
         "stage": facts.get("stage"),
         "model": model,
-        "data": config.get("tasks") or ", ".join(str(p.get("path")) for p in facts.get("parents") or []),
+        "data": config.get("tasks") or ", ".join(parent_paths(facts)),
         "command": command if isinstance(command, str) else " ".join(map(str, command)),
         "rewards": config.get("reward"),
         "environment": ", ".join(env) if isinstance(env := config.get("env"), list) else env,

@@ -15,7 +15,7 @@ from gymdata.report.rollouts import histogram, share
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, SCORES, Table, check_version
 from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches
-from gymdata.store.lineage import lineage
+from gymdata.store.lineage import lineage, parent_paths
 from gymdata.store.paths import Source
 
 METRICS = "metrics.jsonl"
@@ -123,11 +123,11 @@ def _sources(path: Path, table: Table) -> list[Source]:
 
 def stage_table(path: Path) -> str | None:
     """Which table of a stage a Parquet file holds: as it says itself, else by its columns; None for rollouts."""
-    import pyarrow.parquet as pq
+    from gymdata.store.objects.streams import parquet_schema
 
     if path.suffix != ".parquet" or not path.is_file():
         return None
-    schema = pq.read_schema(path)
+    schema = parquet_schema(path)
     name = check_version(schema.metadata, str(path))
     return PAIRS.name if name is None and "chosen" in schema.names else name if name != ROLLOUTS.name else None
 
@@ -185,5 +185,5 @@ def _lineage(path: Path) -> Iterator[dict[str, Any]]:
             "stage": facts.get("stage"),
             "run_id": facts.get("run_id"),
             "command": command if isinstance(command, str) else shlex.join(map(str, command)),
-            "parents": [str(parent.get("path")) for parent in facts.get("parents") or []],
+            "parents": parent_paths(facts),
         }

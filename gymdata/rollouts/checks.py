@@ -1,23 +1,25 @@
 """The checks of one batch of rollouts: arrays in, violations out; and what no consumer of token data may take.
 
 Invariants: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is
-checked alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` as hashes and ids only.
+checked alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` in arrays of hashes and ids only.
 Ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not finite (L302) or positive (L303) are
 refused wherever token data is used, whoever wrote it; the first fault is named with its code, file, rollout and turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from gymdata.errors import RefusedError
 from gymdata.rollouts import breaks
 from gymdata.rollouts.breaks import Reader
-from gymdata.rollouts.ragged import Ints, Ragged
+from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
 from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, SYSTEM, TOOL, Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import turn_digest
 from gymdata.rollouts.violations import Violation
@@ -47,6 +49,7 @@ def check_batch(
         *storage(e, digests=digests, reader=reader),
         *tokens(e, vocab_size),
         *log_probs(e),
+        *weights(e),
         *rewards(e, reward_named),
     ]
     if e.messages is not None:
@@ -151,6 +154,25 @@ def tokens(e: Evidence, vocab_size: int | None) -> Iterator[Violation]:
             yield at.turn(k, "T206", position=position + int(before[k]), **more)
 
 
+def weights(e: Evidence) -> Iterator[Violation]:
+    """T214 where spans of weight versions do not cover the generation, T215 where several weights sampled it."""
+    at, t = _Places(e), e.turns
+    if t.weights is None:
+        return
+    starts, ends = t.weights.start, t.weights.end
+    for k in np.flatnonzero(starts.lengths > 0).tolist():
+        begin, end, n = starts[k], ends[k], int(t.generation.lengths[k])
+        expected = np.append(0, end[:-1])
+        if end[-1] != n or (begin != expected).any() or (end < begin).any():
+            got = ", ".join(f"{a}–{b}" for a, b in zip(begin.tolist(), end.tolist(), strict=True))
+            yield at.turn(k, "T214", expected=f"spans that follow each other from 0 to {n}", got=got)
+            continue
+        first = int(starts.offsets[k])
+        versions = [str(t.weights.version[place]) for place in range(first, first + len(begin))]
+        if len(set(versions)) > 1:
+            yield at.turn(k, "T215", position=int(begin[1]), got=", then ".join(versions))
+
+
 def outside(ids: np.ndarray, limit: int) -> Ints:
     """Where ``ids`` are negative or not below ``limit``; two passes when all is well."""
     # A null among them makes them floats, and NaN is outside.
@@ -251,85 +273,118 @@ def _unanswered(m: Messages, owner: Ints) -> Iterator[int]:
                 yield i
 
 
-class Facts(NamedTuple):
-    """What ``AcrossRows`` needs of a batch, one entry a rollout: a hash of its generations, and how long they are."""
-
-    rows: list[int]
-    ids: list[str | None]
-    groups: list[str | None]
-    hashes: list[int]
-    lengths: list[int]
-    #: None where there is none.
-    rewards: list[float | None]
-
-    @classmethod
-    def of(cls, e: Evidence) -> Facts:
-        generated = e.turns.by_rollout(e.turns.generation)
-        rewards: list[float | None] = [None] * e.n
-        if e.reward is not None and e.reward_null is not None:
-            known = zip(e.reward.tolist(), e.reward_null.tolist(), strict=True)
-            rewards = [None if null else reward for reward, null in known]
-        groups: list[str | None] = list(e.group_id) if e.group_id is not None else [None] * e.n
-        hashes, lengths = generated.hashes().tolist(), generated.lengths.tolist()
-        return cls(e.rows.tolist(), list(e.rollout_id), groups, hashes, lengths, rewards)
-
-
 class AcrossRows:
-    """What is seen only over all rows of a path: D701, D702, R503. Keeps an id and a hash a rollout."""
+    """What is seen only over all rows of a path: D701, D702, R503. Keeps 150 bytes a rollout, in arrays, beside its ids."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
-        self._generations: dict[tuple[str, int, int], str | None] = {}
-        self._groups: dict[str, _Group] = {}
+        self._ids, self._groups = _Names(), _Names()
+        self._files: list[str] = []
+        #: Of each batch: row, file, hash and length of the generations, reward, whether there is one.
+        self._batches: list[tuple[Array, ...]] = []
 
-    def add(self, facts: Facts, file: str | None = None) -> list[Violation]:
-        """The duplicates in a batch; its groups are remembered for ``finish``."""
-        found = []
-        for row, rollout_id, group, hashed, length, reward in zip(*facts, strict=True):
-            here = f"{file or ''} row {row}".strip()
-            if rollout_id is not None:
-                before = self._seen.setdefault(rollout_id, here)
-                if before != here:
-                    found.append(Violation("D701", row, rollout_id, detail=f"first seen at {before}"))
-                    continue
-            if group is None:
-                continue
-            if length:
-                key = (group, hashed, length)
-                if key in self._generations:
-                    found.append(Violation("D702", row, rollout_id, detail=f"same tokens as {self._generations[key]}"))
-                else:
-                    self._generations[key] = rollout_id or here
-            if reward is not None:
-                self.reward(group, reward, row, rollout_id, file)
-        return found
+    def add(self, e: Evidence, file: str | None = None) -> None:
+        """Remember a batch for ``finish``."""
+        file = file or ""
+        if file not in self._files[-1:]:
+            self._files.append(file)
+        self._ids.add(e.rollout_id)
+        self._groups.add(e.group_id if e.group_id is not None else [None] * e.n)
+        generated = e.turns.by_rollout(e.turns.generation)
+        known = np.zeros(e.n, np.bool_) if e.reward is None or e.reward_null is None else ~e.reward_null
+        reward = np.zeros(e.n) if e.reward is None else np.array(e.reward, np.float64)
+        of_file = np.full(e.n, len(self._files) - 1, np.int32)
+        self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, known))
 
-    def reward(self, group: str, reward: float, row: int, rollout_id: str | None, file: str | None) -> None:
-        """Remember one reward of a group."""
-        known = self._groups.get(group)
-        if known is None:
-            self._groups[group] = _Group(row, rollout_id, file, reward)
-        else:
-            known.n += 1
-            known.varies = known.varies or reward != known.reward
+    def append(self, other: AcrossRows) -> None:
+        """Remember what another has seen of the rows that follow."""
+        if not other._batches:
+            return
+        first = len(self._files) - (other._files[0] in self._files[-1:])
+        self._files[first:] = other._files
+        self._ids.append(other._ids)
+        self._groups.append(other._groups)
+        self._batches += ((row, of_file + first, *rest) for row, of_file, *rest in other._batches)
 
     def finish(self) -> list[Violation]:
-        """R503 for every group of two or more whose rewards are all equal, at its first rollout."""
-        return [
-            Violation(
-                "R503", g.row, g.rollout_id, got=f"{g.reward:g} for all {g.n}", detail=f"group {name}", file=g.file
-            )
-            for name, g in self._groups.items()
-            if g.n > 1 and not g.varies and np.isfinite(g.reward)
-        ]
+        """The duplicates, and R503 for every group of two or more whose rewards are all equal, at its first rollout."""
+        if not self._batches:
+            return []
+        row, of_file, hashes, lengths, reward, known = map(np.concatenate, zip(*self._batches, strict=True))
+        self._batches.clear()
+
+        def at(r: int, code: str, **more: Any) -> Violation:
+            return Violation(code, int(row[r]), self._ids[r], file=self._files[of_file[r]] or None, **more)
+
+        def place(r: int) -> str:
+            return f"{self._files[of_file[r]]} row {row[r]}".strip()
+
+        first = np.where(self._ids.missing, np.arange(len(row)), first_like(*self._ids.keys))
+        copies = np.flatnonzero(first != np.arange(len(row)))
+        found = [at(r, "D701", detail=f"first seen at {place(int(first[r]))}") for r in copies.tolist()]
+        counts = (first == np.arange(len(row))) & ~self._groups.missing
+        rows = np.flatnonzero(counts & (lengths > 0))
+        keys = [key[rows] for key in self._groups.keys]
+        for r, twin in _later(rows, first_like(*keys, hashes[rows], lengths[rows])):
+            found.append(at(r, "D702", detail=f"same tokens as {self._ids[twin] or place(twin)}"))
+        rows = np.flatnonzero(counts & known)
+        group, inverse = np.unique(first_like(*(key[rows] for key in self._groups.keys)), return_inverse=True)
+        leads, n = rows[group], np.bincount(inverse)
+        varies = np.bincount(inverse, weights=reward[rows] != reward[leads][inverse]) > 0
+        for g in np.flatnonzero((n > 1) & ~varies & np.isfinite(reward[leads])).tolist():
+            r = int(leads[g])
+            found.append(at(r, "R503", got=f"{reward[r]:g} for all {n[g]}", detail=f"group {self._groups[r]}"))
+        return found
 
 
-class _Group:
-    __slots__ = ("file", "n", "reward", "rollout_id", "row", "varies")
+def _later(rows: Ints, first: Ints) -> Iterator[tuple[int, int]]:
+    """(row, the one before that it is like) for those of ``rows`` that are like an earlier one."""
+    for k in np.flatnonzero(first != np.arange(len(rows))).tolist():
+        yield int(rows[k]), int(rows[first[k]])
 
-    def __init__(self, row: int, rollout_id: str | None, file: str | None, reward: float) -> None:
-        self.row, self.rollout_id, self.file, self.reward = row, rollout_id, file, reward
-        self.n, self.varies = 1, False
+
+class _Names:
+    """A text or None a row: its UTF-8 and 16 bytes that no other text has."""
+
+    def __init__(self) -> None:
+        self._texts: list[tuple[bytes, npt.NDArray[np.int32]]] = []
+        self._keys: list[Array] = []
+        self._begin = [0]
+
+    def add(self, texts: Iterable[str | None]) -> None:
+        """The names of the next rows."""
+        encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+        lengths = np.fromiter((-1 if text is None else len(text) for text in encoded), np.int32, len(encoded))
+        self._texts.append((b"".join(text or b"" for text in encoded), lengths))
+        digests = b"".join(xxhash.xxh3_128_digest(text or b"") for text in encoded)
+        self._keys.append(np.frombuffer(digests, np.uint64).reshape(-1, 2))
+        self._begin.append(self._begin[-1] + len(encoded))
+
+    def append(self, other: _Names) -> None:
+        """The names of the rows that follow."""
+        self._texts += other._texts
+        self._keys += other._keys
+        last = self._begin[-1]
+        self._begin += (last + begin for begin in other._begin[1:])
+
+    @property
+    def keys(self) -> tuple[Array, Array]:
+        """Two numbers a row, both equal where texts are; those of None are of no meaning."""
+        whole = np.concatenate(self._keys)
+        self._keys = [whole]
+        return whole[:, 0], whole[:, 1]
+
+    @property
+    def missing(self) -> npt.NDArray[np.bool_]:
+        return np.concatenate([lengths for _, lengths in self._texts]) < 0
+
+    def __getitem__(self, row: int) -> str | None:
+        part = bisect_right(self._begin, row) - 1
+        text, lengths = self._texts[part]
+        place = row - self._begin[part]
+        if lengths[place] < 0:
+            return None
+        end = int(np.maximum(lengths[: place + 1], 0).sum(dtype=np.int64))
+        return text[end - int(lengths[place]) : end].decode("utf-8", "surrogatepass")
 
 
 _HINT = (

@@ -182,8 +182,33 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
 _ROLES = {"developer": "system"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
 
-#: Writes JSON as RFC 8259 has it; made once, for making it costs as much as using it.
-STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+class _Strict(json.JSONEncoder):
+    """Writes JSON as RFC 8259 has it. What encodes is made once, for making it costs as much as using it."""
+
+    def __init__(self) -> None:
+        super().__init__(ensure_ascii=False, allow_nan=False)
+        self._chunks = self._made()
+
+    def _made(self) -> Callable[[Any, int], Iterable[str]] | None:
+        # CPython has it, other Pythons may not.
+        make = getattr(json.encoder, "c_make_encoder", None)
+        if make is None:
+            return None
+        encode: Callable[[Any, int], Iterable[str]] = make(
+            None, self.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
+        )
+        return encode
+
+    def encode(self, o: Any) -> str:
+        if self._chunks is not None and not isinstance(o, str):
+            # It looks for no circles, which the slower way names.
+            with contextlib.suppress(RecursionError):
+                return "".join(self._chunks(o, 0))
+        return super().encode(o)
+
+
+STRICT = _Strict()
 
 
 def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
@@ -268,11 +293,8 @@ def _arguments(value: Any) -> Any:
     """A call's arguments as an object where the text is one, else as they stand."""
     if not isinstance(value, str):
         return value
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return parsed if isinstance(parsed, dict) else value
+    found = loads(value)
+    return found if isinstance(found, dict) else value
 
 
 def _name(value: Any) -> str | None:

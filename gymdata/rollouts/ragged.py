@@ -209,3 +209,15 @@ def repeats(codes: Ints) -> npt.NDArray[np.bool_]:
     result = np.ones(len(codes), np.bool_)
     result[np.unique(codes, return_index=True)[1]] = False
     return result
+
+
+def first_like(*columns: Array) -> Ints:
+    """Of each row, the first row that has the same values in all ``columns`` (at least one)."""
+    order = np.lexsort(columns)
+    same = np.zeros(len(order), np.bool_)
+    same[1:] = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
+    # Rows that are alike lie side by side, in their order.
+    leader = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+    first = np.empty(len(order), np.int64)
+    first[order] = order[leader]
+    return first

@@ -156,6 +156,7 @@ def _part(row: Mapping[str, Any], prompts: Sequence[tokens.Ids], part: Sequence[
                 old["top_log_probs"],
                 old.get("rendered"),
                 old.get("server"),
+                old.get("weight_versions"),
             )
         )
     whole = len(part) == len(row["turns"])

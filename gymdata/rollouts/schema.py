@@ -28,6 +28,8 @@ def _f(name: str, kind: pa.DataType, null: bool = False) -> pa.Field:
 
 TOP_LOG_PROBS = pa.list_(pa.list_(pa.struct([_f("id", pa.int32()), _f("log_prob", pa.float32())])))
 
+WEIGHT_VERSIONS = pa.list_(pa.struct([_f("version", pa.string()), _f("start", pa.int32()), _f("end", pa.int32())]))
+
 #: One model call. Prompts are stored as deltas: see gymdata.rollouts.turns.
 TURN = pa.struct(
     [
@@ -42,6 +44,7 @@ TURN = pa.struct(
         _f("top_log_probs", TOP_LOG_PROBS, null=True),
         _f("rendered", pa.bool_(), null=True),
         _f("server", pa.string(), null=True),
+        _f("weight_versions", WEIGHT_VERSIONS, null=True),
         _f("digest", pa.int64()),
     ]
 )
@@ -154,6 +157,7 @@ ROLLOUTS = Table(
         _TURNS + "finish_reason",
         _TURNS + "agent",
         _TURNS + "server",
+        _TURNS + "weight_versions.list.element.version",
     ),
     split=(_TURNS + "generation_log_probs" + _LEAF, _TURNS + "top_log_probs.list.element.list.element.log_prob"),
     id_level=5,
@@ -311,7 +315,6 @@ EXPERIENCES = Table(
         "temperature",
         "policy_hash",
         "policy_version",
-        "loss_mask" + _LEAF,
     ),
     split=tuple(
         c + _LEAF

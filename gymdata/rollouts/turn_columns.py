@@ -32,10 +32,28 @@ CHUNK_TOKENS = 1 << 30
 
 
 @dataclass(frozen=True)
+class WeightSpans:
+    """Which weights sampled which tokens, a list a turn, empty where that is not known; ``version`` has one entry a span."""
+
+    start: Ragged
+    end: Ragged
+    version: Texts
+
+    @classmethod
+    def of(cls, column: Any) -> WeightSpans | None:
+        """The column of turns, None where no turn has any."""
+        if column is None or column.null_count == len(column):
+            return None
+        offsets, spans = list_parts(column)
+        start, end = (Ragged(_numbers(spans.field(name)), offsets) for name in ("start", "end"))
+        return cls(start, end, ArrowTexts(spans.field("version")))
+
+
+@dataclass(frozen=True)
 class TurnColumns:
     """The turns of n rollouts. ``offsets`` (n + 1,): rollout r has turns ``offsets[r]`` to ``offsets[r + 1]``; all else has
     one entry per turn, as the fields of ``Turn``; ``agent`` is None where no turn names one, ``reward`` NaN without one,
-    ``rendered`` None where all ids were sampled."""
+    ``rendered`` None where all ids were sampled, ``weights`` where no engine named them."""
 
     offsets: Ints
     parent: npt.NDArray[np.int32]
@@ -47,6 +65,7 @@ class TurnColumns:
     agent: Texts | None = None
     reward: npt.NDArray[np.float64] | None = None
     rendered: npt.NDArray[np.bool_] | None = None
+    weights: WeightSpans | None = None
 
     @classmethod
     def of(cls, turns: pa.ListArray) -> TurnColumns:
@@ -65,6 +84,7 @@ class TurnColumns:
             agent=None if agent is None or agent.null_count == len(struct) else ArrowTexts(agent),
             reward=None if reward is None else reward.to_numpy(zero_copy_only=False),
             rendered=_any_true(parts.get("rendered")),
+            weights=WeightSpans.of(parts.get("weight_versions")),
         )
 
     def __len__(self) -> int:

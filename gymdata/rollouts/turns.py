@@ -32,6 +32,14 @@ class TopLogProb(TypedDict):
     log_prob: float
 
 
+class WeightSpan(TypedDict):
+    """Generated tokens from ``start`` to before ``end`` were sampled by the weights that the engine calls ``version``."""
+
+    version: str
+    start: int
+    end: int
+
+
 class Turn(TypedDict):
     """One model call of a rollout, as files have it (``gymdata.rollouts.schema.TURN``). A turn's H is its prompt ++
     generation."""
@@ -60,6 +68,8 @@ class Turn(TypedDict):
     rendered: NotRequired[bool | None]
     #: Which of several servers sampled it.
     server: NotRequired[str | None]
+    #: Which weights sampled which tokens, where the engine says; the spans follow each other and cover the generation.
+    weight_versions: NotRequired[list[WeightSpan] | None]
 
 
 @dataclass(slots=True)
@@ -75,6 +85,7 @@ class Call:
     top_log_probs: list[list[TopLogProb]] | None = None
     rendered: bool | None = None
     server: str | None = None
+    weight_versions: list[WeightSpan] | None = None
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -124,8 +135,24 @@ class TurnEncoder:
         # One NaN stands for all: its payload would not survive JSON, and the digest covers these bytes.
         log_probs[np.isnan(log_probs)] = np.float32("nan")
         parent, shared = self._parent(prompt)
+        turn = self._append(call, parent, shared, prompt[shared:], generation, log_probs)
+        if parent >= 0 and shared == len(self._open[parent]):
+            del self._open[parent]
+        self._open[len(self.turns) - 1] = np.concatenate((prompt, generation))
+        return turn
+
+    def extend(self, call: Call) -> Turn:
+        """Append a call that continues the last turn; of its prompt, ``call`` has only what is new. Arrays are contiguous,
+        of int32 and float32, no log-probability is NaN, and there is at least one generated token."""
+        parent = len(self.turns) - 1
+        before = self._open.pop(parent) if parent >= 0 else np.empty(0, np.int32)
+        new, generation = call.prompt_token_ids, call.generation_token_ids
+        turn = self._append(call, parent, len(before), new, generation, call.generation_log_probs)
+        self._open[parent + 1] = np.concatenate((before, new, generation))
+        return turn
+
+    def _append(self, call: Call, parent: int, shared: int, delta: Ids, generation: Ids, log_probs: Floats) -> Turn:
         parent_digest = self.turns[parent]["digest"] if parent >= 0 else 0
-        delta = prompt[shared:]
         turn: Turn = {
             "parent": parent,
             "prefix_length": shared,
@@ -138,11 +165,9 @@ class TurnEncoder:
             "top_log_probs": call.top_log_probs,
             "rendered": call.rendered,
             "server": call.server,
+            "weight_versions": call.weight_versions,
             "digest": turn_digest(parent_digest, shared, delta, generation, log_probs),
         }
-        if parent >= 0 and shared == len(self._open[parent]):
-            del self._open[parent]
-        self._open[len(self.turns)] = np.concatenate((prompt, generation))
         self.turns.append(turn)
         self.n_context_tokens += len(delta)
         self.n_generated_tokens += len(generation)

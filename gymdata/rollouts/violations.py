@@ -183,6 +183,24 @@ CODES: dict[str, Code] = _registry(
         "sampled other ids for the same text, and no log-probability is known (NaN). Pairs, SFT, DPO, KTO and reward models "
         "take such rollouts with --allow-rendered; `experience` and `train-rl` take sampled ids only. Not a fault.",
     ),
+    Code(
+        "T214",
+        "weight versions do not fit",
+        "error",
+        "spans of weight versions do not cover the generation",
+        "A turn's `weight_versions` say which weights sampled which tokens: the first span starts at 0, each starts where "
+        "the one before ends, and the last ends with the generation. Where they do not, they belong to other tokens. Usual "
+        "causes: a generation that was cut after it was recorded, spans of another turn. Remove the field or collect again.",
+    ),
+    Code(
+        "T215",
+        "several weights",
+        "warning",
+        "the weights changed while the turn was sampled",
+        "The engine got other weights in the middle of a generation, as asynchronous trainers do. Each log-probability is "
+        "that of the weights that sampled its token, so ratios hold; policy_hash and policy_version name one of them only, "
+        "and `audit` finds the tokens of the others (L305). Leave such turns out where one policy must have sampled all.",
+    ),
     # log-probabilities
     Code(
         "L301",

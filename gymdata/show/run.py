@@ -239,9 +239,9 @@ def _holds_only_pairs(path: str | Path) -> bool:
 
     if Path(path).is_dir():
         return not resolve(path, ROLLOUTS) and bool(resolve(path, PAIRS))
-    import pyarrow.parquet as pq
+    from gymdata.store.objects.streams import parquet_schema
 
-    return Path(path).suffix == ".parquet" and "chosen" in pq.read_schema(path).names
+    return Path(path).suffix == ".parquet" and "chosen" in parquet_schema(path).names
 
 
 def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:

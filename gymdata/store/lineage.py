@@ -6,7 +6,7 @@ same name that was stored while collecting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,38 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
 
     A parent that is no longer where its child says is skipped: what it would have said is then not known.
     """
+
+    def above(found: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
+        for text in parent_paths(facts):
+            if is_url(text):
+                yield from (one for one in (described(text),) if one is not None)
+                continue
+            named = Path(text)
+            yield named if named.is_absolute() or named.exists() else found.parent / named
+
+    for _, facts in ancestry(path, above):
+        yield facts
+
+
+def ancestry(
+    path: str | Path, above: Callable[[Path, Mapping[str, Any]], Iterable[Path]]
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The run.json of a path argument, and of what ``above`` names of it (the file and its facts), nearest first,
+    each once."""
     waiting, seen = [Path(path)], set()
     while waiting:
-        at = waiting.pop(0)
-        found = find_run_json(at)
+        found = find_run_json(waiting.pop(0))
         if found is None or found.resolve() in seen:
             continue
         seen.add(found.resolve())
         facts = read_run_json(found)
-        yield facts
-        for parent in facts.get("parents") or []:
-            text = str(parent.get("path", ""))
-            if is_url(text):
-                waiting += [one for one in (described(text),) if one is not None]
-                continue
-            named = Path(text)
-            waiting.append(named if named.is_absolute() or named.exists() else found.parent / named)
+        yield found, facts
+        waiting += above(found, facts)
+
+
+def parent_paths(facts: Mapping[str, Any]) -> list[str]:
+    """The paths in run.json's facts of what it was made from; an empty text where one has none."""
+    return [str(parent.get("path") or "") for parent in facts.get("parents") or []]
 
 
 def vocabulary(path: str | Path) -> int | None:

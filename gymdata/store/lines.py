@@ -60,38 +60,47 @@ def decode(line: bytes) -> Any:
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
-    part = source.part
-    number, rest = (part.lines, BOM if not part.start else b"") if part is not None else (0, BOM)
+    number = source.part.lines if source.part is not None else 0
     try:
-        for block in _blocks(source):
-            *whole, rest = (block.removeprefix(rest) if rest is BOM else rest + block).split(b"\n")
-            for line in whole:
-                number += 1
-                if line and not line.isspace():
-                    yield number, line
+        for line in _plain_lines(source) if source.compression is None else _cut(_blocks(source)):
+            text = line.removeprefix(BOM) if number == 0 else line
+            number += 1
+            if text and not text.isspace():
+                yield number, text
     except FileNotFoundError:
         raise
     except (OSError, EOFError) as error:
         raise DataError.unreadable(source.path, f"{error} (after line {number})") from error
-    if rest and rest is not BOM and not rest.isspace():
-        yield number + 1, rest
+
+
+def _plain_lines(source: Source) -> Iterator[bytes]:
+    with source.path.open("rb", buffering=_BLOCK // 16) as file:
+        if source.part is None:
+            for line in file:
+                yield line.removesuffix(b"\n")
+            return
+        left = source.part.end - file.seek(source.part.start)
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
+            yield line.removesuffix(b"\n")
+
+
+def _cut(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
-    """The bytes of a file, decompressed. Raises OSError or EOFError when it is broken or cut off."""
+    """The bytes of a compressed file. Raises OSError or EOFError when it is broken or cut off."""
     with source.path.open("rb") as file:
         if source.compression == "gzip":
             yield from _gunzipped(file)
-        elif source.compression == "zstd":
-            yield from _unzstd(file)
-        elif source.part is not None:
-            left = source.part.end - file.seek(source.part.start)
-            while block := file.read(min(_BLOCK, left)):
-                left -= len(block)
-                yield block
         else:
-            while block := file.read(_BLOCK):
-                yield block
+            yield from _unzstd(file)
 
 
 def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ that it was made from; rows of a cache are views of the file on disk, so memory 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -23,10 +24,13 @@ import pyarrow.dataset as ds
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import xxhash
+from pyarrow.fs import LocalFileSystem
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
+from gymdata.store.objects.fetching import stood_for
+from gymdata.store.objects.streams import parquet_file, parquet_schema
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -48,14 +52,28 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
     def __init__(self, files: ds.FileSystemDataset) -> None:
         super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
         self._rows = files.count_rows()
+        #: An error of ours that went through the reader, which may keep only its text.
+        self.fault: GymdataError | None = None
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> ds.Scanner:
         """What DuckDB asks for: ``columns`` (all, when None) of the rows that pass ``filter``."""
+        with self._noted():
+            return self._scanner(columns, filter, options)
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except GymdataError as error:
+            self.fault = error
+            raise
+
+    def _scanner(self, columns: list[str] | None, filter: Any, options: dict[str, Any]) -> ds.Scanner:
         names = self.schema.names if columns is None else columns
         rows = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
         options = {"batch_size": rows, "batch_readahead": 8, **options}
         if filter is None:
-            reader = _counted(super().scanner(columns=names, **options), self._rows)
+            reader = self._counted(super().scanner(columns=names, **options), self._rows)
             return ds.Scanner.from_batches(reader)
         named = _named_in(str(filter), self.schema.names)
         both = [*names, *(n for n in named if n not in names)]
@@ -63,7 +81,7 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         if not found:
             return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
         held = ds.FileSystemDataset(found, self.schema, self.format, self.filesystem)
-        reader = _counted(held.scanner(columns=both, **options), held.count_rows())
+        reader = self._counted(held.scanner(columns=both, **options), held.count_rows())
         return ds.Scanner.from_batches(reader, columns=names, filter=filter)
 
     def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
@@ -72,25 +90,78 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         passing = []
         for group in groups:
             scanner = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS)
-            reader = _counted(scanner, group.count_rows())
+            reader = self._counted(scanner, group.count_rows())
             if ds.Scanner.from_batches(reader, filter=filter).count_rows():
                 passing.append(group)
         return passing
 
+    def _counted(self, scanner: ds.Scanner, rows: int) -> pa.RecordBatchReader:
+        """The batches of a scanner; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column
+        alone can be damaged, too, and the reader would take it for a shorter column."""
 
-def _counted(scanner: ds.Scanner, rows: int) -> pa.RecordBatchReader:
-    """The batches of a scanner; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column alone
-    can be damaged, too, and the reader would take it for a shorter column."""
+        def batches() -> Iterator[pa.RecordBatch]:
+            seen = 0
+            with self._noted():
+                for batch in scanner.to_batches():
+                    seen += batch.num_rows
+                    yield batch
+            if seen != rows:
+                raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        seen = 0
-        for batch in scanner.to_batches():
+        return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+
+
+class StreamedDataset(VerifiedDataset):
+    """The same over files on an object store. They are read by the thread that wants the rows (see ``streams``), so no
+    dataset of Arrow's reads them."""
+
+    def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
+        super().__init__(ds.FileSystemDataset([], schema, _FORMAT, LocalFileSystem()))
+        self._files = files
+
+    def _scanner(self, columns: list[str] | None, filter: Any, _: dict[str, Any]) -> Any:
+        names = self.schema.names if columns is None else columns
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return _Reads(pa.RecordBatchReader.from_batches(schema, self._batches(names, filter)))
+
+    def _batches(self, names: list[str], filter: Any) -> Iterator[pa.RecordBatch]:
+        named = [] if filter is None else _named_in(str(filter), self.schema.names)
+        # Without a column there would be no rows to count.
+        wanted = list(dict.fromkeys([*names, *named])) or self.schema.names[:1]
+        first = named if filter is not None and set(wanted) - set(named) else []
+        with self._noted():
+            for path in self._files:
+                with parquet_file(path, page_checksum_verification=True) as file:
+                    for group in range(file.num_row_groups):
+                        if not first or any(t.num_rows for t in self._passing(file, group, first, filter)):
+                            for table in self._passing(file, group, wanted, filter):
+                                yield from table.select(names).to_batches()
+
+    def _passing(self, file: pq.ParquetFile, group: int, names: list[str], filter: Any) -> Iterator[pa.Table]:
+        """The rows of a row group that pass; pa.ArrowInvalid as in ``_counted``."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        size = _NESTED_ROWS if any(pa.types.is_nested(field.type) for field in schema) else _FLAT_ROWS
+        seen, rows = 0, file.metadata.row_group(group).num_rows
+        for batch in file.iter_batches(size, row_groups=[group], columns=names):
             seen += batch.num_rows
-            yield batch
+            table = pa.Table.from_arrays(batch.select(names).columns, schema=schema)
+            yield table if filter is None else table.filter(filter)
         if seen != rows:
             raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
 
-    return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+
+@dataclass
+class _Reads:
+    """What DuckDB takes of a scanner."""
+
+    reader: pa.RecordBatchReader
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return self.reader
+
+    @property
+    def projected_schema(self) -> pa.Schema:
+        return self.reader.schema
 
 
 def _named_in(text: str, names: Sequence[str]) -> list[str]:
@@ -104,14 +175,17 @@ def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
 
     Raises DataError for a file that cannot be read, is newer, or claims to be ``table`` and has other columns or types.
     """
-    alike: dict[tuple[tuple[str, str], ...], list[Path]] = defaultdict(list)
+    alike: dict[tuple[bool, tuple[tuple[str, str], ...]], list[Path]] = defaultdict(list)
     for file in files:
         schema = _checked_schema(file, table)
-        alike[tuple((f.name, str(f)) for f in schema)].append(file)
-    found = []
-    for same in alike.values():
-        schema = pq.read_schema(same[0]).remove_metadata()
-        found.append(VerifiedDataset(ds.dataset([str(f) for f in same], schema=schema, format=_FORMAT)))
+        alike[stood_for(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
+    found: list[ds.Dataset] = []
+    for (remote, _), same in alike.items():
+        schema = parquet_schema(same[0]).remove_metadata()
+        if remote:
+            found.append(StreamedDataset(same, schema))
+        else:
+            found.append(VerifiedDataset(ds.dataset([str(f) for f in same], schema=schema, format=_FORMAT)))
     return found
 
 
@@ -119,7 +193,7 @@ def _checked_schema(file: Path, table: Table) -> pa.Schema:
     """The columns of one file, its footer consistent in itself and with the table."""
     where = str(file)
     try:
-        with pq.ParquetFile(file) as opened:
+        with parquet_file(file) as opened:
             schema, footer = opened.schema_arrow, opened.metadata
             # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
             rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
@@ -168,7 +242,7 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
     """Which of ``files`` cannot be read, every page of it: the error that names it, or None."""
     for file in files:
         try:
-            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            with parquet_file(file, page_checksum_verification=True) as opened:
                 for index in range(opened.num_row_groups):
                     for name in opened.schema_arrow.names:
                         rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
@@ -265,7 +339,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
         whole = read_source(source, table, names).combine_chunks()
         return [RowGroup(whole.num_rows, lambda: whole)]
     try:
-        with pq.ParquetFile(source.path) as file:
+        with parquet_file(source.path) as file:
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -274,7 +348,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
 
     def load(index: int) -> pa.Table:
         try:
-            with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+            with parquet_file(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
                 _refuse_short(where, data.num_rows, sizes[index])
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ import xxhash
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import claim
+from gymdata.store.objects.fetching import stood_for
 from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
 
 _OPTIONS = (
@@ -95,7 +96,11 @@ def plain(value: Any) -> Any:
 
 
 def hash_file(path: str | Path) -> str:
-    """xxh3 (64 bits, hex) of a file's bytes."""
+    """xxh3 (64 bits, hex) of a file's bytes, or of the object's that it stands for."""
+    if (found := stood_for(path)) is not None:
+        from gymdata.store.objects.streams import hash_object
+
+        return hash_object(*found)
     digest = xxhash.xxh3_64()
     with Path(path).open("rb") as file:
         while block := file.read(1 << 22):

@@ -21,6 +21,7 @@ from gymdata.rollouts.schema import ROLLOUTS, Table, check_version
 from gymdata.store.columns import build, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
+from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -201,7 +202,7 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
         return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
     where = str(source.path)
     try:
-        with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        with parquet_file(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             data = file.read(columns=_present(file.schema_arrow, table, names, where))
             expected = file.metadata.num_rows
@@ -233,7 +234,7 @@ def scan_source(
         return
     where = str(source.path)
     try:
-        with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        with parquet_file(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
             groups = range(file.num_row_groups) if source.part is None else range(source.part.start, source.part.end)

@@ -25,9 +25,9 @@ from gymdata.rollouts.schema import ANNOTATIONS, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
-from gymdata.store.lineage import parent_of
+from gymdata.store.lineage import ancestry, parent_of, parent_paths
 from gymdata.store.objects.places import is_url, mirrored, url_of
-from gymdata.store.paths import RUN_JSON, find_run_json, read_facts, refuse_unwritable, resolve
+from gymdata.store.paths import RUN_JSON, read_facts, refuse_unwritable, resolve
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import write_table
 from gymdata.train.mapped import release
@@ -49,23 +49,20 @@ _MADE = ("experiences", "pairs")
 def run_behind(source: str | Path) -> Path:
     """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one, and
     it is local."""
-    waiting, seen, runs, remote = [Path(source)], set(), dict[Path, None](), list[str]()
-    while waiting:
-        at = waiting.pop(0)
-        found = find_run_json(at)
-        if found is None or found.resolve() in seen:
-            continue
-        seen.add(found.resolve())
-        facts = read_facts(found)
-        if facts.get("stage") not in _MADE:
-            if found.name == RUN_JSON and resolve(found.parent, ROLLOUTS):
-                runs[found.parent.resolve()] = None
-            continue
-        parents = [str(parent.get("path") or "") for parent in facts.get("parents") or []]
-        remote += [url_of(path) for path in parents if is_url(path)]
-        # A run that was moved whole still has its stages inside.
-        above = found.parent.parent if found.name == RUN_JSON else found.parent
-        waiting += [Path(path) if Path(path).exists() else above for path in parents if not is_url(path)]
+    runs, remote = dict[Path, None](), list[str]()
+
+    def above(found: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
+        for path in parent_paths(facts) if facts.get("stage") in _MADE else ():
+            if not is_url(path):
+                # A run that was moved whole still has its stages inside.
+                outer = found.parent.parent if found.name == RUN_JSON else found.parent
+                yield Path(path) if Path(path).exists() else outer
+
+    for found, facts in ancestry(source, above):
+        if facts.get("stage") in _MADE:
+            remote += [url_of(path) for path in parent_paths(facts) if is_url(path)]
+        elif found.name == RUN_JSON and resolve(found.parent, ROLLOUTS):
+            runs[found.parent.resolve()] = None
     remote += [str(place) for run in runs if (place := mirrored(run)) is not None]
     if len(runs) == 1 and not remote:
         return next(iter(runs))

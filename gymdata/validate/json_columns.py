@@ -34,7 +34,7 @@ STATUS = ("completed", "truncated")
 #: What a turn holds beside ids, log-probabilities and its place.
 TURN = {
     "finish_reason": "text", "agent": "text?", "reward": "number?", "top_log_probs": "alternatives?", "rendered": "bool?",
-    "server": "text?",
+    "server": "text?", "weight_versions": "spans?",
 }  # fmt: skip
 _KNOWN = {
     "": frozenset({"rollout_id", "group_id", "messages", "turns", *COLUMNS}),
@@ -151,6 +151,17 @@ def _are_alternatives(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(p, list) and all(map(is_one, p)) for p in value)
 
 
+def _are_spans(value: Any) -> bool:
+    def is_one(item: Any) -> bool:
+        return (
+            isinstance(item, dict)
+            and _is_text(item.get("version"))
+            and all(type(at := item.get(end)) is int and -(2**31) <= at < 2**31 for end in ("start", "end"))
+        )
+
+    return isinstance(value, list) and all(map(is_one, value))
+
+
 _FITS: dict[str, Callable[[Any], bool]] = {
     "text": _is_text,
     "int32": lambda value: type(value) is int and -(2**31) <= value < 2**31,
@@ -159,6 +170,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "time": _is_time,
     "parts": _are_parts,
     "alternatives": _are_alternatives,
+    "spans": _are_spans,
     "bool": lambda value: type(value) is bool,
 }
 _EXPECTED = {
@@ -169,6 +181,7 @@ _EXPECTED = {
     "time": "an ISO 8601 time with offset",
     "parts": "an object of numbers",
     "alternatives": "a list of {id, log_prob} a token",
+    "spans": "a list of {version, start, end}",
     "bool": "true or false",
 }
 

@@ -23,6 +23,7 @@ from gymdata.rollouts.turn_columns import (
     Evidence,
     Messages,
     TurnColumns,
+    WeightSpans,
     call_ids_of,
 )
 from gymdata.rollouts.violations import Violation
@@ -158,6 +159,7 @@ def _turn(index: int, turn: Any) -> dict[str, Any]:
         raise BadRow("S102", "a turn", turn=index, expected="an object", got=kind_of(turn))
     check_types(turn, TURN, "", index)
     result: dict[str, Any] = {"agent": turn.get("agent"), "rendered": bool(turn.get("rendered"))}
+    result["weight_versions"] = turn.get("weight_versions") or ()
     if "finish_reason" in turn:
         result["finish_reason"] = turn["finish_reason"]
     for name in INT_FIELDS:
@@ -210,6 +212,13 @@ def _messages_of(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
+def _weights(turns: list[dict[str, Any]]) -> WeightSpans:
+    spans = [span for turn in turns for span in turn["weight_versions"]]
+    offsets = offsets_of([len(turn["weight_versions"]) for turn in turns])
+    start, end = (Ragged(np.asarray([span[name] for span in spans], np.int32), offsets) for name in ("start", "end"))
+    return WeightSpans(start, end, [span["version"] for span in spans])
+
+
 def _gather(rows: list[_Row]) -> Evidence:
     """Rows as one batch."""
     turns = [t for row in rows for t in row.turns]
@@ -229,6 +238,7 @@ def _gather(rows: list[_Row]) -> Evidence:
             rendered=np.asarray([t["rendered"] for t in turns], np.bool_)
             if any(t["rendered"] for t in turns)
             else None,
+            weights=_weights(turns) if any(t["weight_versions"] for t in turns) else None,
         ),
         rollout_id=[v["rollout_id"] for v in values],
         group_id=[v.get("group_id") for v in values],

@@ -20,6 +20,7 @@ from gymdata.rollouts import schema
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
+from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Part
 from gymdata.tuning import ahead, in_order
 
@@ -33,11 +34,11 @@ _NESTED = {
     "messages": ("role", "turn", "tool_calls", "tool_call_id", "content", "reasoning"),
     "turns": (
         "parent", "prefix_length", "prompt_delta_ids", "generation_token_ids", "generation_log_probs", "digest", "agent",
-        "finish_reason", "rendered",
+        "finish_reason", "rendered", "weight_versions",
     ),
 }  # fmt: skip
 _TEXTS = ("content", "reasoning")
-_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rendered"}
+_REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rendered", "weight_versions"}
 #: Uncompressed bytes of a row group above which it is streamed instead of read at once.
 _GIANT = 256 << 20
 _STREAM_BYTES = 48 << 20
@@ -63,7 +64,7 @@ def scan(path: Path, texts: bool = True, part: Part | None = None) -> Iterator[E
     """The batches of one Parquet file, and violations for what is wrong with the file as a whole. ``texts``: as in
     ``columns_read``; ``part``: only those row groups, and what is wrong with the file with the first of them."""
     try:
-        file = pq.ParquetFile(path, memory_map=False, pre_buffer=True)
+        file = parquet_file(path, memory_map=False, pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
         yield Violation("S101", 0, detail=f"the file cannot be read: {_short(error)}")
         return
@@ -170,7 +171,7 @@ def _read_ahead(
 
     def read(index: int) -> list[pa.RecordBatch]:
         # One ParquetFile is not for two threads; opening with known metadata costs nothing.
-        with pq.ParquetFile(path, metadata=metadata) as own:
+        with parquet_file(path, metadata=metadata) as own:
             table = own.read_row_group(index, columns=columns, use_threads=False)
         return list(table.to_batches())
 

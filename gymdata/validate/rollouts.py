@@ -1,7 +1,7 @@
 """Validation of a path: every file's batches through the checks, into one report.
 
-Invariants: memory is bounded by a few batches plus an id and a hash a rollout; violations come in the order of
-files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
+Invariants: memory is bounded by a few batches plus ids, hashes and numbers of each rollout, in arrays; violations come in
+the order of files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from gymdata.rollouts import checks
 from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import sampling_biases
+from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, resolve, sealed_twin
@@ -54,9 +55,9 @@ def validate_rollouts(
     )
     sampled_greedily = any_log_prob = False
     #: Of each file, the rows with token ids.
-    with_ids: dict[str, list[int]] = {}
+    with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
-    checked = _checked_in_order(check, sources, behavior, workers)
+    checked = _checked_in_order(check, sources, across, behavior, workers)
     for file, of_file in itertools.groupby(checked, lambda one: one.file):
         here: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
@@ -67,10 +68,8 @@ def validate_rollouts(
             report.tokens += one.tokens
             sampled_greedily = sampled_greedily or one.greedy
             any_log_prob = any_log_prob or one.log_probs
-            with_ids.setdefault(file, []).extend(one.with_ids)
+            with_ids.setdefault(file, []).append(one.with_ids)
             here += one.found
-            here += across.add(one.facts, file) if one.facts is not None else ()
-            here += one.odd
             for key, seen in one.strange.items():
                 strange.setdefault(key, UnknownKey(seen.first)).rows += seen.rows
         here += validate_rows.unknown_keys(strange)
@@ -83,8 +82,7 @@ def validate_rollouts(
     # Without a single log-probability none is biased.
     if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
         found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
-    bad = rows_with_errors(found)
-    report.trainable = sum((file, row) not in bad for file, rows in with_ids.items() for row in rows)
+    report.trainable = _without_errors(with_ids, found)
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))
     return report
@@ -101,11 +99,8 @@ class _Checked:
     #: Whether any temperature is 0, and whether there is any log-probability.
     greedy: bool = False
     log_probs: bool = False
-    with_ids: list[int] = field(default_factory=list)
+    with_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     found: list[Violation] = field(default_factory=list)
-    #: What the policy did.
-    odd: list[Violation] = field(default_factory=list)
-    facts: checks.Facts | None = None
     strange: dict[str, UnknownKey] = field(default_factory=dict)
 
 
@@ -119,15 +114,22 @@ class _Check:
     reward_named: bool
     reader: Reader | None
 
-    def batches(self, source: Source, behavior: Behavior) -> Iterator[_Checked]:
-        """Batch by batch. ``behavior`` remembers what it must of them."""
+    def batches(self, source: Source, across: checks.AcrossRows, behavior: Behavior) -> Iterator[_Checked]:
+        """Batch by batch. ``across`` and ``behavior`` remember what they must of them."""
         file = str(source.path)
         rest = _Checked(file)
         for batch in _scan(source, self.behaves, rest.strange):
-            yield _Checked(file, found=[batch]) if isinstance(batch, Violation) else self._batch(batch, file, behavior)
+            if isinstance(batch, Violation):
+                yield _Checked(file, found=[batch])
+                continue
+            across.add(batch, file)
+            made = self._batch(batch, file)
+            if self.behaves:
+                made.found += behavior.add(batch, file)
+            yield made
         yield rest
 
-    def _batch(self, batch: Evidence, file: str, behavior: Behavior) -> _Checked:
+    def _batch(self, batch: Evidence, file: str) -> _Checked:
         found = checks.check_batch(
             batch,
             vocab_size=self.vocab_size,
@@ -142,33 +144,43 @@ class _Check:
             batch.n_tokens,
             batch.temperature is not None and bool((batch.temperature == 0).any()),
             bool(np.isfinite(batch.turns.logprobs.values).any()),
-            batch.rows[batch.turns.has_ids()].tolist(),
+            batch.rows[batch.turns.has_ids()],
             found,
-            behavior.add(batch, file) if self.behaves else [],
-            checks.Facts.of(batch),
         )
 
-    def __call__(self, source: Source) -> tuple[list[_Checked], Behavior, bool]:
+    def __call__(self, source: Source) -> tuple[list[_Checked], checks.AcrossRows, Behavior, bool]:
         """All of a part, in a worker; and whether it ends before its end, as what follows in the file then would, too."""
-        behavior = Behavior()
-        parts = list(self.batches(source, behavior))
+        across, behavior = checks.AcrossRows(), Behavior()
+        parts = list(self.batches(source, across, behavior))
         ends = source.kind == "parquet" and any(v.code == "S101" for one in parts for v in one.found)
-        return parts, behavior, ends
+        return parts, across, behavior, ends
 
 
-def _checked_in_order(check: _Check, sources: Sequence[Source], behavior: Behavior, workers: int) -> Iterator[_Checked]:
+def _checked_in_order(
+    check: _Check, sources: Sequence[Source], across: checks.AcrossRows, behavior: Behavior, workers: int
+) -> Iterator[_Checked]:
     if workers == 1:
         for source in sources:
-            yield from check.batches(source, behavior)
+            yield from check.batches(source, across, behavior)
         return
     ended = ""
     with contextlib.closing(in_order(check, pieces(sources), workers, name_of)) as done:
-        for parts, seen, ends in done:
+        for parts, rows, seen, ends in done:
             file = parts[0].file
             if file != ended:
+                across.append(rows)
                 behavior.append(seen)
                 yield from parts
             ended = file if ends else ended
+
+
+def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Violation]) -> int:
+    """How many of the rows of each file have none of the errors that were found."""
+    bad: dict[str | None, list[int]] = {}
+    for file, row in rows_with_errors(found):
+        bad.setdefault(file, []).append(row)
+    whole = {file: np.concatenate(parts) for file, parts in with_ids.items()}
+    return sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in whole.items())
 
 
 def behavior_of(path: str | Path) -> dict[str, str]:

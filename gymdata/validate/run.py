@@ -266,10 +266,11 @@ def _first_lines(source: Source, count: int) -> Iterator[bytes]:
 
 def _is_pairs_parquet(path: Path) -> bool:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from gymdata.store.objects.streams import parquet_schema
 
     try:
-        schema = pq.read_schema(path)
+        schema = parquet_schema(path)
     except (pa.ArrowException, OSError):
         return False
     return (schema.metadata or {}).get(b"gymdata.schema") == b"pairs" or (

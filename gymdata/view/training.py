@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gymdata.store.lineage import parent_paths
 from gymdata.view.evidence.stages import facts_of
 
 METRICS = "metrics.jsonl"
@@ -65,7 +66,7 @@ def described(file: Path) -> dict[str, Any]:
         "steps": max((int(row["step"]) for row in rows if _is_number(row.get("step"))), default=0),
         "planned": (facts.get("settings") or {}).get("max_steps") or facts.get("steps"),
         "seconds": max((row["elapsed_s"] for row in rows if _is_number(row.get("elapsed_s"))), default=None),
-        "parents": [str(parent.get("path")) for parent in facts.get("parents") or []],
+        "parents": parent_paths(facts),
     }
 
 

@@ -51,10 +51,11 @@ def name_of(source: Source) -> str:
 
 def _groups(source: Source) -> Iterator[Source]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from gymdata.store.objects.streams import parquet_file
 
     try:
-        with pq.ParquetFile(source.path) as file:
+        with parquet_file(source.path) as file:
             groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
             whole = sum(group.num_rows for group in groups) == file.metadata.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError):

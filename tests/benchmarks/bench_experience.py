@@ -88,13 +88,23 @@ def rollouts(n: int, first: int = 0, turns: int = TURNS) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=ROLLOUTS.schema)
 
 
-def write_run(folder: Path, n: int = COUNT) -> Path:
+def write_run(folder: Path, n: int = COUNT, *, texts: bool = False) -> Path:
+    """``texts``: rollouts that have their messages only."""
     file = folder / "rollouts" / "part-00000.parquet"
     file.parent.mkdir(parents=True)
-    parts = (batch for at in range(0, n, 10_000) for batch in rollouts(min(10_000, n - at), at).to_batches())
+    tables = (rollouts(min(10_000, n - at), at) for at in range(0, n, 10_000))
+    parts = (batch for table in tables for batch in (_without_ids(table) if texts else table).to_batches())
     write_batches(parts, file, ROLLOUTS, ROLLOUTS.schema)
     write_run_json(folder, {"run_id": "run", "files": [describe_file(file, n, path=str(file.relative_to(folder)))]})
     return folder
+
+
+def _without_ids(table: pa.Table) -> pa.Table:
+    none = {"turns": [], "n_turns": 0, "n_context_tokens": 0, "n_generated_tokens": 0}
+    for name, value in none.items():
+        field = table.schema.field(name)
+        table = table.set_column(table.schema.get_field_index(name), field, pa.array([value] * len(table), field.type))
+    return table
 
 
 def copy(source: Path, target: Path) -> None:

@@ -91,9 +91,10 @@ def demo_trainings(folder: Path, run: Path) -> Iterator[Row]:
     }
     model = sample_data() / "policy"
     for kind, file in files.items():
-        own = IN_ORDER | ({"select": "all"} if kind == "sft" else {})
+        # A stock trainer trains what it gets, also twice.
+        own = IN_ORDER | ({"select": "all", "keep_duplicates": True} if kind == "sft" else {})
 
-        def begun(mode: str, out: str, kind: str = kind, file: Path = file, own: Mapping[str, str] = own) -> Any:
+        def begun(mode: str, out: str, kind: str = kind, file: Path = file, own: Mapping[str, Any] = own) -> Any:
             return started(kind, file, model, folder / f"{kind}-{out}", DEMO, prefix_sharing=mode, **own)
 
         rival, _, stock_of = KINDS[kind]

@@ -32,7 +32,7 @@ def test_an_option_of_one_value_given_twice_is_refused(command: str, capsys: Cap
 def test_three_values_are_all_named(capsys: Capture) -> None:
     """The message counts and lists them; what a URL may keep secret is left out."""
     urls = ["http://u:pw@a/v1", "http://b/v1?key=pw", "http://c"]
-    assert main(["judge", "run", *(word for url in urls for word in ("--endpoint", url))]) == 2
+    assert main(["check", *(word for url in urls for word in ("--endpoint", url))]) == 2
     said = capsys.readouterr().err
     assert "--endpoint: given 3 times: http://***@a/v1, http://b/v1?key=*** and http://c" in said
     assert "pw" not in said

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,48 +19,16 @@ from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.saved_rows import failures_of, rows_of
+from tests.server_process import FAULTY, ServerProcess, Watcher, server_processes
 
 pytestmark = pytest.mark.torch
 
-SERVER = Path(__file__).parents[1] / "faulty_server.py"
-
-
-class Server:
-    """A process that serves until it is killed, and again on the same port."""
-
-    def __init__(self, *words: str) -> None:
-        self.port, self.words = 0, words
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, str(SERVER), "--port", str(self.port), *self.words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SERVER.parents[1])
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
 
 @pytest.fixture
-def up() -> Iterator[Callable[..., Server]]:
+def up() -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers; at the end all are gone."""
-    servers: list[Server] = []
-
-    def start(*words: str) -> Server:
-        servers.append(Server(*words))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.kill()
+    with server_processes(FAULTY) as start:
+        yield start
 
 
 @pytest.fixture
@@ -72,28 +38,6 @@ def given(tasks: Any, tmp_path: Path, policy: str) -> dict[str, Any]:
         "tasks": str(tasks(60)), "model": "fake", "tokenizer": policy, "num_rollouts": 4, "max_tokens": 8, "seed": 2,
         "concurrency": 32,
     }  # fmt: skip
-
-
-class Watcher:
-    """Does the next of ``then`` when so many rollouts are there; keeps what is said."""
-
-    def __init__(self, *then: tuple[int, Callable[[], None]]) -> None:
-        self.then = list(then)
-        self.said: list[str] = []
-        #: What must be said, in this order, and what is then done.
-        self.expected: list[tuple[str, Callable[[], None]]] = []
-
-    def on(self, text: str, work: Callable[[], None]) -> None:
-        self.expected.append((text, work))
-
-    def update(self, **counts: float) -> None:
-        if self.then and counts.get("done", 0) >= self.then[0][0]:
-            self.then.pop(0)[1]()
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-        if self.expected and text.startswith(self.expected[0][0]):
-            self.expected.pop(0)[1]()
 
 
 def without_server(run: Path) -> list[dict[str, Any]]:
@@ -106,7 +50,7 @@ def without_server(run: Path) -> list[dict[str, Any]]:
 
 
 def test_two_servers_share_the_work_and_every_turn_names_its_own(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
     """The rows are those of one server but for who sampled them; run.json counts each server's generations."""
     a, b = up("--latency", "0.02"), up("--latency", "0.02")
@@ -121,7 +65,7 @@ def test_two_servers_share_the_work_and_every_turn_names_its_own(
 
 
 def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
-    up: Callable[..., Server], given: dict[str, Any], tasks: Any, tmp_path: Path
+    up: Callable[..., ServerProcess], given: dict[str, Any], tasks: Any, tmp_path: Path
 ) -> None:
     """Its requests go to the other, it is used again when it returns, and every rollout is there once, as without faults."""
     a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
@@ -141,7 +85,7 @@ def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
 
 
 def test_two_servers_are_nearly_twice_as_fast_where_they_are_the_bottleneck(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
     """A server that answers four requests at a time, 0.1 s each: two give at least 1.8 times the rollouts a second."""
     a, b = (up("--latency", "0.1", "--slots", "2") for _ in range(2))
@@ -158,7 +102,7 @@ def test_two_servers_are_nearly_twice_as_fast_where_they_are_the_bottleneck(
     [(("--weights", "9"), "weights: "), (("--name", "other"), "other"), (("--mode", "raw"), "logprobs: ")],
 )
 def test_a_server_of_another_policy_is_refused_by_name(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path, words: tuple[str, ...], named: str
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, words: tuple[str, ...], named: str
 ) -> None:
     """Other weights, another model, another kind of log-probabilities: both servers are named and nothing is collected."""
     a, b = up(), up(*words)
@@ -170,7 +114,7 @@ def test_a_server_of_another_policy_is_refused_by_name(
 
 
 def test_a_server_that_returns_with_other_weights_is_refused(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
     """The run goes on with the first, says why, and nothing was sampled by the other since."""
     a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
@@ -188,7 +132,9 @@ def test_a_server_that_returns_with_other_weights_is_refused(
     assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
 
 
-def test_a_file_of_servers_is_read_again(up: Callable[..., Server], given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_of_servers_is_read_again(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
     """A line that is added while it runs is a server more; one that is removed gets no more requests."""
     a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
     listed = tmp_path / "servers.txt"
@@ -208,7 +154,7 @@ def test_a_file_of_servers_is_read_again(up: Callable[..., Server], given: dict[
 
 
 def test_a_server_that_is_away_at_the_start_is_named_and_the_run_begins(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
     """The others work; at the end it is in the remarks with the reason."""
     a, watch = up(), Watcher()
@@ -225,7 +171,7 @@ def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) ->
 
 
 def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
     """Exit 3 when none came back in time; what is there stays, and the same command makes the rest."""
     a, b = up("--latency", "0.05", "--slots", "2"), up("--latency", "0.05", "--slots", "2")
@@ -260,7 +206,7 @@ def request(rollout: str, turn: int, group: str = "", n: int = 1) -> SampleReque
     return SampleRequest(f"{rollout}-{turn}", [1, 2, 3], 4, 1, n, group=group)
 
 
-def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Callable[..., Server]) -> None:
+def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Callable[..., ServerProcess]) -> None:
     """The prefix is in that server's cache; a group's later members follow its first request."""
 
     async def sampled() -> list[list[Generation]]:
@@ -280,7 +226,7 @@ def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Ca
     assert by[8:16] == by[16:] == by[:8]
 
 
-def test_a_server_that_has_enough_gets_less(up: Callable[..., Server]) -> None:
+def test_a_server_that_has_enough_gets_less(up: Callable[..., ServerProcess]) -> None:
     """Answers of 429 halve what it may have in flight, and its requests are answered by the other."""
 
     async def sampled() -> Servers:
@@ -303,7 +249,7 @@ def test_a_server_that_has_enough_gets_less(up: Callable[..., Server]) -> None:
     assert second.up
 
 
-def test_servers_that_had_nothing_to_do_are_named_with_numbers(up: Callable[..., Server]) -> None:
+def test_servers_that_had_nothing_to_do_are_named_with_numbers(up: Callable[..., ServerProcess]) -> None:
     """More servers than requests: those that idled are in the remarks with their share of the time."""
     servers = Servers(Endpoints(["http://a:1", "http://b:1"]), lambda url: ServerSampler(url, "fake"))
     for server, busy in zip(servers.servers, (100.0, 7.0), strict=True):
@@ -315,7 +261,7 @@ def test_servers_that_had_nothing_to_do_are_named_with_numbers(up: Callable[...,
 
 
 def test_the_command_line_repeats_endpoint(
-    up: Callable[..., Server], given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``--endpoint A --endpoint B`` uses both, and the summary is as ever."""
     a, b = up(), up()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,61 +12,25 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import OutsideError
 from tests.collect.saved_rows import failures_of, rows_of
+from tests.server_process import FAULTY, ServerProcess, Watcher
 
 pytestmark = pytest.mark.torch
 
-SERVER = Path(__file__).parents[1] / "faulty_server.py"
 TASKS = 40
 
 
-class Server:
-    """A process that serves until it is killed, and again on the same port."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, str(SERVER), "--port", str(self.port), "--latency", "0.02"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SERVER.parents[1])
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess(FAULTY, "--latency", "0.02")
     yield server
     server.kill()
 
 
-class Watcher:
+def watching(server: ServerProcess, then: Callable[[], None]) -> Watcher:
     """Kills the server when ten rollouts are there, and does ``then`` when its loss is announced."""
-
-    def __init__(self, server: Server, then: Callable[[], None]) -> None:
-        self.server, self.then = server, then
-        self.said: list[str] = []
-        self.killed = False
-
-    def update(self, **counts: float) -> None:
-        if counts.get("done", 0) >= 10 and not self.killed:
-            self.killed = True
-            self.server.kill()
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-        if text.startswith("server unreachable"):
-            self.then()
+    watcher = Watcher((10, server.kill))
+    watcher.on("server unreachable", then)
+    return watcher
 
 
 @pytest.fixture
@@ -79,11 +41,11 @@ def settings(tasks: Any, tmp_path: Path, policy: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_server_that_comes_back_is_waited_for(server: Server, settings: dict[str, Any]) -> None:
+def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings: dict[str, Any]) -> None:
     """One line says that it is gone and for how long it is waited for, one that it is back; every rollout is there."""
-    watcher = Watcher(server, server.start)
+    watcher = watching(server, server.start)
     summary = gymdata.collect(endpoint=server.url, progress=watcher, **settings)
-    assert watcher.killed
+    assert watcher.then == []
     assert (summary.rollouts, summary.owed, summary.exit_code) == (4 * TASKS, 0, 0)
     told = [text for text in watcher.said if "reachable" in text]
     assert told[0] == "server unreachable, retrying for 10 min (--wait-for-server)"
@@ -91,9 +53,11 @@ def test_a_server_that_comes_back_is_waited_for(server: Server, settings: dict[s
     assert len(told) == 2
 
 
-def test_a_server_that_stays_away_ends_the_run_and_loses_nothing(server: Server, settings: dict[str, Any]) -> None:
+def test_a_server_that_stays_away_ends_the_run_and_loses_nothing(
+    server: ServerProcess, settings: dict[str, Any]
+) -> None:
     """Exit 3 with how many rollouts are safe; the same command makes the others when the server is up."""
-    watcher = Watcher(server, lambda: None)
+    watcher = watching(server, lambda: None)
     with pytest.raises(OutsideError, match="cannot be reached") as caught:
         gymdata.collect(endpoint=server.url, progress=watcher, wait_for_server=0.5, **settings)
     there = rows_of(settings["output"])
@@ -107,9 +71,9 @@ def test_a_server_that_stays_away_ends_the_run_and_loses_nothing(server: Server,
     assert (summary.rollouts, summary.new_rollouts) == (4 * TASKS, 4 * TASKS - len(there))
 
 
-def test_a_time_limit_during_an_outage_is_no_truncated_rollout(server: Server, settings: dict[str, Any]) -> None:
+def test_a_time_limit_during_an_outage_is_no_truncated_rollout(server: ServerProcess, settings: dict[str, Any]) -> None:
     """Rollouts whose time passes while nobody answers are failed attempts of the engine, never answers that were cut."""
-    watcher = Watcher(server, lambda: None)
+    watcher = watching(server, lambda: None)
     with pytest.raises(OutsideError):
         gymdata.collect(
             endpoint=server.url, progress=watcher, wait_for_server=3.0, time_limit=1.0, max_attempts=1, **settings
@@ -126,7 +90,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(settings: dict[str, Any
 
 
 def test_a_served_model_without_a_local_folder_needs_a_tokenizer(
-    server: Server, tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: ServerProcess, tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server names its model; where its folder is not here, --tokenizer is what is missing, and that is said."""
     words = ["collect", str(tasks(2)), "--endpoint", server.url, "-o", str(tmp_path / "run"), "--max-tokens", "4"]

@@ -26,7 +26,7 @@ leaf = st.one_of(st.none(), st.booleans(), number, text)
 value = st.recursive(
     leaf, lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(text, inner, max_size=2)), max_leaves=5
 )
-token = st.integers(-1, 2**31 - 1)
+token = st.integers(0, 2**31 - 1)
 log_prob = st.one_of(st.floats(-50, 0, width=32), st.integers(-3, 0))
 # As many as there are tokens, these would be refused by the export.
 unsound = st.sampled_from([math.nan, -math.inf, 1e300, "NaN"])

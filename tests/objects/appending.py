@@ -5,7 +5,10 @@ Words: ``take-over``; ``each``: every row is sealed and sent; ``journal``: rows 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gymdata.errors import GymdataError
@@ -31,8 +34,19 @@ def append(url: str, spool: Path, first: int, last: int, *words: str) -> None:
             sys.stdin.read()
 
 
-def main() -> int:
-    url, spool, first, last, *words = sys.argv[1:]
+def forked(environment: dict[str, str], said: str, function: str, words: Sequence[str]) -> int:
+    """The same in a process that was forked, or ``gymdata`` with ``words``: what it says goes to a file."""
+    os.environ |= environment
+    with Path(said).open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        if function == "append":
+            return main(words)
+        from gymdata.cli.main import main as gymdata
+
+        return gymdata(list(words))
+
+
+def main(words: Sequence[str]) -> int:
+    url, spool, first, last, *words = words
     try:
         append(url, Path(spool), int(first), int(last), *words)
     except GymdataError as error:
@@ -42,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

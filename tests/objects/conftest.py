@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.forks import Forks, forks
 from tests.objects.faulty_store import FaultyStore, faulty, s3
 from tests.rollout_files import rollout, write_run
 
@@ -24,6 +26,20 @@ def server() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with s3() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Forks]:
+    """Where writers that are killed come from."""
+    loaded = (
+        "gymdata.cli.main",
+        "gymdata.cli.pairs",
+        "gymdata.pairs.run",
+        "gymdata.store.objects.streams",
+        "obstore.store",
+    )
+    with forks("tests.objects.appending", *loaded) as made:
+        yield made
 
 
 @pytest.fixture
@@ -60,3 +76,14 @@ def stored(store: FaultyStore, run: Path) -> str:
     """That run as s3://bucket/runs/a."""
     upload(store, run, "runs/a")
     return "s3://bucket/runs/a"
+
+
+def parquet_held(*folders: Path) -> int:
+    """Bytes of Parquet that lie below these folders, under whatever name: a stand-in holds none."""
+    held = 0
+    for folder in folders:
+        for file in folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if file.is_file() and file.stat().st_size and file.open("rb").read(4) == b"PAR1":
+                    held += file.stat().st_size
+    return held

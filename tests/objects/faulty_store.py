@@ -37,12 +37,15 @@ class Fault:
 
 @dataclass
 class FaultyStore:
-    """``url``: what a client uses. ``asked``: (method, key) of each request that came."""
+    """``url``: what a client uses. ``asked``: (method, key) of each request that came. ``served``: (key, bytes) of each
+    answer to a GET. ``look``: called at each request, before it is answered."""
 
     server: str
     url: str = ""
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    served: list[tuple[str, int]] = field(default_factory=list)
+    look: Callable[[], object] = lambda: None
 
     def fail(self, kind: str, method: str, key: str, count: int = 1, act: Callable[[], object] = lambda: None) -> None:
         """From now on the next ``count`` requests of ``method`` whose path matches ``key`` (a regular expression) fail."""
@@ -75,6 +78,7 @@ class FaultyStore:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append((request.method, request.path))
+        self.look()
         body = await request.read()
         fault = next((one for one in self.faults if one.fits(request.method, request.path)), None)
         kind = ""
@@ -112,6 +116,8 @@ class FaultyStore:
         response = web.StreamResponse(status=got.status, headers=passed)
         response.content_length = int(got.headers.get("Content-Length", len(content)))
         await response.prepare(request)
+        if request.method == "GET":
+            self.served.append((request.path, len(content)))
         if request.method != "HEAD":
             await response.write(content[: len(content) // 2] if kind == "cut" else content)
         if kind == "cut":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gymdata.store.objects import client
 from gymdata.store.objects.fetching import located
 from gymdata.store.objects.places import place_of
 from gymdata.train.annotations import run_behind
-from tests.objects.conftest import ROWS, upload
+from tests.objects.conftest import ROWS, parquet_held, upload
 from tests.objects.faulty_store import FaultyStore
 
 READS = {
@@ -51,6 +52,7 @@ def test_a_command_reads_what_lies_on_an_object_store(
     if reads in ("query", "query of a glob", "show", "pairs", "filter", "experience"):
         assert remote.out == local
     assert store.count("PUT") + store.count("DELETE") + store.count("POST") == 0
+    assert parquet_held(tmp_path / "spool") == 0
 
 
 @pytest.mark.torch
@@ -150,7 +152,7 @@ def test_a_store_that_stays_away_is_an_outside_error(
     said = capsys.readouterr().err
     assert "object store: s3://bucket/runs/a/rollouts/part-00000.parquet" in said
     assert "hidden-secret" not in said
-    assert not list(Path(located("s3://bucket/runs/a/run.json")).parent.rglob("*.parquet*"))
+    assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) == 0
     store.faults.clear()
     assert main(["validate", stored]) == 0
 

@@ -16,7 +16,8 @@ from gymdata.errors import DataError, OutsideError, StoreError
 from gymdata.store import Run
 from gymdata.store.paths import placed_output
 from gymdata.store.reading import DataWarning
-from tests.objects.appending import append
+from tests.forks import Fork, Forks
+from tests.objects.appending import append, forked
 from tests.objects.faulty_store import FaultyStore
 from tests.store.conftest import make_row
 
@@ -74,7 +75,7 @@ def test_a_run_grows_while_it_is_read(store: FaultyStore, tmp_path: Path, monkey
     ids=["before, other machine", "after, same machine"],
 )
 def test_a_kill_at_any_request_loses_and_doubles_nothing(
-    done: bool, other: bool, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: bool, other: bool, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Forks
 ) -> None:
     """The writer is killed before or after each of its changes to the store. What is there then is a whole run with some of
     the rows; resumed here, or on another machine in its place, the run has each row once."""
@@ -83,25 +84,25 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
         for key in store.names():
             store.delete(f"bucket/{key}")
         spool = tmp_path / f"a{number}"
-        writer: list[subprocess.Popen[str]] = []
+        writer: list[Fork] = []
         seen: list[str] = []
 
-        def kill(number: int = number, seen: list[str] = seen, writer: list[subprocess.Popen[str]] = writer) -> bool:
+        def kill(number: int = number, seen: list[str] = seen, writer: list[Fork] = writer) -> bool:
             seen.append("a change")
             if len(seen) == number:
                 writer[0].kill()
-                writer[0].wait()
             return len(seen) >= number
 
         store.faults.clear()
         for method, key in (("PUT", "runs/new"), ("POST", "bucket")):
             store.fail("stop after" if done else "stop", method, key, 99, kill)
-        writer.append(start(spool, "each"))
-        _, said = writer[0].communicate(timeout=120)
+        said, typed = tmp_path / "said", [URL, str(spool), "0", "5", "each"]
+        writer.append(processes.start(forked, dict(os.environ), str(said), "append", typed))
+        code = writer[0].wait()
         store.faults.clear()
-        if writer[0].returncode == 0:
+        if code == 0:
             break
-        assert writer[0].returncode == -9, said
+        assert code == -9, said.read_text()
         killed += 1
         try:
             assert set(ids_at(URL, tmp_path / f"reader{number}", monkeypatch)) <= set(IDS)

@@ -15,6 +15,8 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
+from tests.forks import Fork, Forks
+from tests.objects.appending import forked
 from tests.objects.conftest import upload
 from tests.objects.faulty_store import FaultyStore
 from tests.rollout_files import rollout, write_run
@@ -125,8 +127,9 @@ def command(words: str) -> list[str]:
 @pytest.mark.parametrize("replaces", [False, pytest.param(True, marks=pytest.mark.full)], ids=["new", "replaced"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 def test_a_kill_at_any_request_leaves_nothing_half(
-    done: bool, replaces: bool, run: Path, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    done: bool, replaces: bool, run: Path, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    processes: Forks,
+) -> None:  # fmt: skip
     """The writer is killed before or after each of its changes to the store. Another machine then reads the old output,
     the new one, or that it is unfinished; the same command finishes, and leaves no marker."""
     old = 3 if replaces else None
@@ -137,28 +140,28 @@ def test_a_kill_at_any_request_leaves_nothing_half(
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / f"spool{number}"))
         if replaces:
             assert main(["pairs", str(run), "-o", OUT]) == 0
-        writer: list[subprocess.Popen[bytes]] = []
+        writer: list[Fork] = []
         seen: list[str] = []
 
-        def kill(number: int = number, seen: list[str] = seen, writer: list[subprocess.Popen[bytes]] = writer) -> bool:
+        def kill(number: int = number, seen: list[str] = seen, writer: list[Fork] = writer) -> bool:
             seen.append("a change")
             if len(seen) == number:
                 writer[0].kill()
-                writer[0].wait()
             return len(seen) >= number
 
         store.faults.clear()
         store.fail("stop after" if done else "stop", "PUT", "made/out", 99, kill)
         # What removes the marker.
         store.fail("stop after" if done else "stop", "POST", "bucket", 99, kill)
-        writer.append(subprocess.Popen(command(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
-        _, said = writer[0].communicate(timeout=120)
+        said = tmp_path / "said"
+        writer.append(processes.start(forked, dict(os.environ), str(said), "gymdata", shlex.split(words)))
+        code = writer[0].wait()
         store.faults.clear()
-        if writer[0].returncode == 0:
-            assert number > 4, said
+        if code == 0:
+            assert number > 4, said.read_text()
             sys.stdout.write(f"\nKILLED at {number - 1} changes of the store: 0 half outputs read, 0 lost\n")
             break
-        assert writer[0].returncode == -9, said
+        assert code == -9, said.read_text()
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / f"reader{number}"))
         try:
             assert rows_at(OUT) in {old, 3}

@@ -127,7 +127,9 @@ def test_what_was_sampled_stays_as_it_was(sampled: list[dict[str, Any]], tmp_pat
     report = gymdata.tokenize(mixed, tmp_path / "out.jsonl", tokenizer=POLICY)
     assert (report.rollouts, report.rendered, report.sampled) == (3, 1, 2)
     kept = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert kept[0]["turns"] == [{**turn, "server": None, "rendered": None} for turn in sampled[0]["turns"]]
+    assert kept[0]["turns"] == [
+        {**turn, "server": None, "rendered": None, "weight_versions": None} for turn in sampled[0]["turns"]
+    ]
     assert gymdata.validate(tmp_path / "out.jsonl").by_code == {"T213": len(kept[1]["turns"])}
     with pytest.raises(RefusedError, match="nothing to render"):
         gymdata.tokenize(CLEAN, tmp_path / "none", tokenizer=POLICY)

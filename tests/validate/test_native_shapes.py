@@ -87,7 +87,7 @@ def test_the_types_checked_in_json_lines_are_those_of_the_table() -> None:
     assert spelled(f for f in ROLLOUTS.schema if f.name not in apart) == validate_rows.COLUMNS
     assert spelled(MESSAGE) == validate_rows.MESSAGE
     turn = {name: kind for name, kind in spelled(TURN).items() if name in validate_rows.TURN}
-    assert turn | {"top_log_probs": "alternatives?"} == validate_rows.TURN
+    assert turn | {"top_log_probs": "alternatives?", "weight_versions": "spans?"} == validate_rows.TURN
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ class Evidence(NamedTuple):
     log_probs: Any
     alternatives: Any
     finish_reason: Any
+    weights: Any = None
+
+
+#: vLLM's name for weights that nobody named.
+_UNNAMED = "default"
 
 
 def of_completion(
@@ -42,6 +47,32 @@ def of_completion(
         log_probs.get("token_logprobs"),
         log_probs.get("top_logprobs"),
         choice.get("finish_reason"),
+        choice.get("weight_versions"),
+    )
+
+
+def of_generate(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:  # noqa: ARG001 - as above
+    """The evidence in a choice of /inference/v1/generate, which has no text at all."""
+    content = (choice.get("logprobs") or {}).get("content")
+    values = alternatives = None
+    if isinstance(content, list) and all(isinstance(c, dict) for c in content):
+        values = [c.get("logprob") for c in content]
+        alternatives = [
+            {
+                str(top.get("token_id")): top.get("logprob")
+                for top in c.get("top_logprobs") or []
+                if isinstance(top, dict)
+            }
+            for c in content
+        ]
+    reason = choice.get("finish_reason")
+    return Evidence(
+        answer.get("prompt_token_ids"),
+        choice.get("token_ids"),
+        values,
+        alternatives,
+        reason,
+        choice.get("weight_versions"),
     )
 
 
@@ -60,7 +91,7 @@ def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[
             {top.get("token"): top.get("logprob") for top in c.get("top_logprobs") or [] if isinstance(top, dict)}
             for c in content
         ]
-    return Evidence(answer.get("prompt_token_ids"), ids, values, alternatives, reason)
+    return Evidence(answer.get("prompt_token_ids"), ids, values, alternatives, reason, choice.get("weight_versions"))
 
 
 def generations(
@@ -98,6 +129,7 @@ def generations(
             finish_reason=found.finish_reason if found.finish_reason in ("stop", "length") else "abort",
             stop_reason=choice.get("stop_reason"),
             top_log_probs=_alternatives(found.alternatives, k) if k else None,
+            weight_versions=_weights(found.weights, len(found.ids)),
         )
         check_generation(made, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=sent)
         out[index] = made
@@ -112,6 +144,19 @@ def _alternatives(positions: Any, k: int) -> list[list[tuple[int, float]]]:
         ]
     except (TypeError, ValueError, AttributeError) as error:
         raise garbage("alternatives named token_id:N", positions) from error
+
+
+def _weights(spans: Any, n: int) -> list[tuple[str, int, int]] | None:
+    """The spans of weight versions; None where the engine names none, or no weights but those it started with."""
+    if not spans:
+        return None
+    try:
+        found = [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
+    except (TypeError, KeyError, ValueError) as error:
+        raise garbage("spans of weight versions", spans) from error
+    if [span[1] for span in found] != [0, *(span[2] for span in found[:-1])] or found[-1][2] != n:
+        raise garbage(f"spans of weight versions that cover {n} tokens", spans)
+    return None if {version for version, *_ in found} == {_UNNAMED} else found
 
 
 def garbage(expected: str, got: object) -> OutsideError:

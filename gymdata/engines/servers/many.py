@@ -1,24 +1,27 @@
-"""Several servers of one policy behind one ``Sampler``.
+"""Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``, behind URLs or replicas on
+Ray), or of a judge.
 
 Invariants: a server is used only after it has proven to be like the first (same model name, tokenizer, template, kind of
 log-probabilities, and the same log-probabilities for fixed prompts), also when it comes back or is added while others run;
 one that is not is refused by name. A request belongs to one server at a time: where that fails, another gets it, so no
-generation is lost or kept twice. A generation names the server that sampled it.
+answer is lost or kept twice. A generation names the server that sampled it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.servers.vllm_server import DEFAULT_CONCURRENCY, Fingerprint, ServerSampler, server_address
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.engines.port import Generation, Sampler, SampleRequest
+from gymdata.engines.servers.fingerprint import Fingerprint
+from gymdata.engines.servers.vllm_server import server_address
+from gymdata.errors import DataError, GymdataError, OutsideError, UsageError
+from gymdata.urls import Address
 
 #: Requests that a server gets before it has answered any; twice as many with each answer, until one says that it has enough.
 _FIRST_LIMIT = 32
@@ -36,11 +39,74 @@ _OTHER_WEIGHTS, _OTHER_NUMBERS = 0.05, 0.005
 _IDLE_SHARE, _IDLE_S = 0.2, 5.0
 
 
-class Endpoints:
-    """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment)."""
+class Pooled(Protocol):
+    """A server as a pool has it. It does not retry by itself; a fatal OutsideError says that it is gone."""
 
-    def __init__(self, given: Sequence[str]) -> None:
-        self._given = list(given)
+    #: Requests to keep in flight unless the user says otherwise.
+    default_concurrency: int
+
+    async def start(self) -> Mapping[str, Any]:
+        """Connect. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about it; empty before ``start``."""
+        ...
+
+    async def fingerprint(self) -> Fingerprint:
+        """What it shows of its model; after ``start``. Raises UsageError when that is too little, OutsideError."""
+        ...
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        ...
+
+
+class Member(Sampler, Pooled, Protocol):
+    """One of several samplers of one policy."""
+
+
+M = TypeVar("M", bound=Pooled)
+T = TypeVar("T")
+
+
+class Places(Protocol):
+    """Where the servers are. ``noun``: what a person calls one of them."""
+
+    noun: str
+
+    @property
+    def may_change(self) -> bool:
+        """Whether ``read`` may give others while the run goes."""
+        ...
+
+    def read(self) -> dict[str, str]:
+        """Every server once, in order: its name as it may be shown, and what its sampler is made of."""
+        ...
+
+    async def open(self) -> None:
+        """Before the first sampler is started."""
+        ...
+
+    async def close(self) -> None:
+        """After the last was closed. Safe to call twice, and without ``open``."""
+        ...
+
+
+class Endpoints:
+    """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment). ``address_of``
+    checks one."""
+
+    noun = "server"
+
+    def __init__(self, given: Sequence[str], address_of: Callable[[str], Address] = server_address) -> None:
+        self._given, self._address_of = list(given), address_of
+
+    async def open(self) -> None:
+        """Nothing: servers run already."""
+
+    async def close(self) -> None:
+        """Nothing: servers are left running."""
 
     @property
     def may_change(self) -> bool:
@@ -51,7 +117,7 @@ class Endpoints:
         UsageError for what is no URL, DataError for a file that cannot be read or names none."""
         found: dict[str, str] = {}
         for url in self._urls():
-            found.setdefault(str(server_address(url)), url)
+            found.setdefault(str(self._address_of(url)), url)
         return found
 
     def _urls(self) -> Iterator[str]:
@@ -71,13 +137,14 @@ class Endpoints:
 
 
 @dataclass(eq=False)
-class Server:
-    """One of the servers. ``url``: fit to be shown; ``given``: as it was given; ``limit``: generations that it may have in
-    flight; ``generations``, ``faults``: so far; ``busy_s``: seconds with a request."""
+class Server(Generic[M]):
+    """One of the servers. ``url``: its name, fit to be shown; ``given``: as it was given; ``limit``: generations that it may
+    have in flight; ``generations``, ``faults``: so far; ``sampled_as``: generations by the name that they have of it;
+    ``busy_s``: seconds with a request."""
 
     url: str
     given: str
-    sampler: ServerSampler
+    sampler: M
     up: bool = False
     refused: str | None = None
     listed: bool = True
@@ -86,6 +153,7 @@ class Server:
     in_flight: int = 0
     strikes: int = 0
     generations: int = 0
+    sampled_as: Counter[str] = field(default_factory=Counter)
     faults: int = 0
     outages: int = 0
     busy_s: float = 0.0
@@ -113,7 +181,7 @@ class Server:
             self.busy_s += time.monotonic() - self.busy_since
 
     def answered(self, n: int) -> None:
-        """A good answer: it may have more at a time, where it had all that it may have."""
+        """Good answers: it may have more at a time, where it had all that it may have."""
         self.strikes = 0
         self.generations += n
         if self.in_flight + n > self.limit / 2:
@@ -125,28 +193,31 @@ class Server:
         self.limit = max(_LEAST_LIMIT, self.limit / 2)
 
 
-class Servers:
-    """A ``Sampler`` on several servers.
+class Pool(Generic[M]):
+    """Requests to several servers of one model.
 
-    ``endpoints``: where they are; files among them are read again while it runs. ``make``: the sampler of one URL, which
-    must not retry by itself. A request goes to the server that has the rollout's earlier turns, or its group's, if that has
-    room, else to the one with the fewest in flight; ``retries``: how often another try is made after a fault.
+    ``places``: where they are, read again while it runs where that may change. ``make``: the member of one of them. A
+    request goes to the server that had the last one with one of its keys, if that has room, else to the one with the fewest
+    in flight; ``retries``: how often another try is made after a fault.
     """
 
-    prefers_groups = True
+    #: Whose fault it is when no server can be reached.
+    system: ClassVar[str] = "engine"
+    #: What they serve, and what answers of theirs are called.
+    of_one: ClassVar[str] = "of one run must serve the same policy"
+    answers: ClassVar[str] = "generations"
 
-    def __init__(
-        self, endpoints: Endpoints, make: Callable[[str], ServerSampler], *, retries: int = 5, pause_s: float = 0.5
-    ) -> None:
-        self._endpoints, self._make, self._retries, self._pause_s = endpoints, make, retries, pause_s
-        self.servers = [Server(url, given, make(given)) for url, given in endpoints.read().items()]
-        self.default_concurrency = DEFAULT_CONCURRENCY * len(self.servers)
+    def __init__(self, places: Places, make: Callable[[str], M], *, retries: int = 5, pause_s: float = 0.5) -> None:
+        self.places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
+        self._noun = places.noun
+        self.servers = [Server(url, given, make(given)) for url, given in places.read().items()]
+        self.default_concurrency = sum(server.sampler.default_concurrency for server in self.servers)
         self._wait_s = 0.0
         self._say: Callable[[str], None] = lambda _: None
         self._proof: Fingerprint | None = None
         self._facts: dict[str, Any] = {}
-        self._waiting: deque[tuple[SampleRequest, frozenset[str], asyncio.Future[Server]]] = deque()
-        self._sticky: OrderedDict[str, Server] = OrderedDict()
+        self._waiting: deque[tuple[Sequence[str], int, frozenset[str], asyncio.Future[Server[M]]]] = deque()
+        self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
         self._watcher: asyncio.Task[None] | None = None
         self._none_since: float | None = None
         self._read_at = self._began = self._ended = 0.0
@@ -154,9 +225,10 @@ class Servers:
     async def start(self) -> Mapping[str, Any]:
         """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
         one that cannot be reached while others can is tried again while they work."""
-        found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
-        faults = [one for one in found if isinstance(one, BaseException)]
         try:
+            await self.places.open()
+            found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
+            faults = [one for one in found if isinstance(one, BaseException)]
             for fault in faults:
                 if not isinstance(fault, OutsideError):
                     raise fault
@@ -171,37 +243,31 @@ class Servers:
             await self.close()
             raise
         for server, one in zip(self.servers, found, strict=True):
+            server.up = not isinstance(one, OutsideError)
+        for server, one in zip(self.servers, found, strict=True):
             if isinstance(one, OutsideError):
                 self._down(server, one)
-            else:
-                server.up = True
         self._read_at = time.monotonic()
         self._watcher = asyncio.create_task(self._watch())
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
         """What run.json keeps about the servers; empty before ``start``."""
-        up = [server for server in self.servers if server.up]
-        limits = [limit for server in up if (limit := server.sampler.facts().get("max_model_len"))]
-        return {
-            **self._facts,
-            "max_model_len": min(limits, default=None),
-            "servers": self.account(),
-            "notes": self._notes(),
-        }
+        return {**self._facts, "servers": self.account(), "notes": self._notes()}
 
     def account(self) -> list[dict[str, Any]]:
         """What each server did so far."""
         return [
             {
-                "url": server.url,
+                "url": server.sampler.facts().get("name") or server.url,
                 "engine_version": server.sampler.facts().get("engine_version"),
                 "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
-                "generations": server.generations,
+                self.answers: server.generations,
                 "faults": server.faults,
                 "outages": server.outages,
                 "busy_s": round(server.busy_s, 3),
                 "logprob_difference": server.difference,
+                **({"sampled_as": dict(server.sampled_as)} if set(server.sampled_as) - {server.url} else {}),
             }
             for server in self.servers
         ]
@@ -212,12 +278,13 @@ class Servers:
         idle = [s for s in self.servers if s.up and whole - s.busy_s > max(_IDLE_S, _IDLE_SHARE * whole)]
         found = []
         if idle:
-            shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} generations)" for s in idle)
+            shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} {self.answers})" for s in idle)
             found.append(
-                f"{len(idle)} of {len(self.servers)} servers were without a request for much of the {whole:.0f} s: {shares}"
+                f"{len(idle)} of {len(self.servers)} {self._noun}s were without a request for much of the {whole:.0f} s: "
+                f"{shares}"
             )
         if away := [s for s in self.servers if s.listed and not s.up]:
-            found.append(f"{len(away)} of {len(self.servers)} servers are not used in the end: " + ", ".join(
+            found.append(f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: " + ", ".join(
                 f"{s.url} ({s.refused or (s.last_fault.message if s.last_fault else 'no answer')})" for s in away
             ))  # fmt: skip
         return found
@@ -231,15 +298,16 @@ class Servers:
         """Whether none of the servers can be reached."""
         return not any(server.up for server in self.servers)
 
-    async def sample(self, request: SampleRequest) -> list[Generation]:
-        """``request.n`` generations of one server. Raises OutsideError("engine")."""
+    async def ask(self, work: Callable[[M], Awaitable[T]], keys: Sequence[str] = (), n: int = 1) -> tuple[T, Server[M]]:
+        """What ``work`` makes with one server, and which: one that has room for ``n`` answers. ``keys``: requests with the
+        same one begin alike, the likest first. Raises OutsideError."""
         avoid: frozenset[str] = frozenset()
         tries, pause = self._retries + len(self.servers), self._pause_s
         while True:
-            server = await self._turn(request, avoid)
+            server = await self._turn(keys, n, avoid)
             sampler = server.sampler
             try:
-                made = await sampler.sample(request)
+                made = await work(sampler)
             except OutsideError as error:
                 if not self._fault(server, sampler, error) or tries <= 0:
                     raise
@@ -249,10 +317,10 @@ class Servers:
                     pause = min(2 * pause, 30.0)
                 avoid |= {server.url}
             else:
-                server.answered(request.n)
-                return [replace(one, server=server.url) for one in made]
+                server.answered(n)
+                return made, server
             finally:
-                server.end(request.n)
+                server.end(n)
                 self._ended = time.monotonic()
                 self._dispatch()
 
@@ -266,45 +334,46 @@ class Servers:
         for server in self.servers:
             server.reviving = None
             await server.sampler.close()
+        await self.places.close()
 
     # --- which server gets a request --------------------------------------------------------------------------------
 
-    async def _turn(self, request: SampleRequest, avoid: frozenset[str]) -> Server:
+    async def _turn(self, keys: Sequence[str], n: int, avoid: frozenset[str]) -> Server[M]:
         """The server that has room for it, which counts it from here on."""
         self._began = self._began or time.monotonic()
-        future: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, avoid, future))
+        future: asyncio.Future[Server[M]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((keys, n, avoid, future))
         self._dispatch()
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().end(request.n)
+                future.result().end(n)
                 self._dispatch()
             raise
 
     def _dispatch(self) -> None:
         """Give what waits to servers that have room, the longest waiting first."""
         while self._waiting:
-            request, avoid, future = self._waiting[0]
+            keys, n, avoid, future = self._waiting[0]
             if not future.done():
-                server = self._choose(request, avoid)
+                server = self._choose(keys, avoid)
                 if server is None:
                     return
-                server.begin(request.n)
+                server.begin(n)
                 future.set_result(server)
             self._waiting.popleft()
 
-    def _choose(self, request: SampleRequest, avoid: frozenset[str]) -> Server | None:
+    def _choose(self, keys: Sequence[str], avoid: frozenset[str]) -> Server[M] | None:
         up = [server for server in self.servers if server.up]
         free = [s for s in [s for s in up if s.url not in avoid] or up if s.has_room]
         if not free:
             return None
-        rollout = request.request_id.rpartition("-")[0]
-        before = self._sticky.get(rollout) or self._sticky.get(request.group)
+        known = [key for key in keys if key]
+        before = next((self._sticky[key] for key in known if key in self._sticky), None)
         server = before if before in free else min(free, key=lambda one: one.in_flight)
         assert server is not None
-        for key in filter(None, (rollout, request.group)):
+        for key in known:
             self._sticky[key] = server
             self._sticky.move_to_end(key)
         while len(self._sticky) > _KEPT:
@@ -313,7 +382,7 @@ class Servers:
 
     # --- servers that fail, come back, and are added ------------------------------------------------------------------
 
-    def _fault(self, server: Server, sampler: ServerSampler, error: OutsideError) -> bool:
+    def _fault(self, server: Server[M], sampler: M, error: OutsideError) -> bool:
         """Whether the request may be sent again."""
         if not error.retryable:
             return False
@@ -328,7 +397,7 @@ class Servers:
             self._down(server, error)
         return True
 
-    def _down(self, server: Server, error: OutsideError) -> None:
+    def _down(self, server: Server[M], error: OutsideError) -> None:
         server.up, server.last_fault, server.down_since = False, error, time.monotonic()
         server.outages += 1
         server.pause_s = _PAUSE_S[0]
@@ -340,13 +409,13 @@ class Servers:
         if not others:
             self._none_since = server.down_since
             span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
-            self._say(f"no server can be reached, retrying for {span} (--wait-for-server)")
+            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            if self._endpoints.may_change and now - self._read_at >= _READ_S:
+            if self.places.may_change and now - self._read_at >= _READ_S:
                 self._read_at = now
                 self._read_again()
             for server in self.servers:
@@ -360,17 +429,19 @@ class Servers:
         """No server came back in time: everything that waits for one fails."""
         last = next((s.last_fault for s in self.servers if s.last_fault is not None), None)
         while self._waiting:
-            _, _, future = self._waiting.popleft()
+            *_, future = self._waiting.popleft()
             if not future.done():
                 why = last.message if last is not None else "none is listed"
                 future.set_exception(OutsideError(
-                    "engine", f"none of {len(self.servers)} servers can be reached: {why}", fatal=True, retryable=True,
+                    self.system, f"none of {len(self.servers)} {self._noun}s can be reached: {why}",
+                    fatal=True, retryable=True,
                     hint=last.hint if last is not None else None,
                 ))  # fmt: skip
 
-    async def _revive(self, server: Server) -> None:
+    async def _revive(self, server: Server[M]) -> None:
         """One try to use a server again, or for the first time."""
         fresh = replace(server, sampler=self._make(server.given))
+        why: GymdataError | None
         try:
             proof = await self._prove(fresh)
             why = self._unlike(fresh, proof)
@@ -380,7 +451,7 @@ class Servers:
             server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
             server.next_try = time.monotonic() + server.pause_s
             return
-        except UsageError as error:
+        except GymdataError as error:
             why = error
         except asyncio.CancelledError:
             await fresh.sampler.close()
@@ -402,7 +473,7 @@ class Servers:
     def _read_again(self) -> None:
         """What the files list now: new servers are checked first, those that left get no more requests."""
         try:
-            urls = self._endpoints.read()
+            urls = self.places.read()
         except (DataError, UsageError) as error:
             # Whoever writes the file may be in the middle of it.
             self._say(f"the list of servers stays as it was: {error.message}")
@@ -420,19 +491,19 @@ class Servers:
 
     # --- the proof that a server is like the first --------------------------------------------------------------------
 
-    async def _prove(self, server: Server) -> Fingerprint:
-        await server.sampler.start()
+    async def _prove(self, server: Server[M]) -> Fingerprint:
         try:
-            proof = await server.sampler.fingerprint()
+            await server.sampler.start()
+            return await server.sampler.fingerprint()
         except BaseException:
             await server.sampler.close()
             raise
-        return proof
 
-    def _unlike(self, server: Server, proof: Fingerprint) -> UsageError | None:
+    def _unlike(self, server: Server[M], proof: Fingerprint) -> UsageError | None:
         assert self._proof is not None
         first = self._proof
-        server.difference = first.difference(proof)
+        shown = bool(first.next_tokens and proof.next_tokens)
+        server.difference = first.difference(proof) if shown else None
         faults = [
             f"{what}: {was} at {first.url}, {now} at {proof.url}"
             for what, was, now in (
@@ -443,7 +514,7 @@ class Servers:
             )
             if was is not None and now is not None and was != now
         ]
-        if server.difference is None or server.difference > _OTHER_WEIGHTS:
+        if shown and (server.difference is None or server.difference > _OTHER_WEIGHTS):
             by = (
                 "other tokens are likely"
                 if server.difference is None
@@ -453,8 +524,8 @@ class Servers:
         if not faults:
             return None
         return UsageError(
-            f"servers of one run must serve the same policy: {'; '.join(faults)}",
-            hint="leave that server out, or start it with the model and settings of the first",
+            f"{self._noun}s {self.of_one}: {'; '.join(faults)}",
+            hint=f"leave that {self._noun} out, or start it with the model and settings of the first",
         )
 
     def _notes(self) -> list[str]:
@@ -467,10 +538,31 @@ class Servers:
                 if s.last_fault is not None
             ),
             *(
-                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first server's: another dtype or GPU?"
+                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first {self._noun}'s: another dtype or GPU?"
                 for s in odd
             ),
         ]
+
+
+class Servers(Pool[Member]):
+    """A ``Sampler`` on several servers: a request goes to the one that has the rollout's earlier turns, or its group's."""
+
+    prefers_groups = True
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the servers; empty before ``start``."""
+        up = [server for server in self.servers if server.up]
+        limits = [limit for server in up if (limit := server.sampler.facts().get("max_model_len"))]
+        return {**super().facts(), "max_model_len": min(limits, default=None)}
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        """``request.n`` generations of one server. Raises OutsideError("engine")."""
+        keys = (request.request_id.rpartition("-")[0], request.group)
+        made, server = await self.ask(lambda sampler: sampler.sample(request), keys, request.n)
+        # A replica that was moved to another node says so itself.
+        made = [one if one.server is not None else replace(one, server=server.url) for one in made]
+        server.sampled_as.update(str(one.server) for one in made)
+        return made
 
 
 def _broke(error: OutsideError) -> bool:

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
-from gymdata.engines.servers.completions_response import generations, of_completion
+from gymdata.engines.servers.completions_response import Evidence, generations, of_completion, of_generate
+from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
+from gymdata.rollouts.checks import POSITIVE_TOLERANCE
 from gymdata.signals import run_async
 from gymdata.urls import ENGINE_KEYS, Address, address
 
@@ -163,35 +165,31 @@ def server_address(endpoint: str) -> Address:
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
-#: Ids of short prompts that every vocabulary can read, a text and a conversation: what servers are compared by.
-_PRINTS = ((1, 2, 3, 4), (7, 5, 3), (11, 13, 17, 19, 23), (42, 6, 9, 21, 8, 3))
-_PRINT_TEXT = "Grüße, 世界! 3.14159 == x**2\n\tend"
-_ALTERNATIVES = 5
+#: Ids in and ids out, with the versions of the weights; and seconds for the request that looks whether it is there.
+_GENERATE, _ROUTE_S = "/inference/v1/generate", 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What tells a server of one policy from that of another: names, hashes of the tokens of a fixed text and conversation
-    (None: the server does not say), and of fixed prompts the likeliest next tokens with their log-probabilities, in nats."""
+async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, float], ...]:
+    """For a fingerprint of a server that need not give ids: of fixed prompts the likeliest next tokens with their
+    log-probabilities, in nats; empty where the server does not show them. Raises OutsideError for a passing fault."""
 
-    url: str
-    model: str | None
-    mode: str
-    tokens: str | None
-    rendered: str | None
-    next_tokens: tuple[Mapping[int, float], ...]
+    def read(answer: dict[str, Any]) -> dict[int, float]:
+        with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, AttributeError):
+            alternatives = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+            return {int(name.removeprefix("token_id:")): float(value) for name, value in alternatives.items()}
+        return {}
 
-    def difference(self, other: Fingerprint) -> float | None:
-        """Mean absolute difference of log-probabilities, over the tokens that both give; None where they name so different
-        tokens that their weights cannot be the same."""
-        deltas: list[float] = []
-        for mine, theirs in zip(self.next_tokens, other.next_tokens, strict=True):
-            both = mine.keys() & theirs.keys()
-            # The last places of a list may be taken by others that are almost as likely.
-            if 2 * len(both) <= min(len(mine), len(theirs)):
-                return None
-            deltas += [abs(mine[token] - theirs[token]) for token in both]
-        return sum(deltas) / len(deltas) if deltas else None
+    found = []
+    for prompt in PRINTS:
+        body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 1,
+                "logprobs": ALTERNATIVES, "return_tokens_as_token_ids": True}  # fmt: skip
+        try:
+            found.append(await http.ask("POST", "/v1/completions", body, read))
+        except OutsideError as error:
+            if error.retryable:
+                raise
+            return ()
+    return tuple(found) if all(found) else ()
 
 
 class ServerSampler:
@@ -206,7 +204,7 @@ class ServerSampler:
     prefers_groups = True
     _route = "/v1/completions"
     #: Where an answer of this route keeps its evidence.
-    _read = staticmethod(of_completion)
+    _read: Callable[..., Evidence] = staticmethod(of_completion)
 
     def __init__(
         self,
@@ -251,6 +249,8 @@ class ServerSampler:
         try:
             card = await self._choose_model()
             self._probing = True
+            if self._route == ServerSampler._route:
+                await self._prefer_generate()
             mode = await self._check_answers()
             self._probing = False
             version = await self._version()
@@ -265,6 +265,7 @@ class ServerSampler:
             "served_from": card.get("root"),
             "max_model_len": self._max_model_len,
             "logprobs_mode": mode,
+            "route": self._route,
             "request_seeds": True,
             "vocab_size": self.vocab_size,
             "dtype": None,  # a server does not say
@@ -281,28 +282,48 @@ class ServerSampler:
         body = self._body(request.prompt_token_ids, self._room(request), request.n, request.seed)
         return await self._complete({**body, "request_id": request.request_id}, body["prompt"])
 
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
+        body = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0,
+                "return_token_ids": True}  # fmt: skip
+
+        def read(answer: dict[str, Any]) -> list[float]:
+            try:
+                (choice,) = answer["choices"]
+                # The text of a token comes along, and the likeliest one's where that is another.
+                found = [float(row[str(token)]["logprob"])
+                         for token, row in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)]  # fmt: skip
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._http.garbage(f"log-probabilities of the {len(ids):,} ids that were sent", answer) from error
+            if not all(value <= POSITIVE_TOLERANCE for value in found):
+                raise self._http.garbage("log-probabilities, which are 0 at most", max(found))
+            return found
+
+        most = _ANSWER_BYTES + _TOKEN_BYTES * len(ids)
+        return await self._http.ask("POST", "/v1/completions", body, read, most_bytes=most)
+
     async def fingerprint(self) -> Fingerprint:
         """What this server shows of its policy; after ``start``. Raises UsageError when that is too little, OutsideError."""
-        sampling = Sampling(top_logprobs=_ALTERNATIVES)
+        sampling = Sampling(top_logprobs=ALTERNATIVES)
         try:
             drawn = [(await self._complete(*request))[0] for request in self._print_requests(sampling)]
         except OutsideError as error:
             if error.retryable or error.fatal:
                 raise
-            hint = f"start it without --max-logprobs, or with {_ALTERNATIVES} or more"
+            hint = f"start it without --max-logprobs, or with {ALTERNATIVES} or more"
             raise UsageError(f"{self.base} does not show what it serves: {error.message}", hint=hint) from error
-        said: list[dict[str, Any]] = [{"role": "user", "content": _PRINT_TEXT}]
+        said: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
         return Fingerprint(
             self.base,
             self.model,
             str(self._facts.get("logprobs_mode")),
-            await self._tokens_of({"prompt": _PRINT_TEXT}),
+            await self._tokens_of({"prompt": PRINT_TEXT}),
             await self._tokens_of({"messages": said, "add_generation_prompt": True}),
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
     def _print_requests(self, sampling: Sampling) -> list[tuple[dict[str, Any], Sequence[int] | None]]:
-        return [(self._body(prompt, 1, 1, 1, sampling), prompt) for prompt in _PRINTS]
+        return [(self._body(prompt, 1, 1, 1, sampling), prompt) for prompt in PRINTS]
 
     async def _tokens_of(self, what: Mapping[str, Any]) -> str | None:
         """A hash of the ids that the server makes of a text or a conversation; None where it does not say."""
@@ -322,13 +343,7 @@ class ServerSampler:
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """From here on a server that cannot be reached is waited for; ``say`` hears of it, once an outage."""
-
-        def outage(took: float | None) -> None:
-            span = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
-            gone = f"server unreachable, retrying for {span} (--wait-for-server)"
-            say(gone if took is None else f"server reachable again after {took:.0f} s")
-
-        self._http.wait_s, self._http.on_outage = seconds, outage
+        self._http.wait_for_server(seconds, say)
 
     @property
     def unreachable(self) -> bool:
@@ -363,6 +378,20 @@ class ServerSampler:
         self._max_model_len = int(limit) if limit else None
         self._root = card.get("root")
         return card
+
+    async def _prefer_generate(self) -> None:
+        """Use the route that also says which weights sampled which tokens, where the server has it (vLLM 0.32 or later,
+        --enable-scale-out)."""
+        body = self._body(_PROBE, 1, 1, 1, Sampling())
+        try:
+            await self._http.ask(
+                "POST", _GENERATE, _generate_body(body),
+                lambda answer: generations(answer, body, of_generate, sent=_PROBE, vocab_size=self.vocab_size),
+                retries=0, timeout_s=min(self._http.timeout_s, _ROUTE_S),
+            )  # fmt: skip
+        except OutsideError:
+            return  # a server without it; what else is wrong shows on the other route
+        self._route, self._read = _GENERATE, of_generate
 
     def _room(self, request: SampleRequest) -> int:
         """Tokens that the continuation may have. Raises OutsideError when the prompt leaves no room."""
@@ -428,8 +457,9 @@ class ServerSampler:
 
     async def _complete(self, body: dict[str, Any], sent: Sequence[int] | None = None) -> list[Generation]:
         """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own."""
+        wire = _generate_body(body) if self._route == _GENERATE else body
         return await self._http.ask(
-            "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=self.most_bytes(body)
+            "POST", self._route, wire, lambda answer: self._take(answer, body, sent), most_bytes=self.most_bytes(body)
         )
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
@@ -468,6 +498,21 @@ class ServerSampler:
             hint = "start the server with --logprobs-mode processed_logprobs"
             return UsageError(f"{self.base} returns logits, not log-probabilities: {reason}", hint=hint)
         return None
+
+
+def _generate_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request for completions as the route of ids in and ids out takes it."""
+    apart = {
+        "model": "model",
+        "prompt": "token_ids",
+        "request_id": "request_id",
+        "return_token_ids": "return_token_ids",
+    }
+    of_text = {"return_tokens_as_token_ids", "skip_special_tokens"}
+    sampling = {name: value for name, value in body.items() if name not in {*apart, *of_text}}
+    return {theirs: body[ours] for ours, theirs in apart.items() if ours in body} | {
+        "sampling_params": {**sampling, "detokenize": False}
+    }
 
 
 def _pick(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | None:

@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import orjson
 
 from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.interop.nemo_gym.cut import Cut, cut
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
 from gymdata.rollouts.messages import (
     STRICT,
@@ -101,6 +103,8 @@ class _Parsed:
     #: Turns whose prompt was rebuilt, now or before.
     rebuilt: list[int]
     outcome: Outcome
+    #: Whether orjson writes the value as Python's json does.
+    plain: bool = False
 
 
 class _Reader:
@@ -109,9 +113,14 @@ class _Reader:
     def __init__(self, rebuild: PromptRebuilder | None = None) -> None:
         self._rebuild = rebuild
         self._read = nemo_rows.RowReader()
+        self._parser = nemo_rows.fast_parser()
 
     def __call__(self, line: bytes) -> _Parsed:
         """Raises BadRow."""
+        if self._parser is not None:
+            found_fast = cut(line, self._parser)
+            if found_fast is not None and (made := _of_cut(found_fast)) is not None:
+                return made
         try:
             if found := self._read.document(line):
                 return _parsed(*found, _plain, self._fill(found[0], line))
@@ -155,6 +164,37 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     # What the lists were taken from still ends its call.
     walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
     return _Parsed(row, value, walked, encoder, turn_of, strip.places, rebuilt, outcome)
+
+
+def _of_cut(found: Cut) -> _Parsed | None:
+    """None where log-probabilities are beyond float32."""
+    given, output = found.log_probs, found.value["response"]["output"]
+    with np.errstate(over="ignore"):
+        narrow = given.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        return None
+    ends = np.cumsum([len(part) for part in found.generation]).tolist()
+    rounded = digits_lost(given, narrow, ends)
+    encoder, places = TurnEncoder(), []
+    last = (
+        "length" if _status(found.value["response"])[0] == "truncated" and found.row.calls[-1] is not None else "stop"
+    )
+    begin = 0
+    for turn, (item, end) in enumerate(zip(found.turns, ends, strict=True)):
+        why = last if turn == len(ends) - 1 else "stop"
+        encoder.extend(Call(found.delta[turn], found.generation[turn], narrow[begin:end], why))
+        places.append([item, "pgl" + ROUNDED * rounded[turn]])
+        begin = end
+    marked = []
+    for turn, index in enumerate(found.turns):
+        if output[index].get(RENDERED) is True:
+            encoder.turns[turn]["rendered"] = True
+        if output[index].get(MARK) is True:
+            marked.append(turn)
+    turn_of = {call: turn for turn, call in enumerate(n for n, call in enumerate(found.row.calls) if call is not None)}
+    held = {id(output[index]) for index in found.turns}
+    walked = list(walk(output, lambda item: id(item) in held))
+    return _Parsed(found.row, found.value, walked, encoder, turn_of, places, marked, Outcome(), plain=True)
 
 
 class _Strip:
@@ -225,15 +265,33 @@ def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, in
 def more_than_float32(given: Any, kept: Any) -> bool:
     """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, gives back: float32 tells
     decimals of up to nine digits apart, and a number that is a float32 already loses nothing, however it is written."""
-    wide = kept.astype(np.float64)
-    numbers = given[(given != wide) & np.isfinite(given)]
-    if not len(numbers):
-        return False
+    return digits_lost(given, kept, [len(given)])[0]
+
+
+def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
+    """The same of each list of numbers: the lists follow each other and end at ``ends``."""
+    starts = [0, *ends[:-1]]
+    if (
+        len(given)
+        and all(a < b for a, b in zip(starts, ends, strict=True))
+        and _lost(given[starts], kept[starts]).all()
+    ):
+        # So it is where numbers have all their digits, and there is no need to look at more than one of each list.
+        return [True] * len(ends)
+    lost = _lost(given, kept)
+    return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
+
+
+def _lost(given: Any, kept: Any) -> Any:
+    numbers = kept.astype(np.float64)
+    lost = (given != numbers) & np.isfinite(given)
+    numbers = given[lost]
     with np.errstate(all="ignore"):
         nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
         apart = np.abs(np.round(numbers * nine) / nine - numbers)
     # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
-    return not bool((apart <= 1e-13 * np.abs(numbers)).all())
+    lost[lost] = ~(apart <= 1e-13 * np.abs(numbers))
+    return lost
 
 
 def _int32(data: bytes, call: int) -> Any:
@@ -280,8 +338,10 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "n_generated_tokens": encoder.n_generated_tokens,
         "messages": list(messages_of(params.get("input"), parsed.walked, parsed.turn_of)),
         "tools": chat_tools(params.get("tools")),
-        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None),
-        "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}),
+        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=parsed.plain),
+        "extra": _kept(
+            kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=parsed.plain
+        ),
         "turns": encoder.turns,
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
@@ -294,11 +354,19 @@ def rollout_id_of(run: str, group: str, index: int) -> str:
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
-def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}) -> str:
+def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
+    """The text of ``value``; ``plain``: orjson can write it. The same value has the same text however it was read."""
+    whole = {name: value, **beside} if name else value
+    if not plain:
+        try:
+            text = STRICT.encode(whole)
+        except ValueError:
+            return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False), **beside}, ensure_ascii=False)
     try:
-        return STRICT.encode({name: value, **beside} if name else value)
-    except ValueError:
-        return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False), **beside}, ensure_ascii=False)
+        return orjson.dumps(whole).decode()
+    except TypeError:
+        # Whole numbers of more than 64 bits.
+        return text
 
 
 def _status(response: Any) -> tuple[str, str | None]:

@@ -98,7 +98,7 @@ def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, An
         get = getattr(document, "get", None)
         if get is None:
             return None
-        return _row(document, lists, acts), document
+        return row_of(document, lists, acts), document
     except (_Retry, BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         # simdjson's refusals come as any of these, UnicodeDecodeError included; the slow way names what is wrong.
         return None
@@ -147,7 +147,7 @@ def slow(line: bytes, acts: bool = False) -> Row:
     if "\\ud" in (lowered := line.decode("utf-8").lower()) and _has_surrogate(value):
         del lowered
         raise BadRow("S101", "text with a lone surrogate, which is not Unicode")
-    return _row(value, _SlowLists, acts)
+    return row_of(value, PlainLists, acts)
 
 
 def _has_surrogate(value: Any) -> bool:
@@ -209,8 +209,8 @@ def _flat(values: Any) -> None:
         raise _Retry
 
 
-class _SlowLists:
-    """The same out of Python objects."""
+class PlainLists:
+    """The same out of Python's values."""
 
     @staticmethod
     def check_keys(item: Any) -> None:
@@ -273,7 +273,8 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
-def _row(value: Any, lists: Any, acts: bool) -> Row:
+def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
+    """The row of a parsed line. ``lists``: what its objects and lists are, such as ``PlainLists``. Raises BadRow."""
     lists.check_keys(value)
     response = value.get("response")
     if response is None:

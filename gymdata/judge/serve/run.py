@@ -15,7 +15,7 @@ from typing import Any
 from gymdata.errors import UsageError, needs
 from gymdata.judge.judges import load_judge, reading_of
 from gymdata.judge.pairwise import PairwiseJudge
-from gymdata.judge.port import Judge
+from gymdata.judge.port import Judge, Served
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import FolderClaim, VerdictCache, VerdictLog
 from gymdata.signals import sigterm_interrupts
@@ -51,6 +51,8 @@ def serve_genrm(
     with contextlib.ExitStack() as stack:
         folder = config.output
         run_id = secrets.token_hex(8)
+        if isinstance(judge, Served):
+            judge.wait_for_server(config.wait_for_server, say)
         if folder is not None:
             refuse_other_kind(folder / RUN_JSON, "serve-genrm")
             stack.callback(FolderClaim(folder).close)
@@ -74,6 +76,11 @@ def serve_genrm(
         async def stop() -> None:
             await pairwise_judge.close()
             await judge.close()
+            if isinstance(judge, Served):
+                for text in judge.remarks():
+                    say(text)
+                if folder is not None:
+                    write_run_json(folder, {**read_run_json(folder), "engine": judge.facts()})
 
         trouble: list[BaseException] = []
 

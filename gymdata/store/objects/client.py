@@ -89,31 +89,37 @@ def read(place: Place) -> tuple[bytes, str] | None:
 
 def fetch(place: Place, known: Object, target: Path) -> bool:
     """Make ``target`` the object's content, whole; false when the object is no longer the ``known`` one."""
-    import obstore
-    from obstore.exceptions import PreconditionError
-
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    store = _store(place)
     try:
         with temporary.open("wb") as file:
             while (start := file.tell()) < known.size:
-                end = min(start + _RANGE, known.size)
-                with _attributed(place):
-                    try:
-                        got = obstore.get(store, place.key, options={"range": (start, end), "if_match": known.tag})
-                        body = got.bytes()
-                    except (FileNotFoundError, PreconditionError):
-                        return False
+                body = read_range(place, known, start, min(start + _RANGE, known.size))
+                if body is None:
+                    return False
                 file.write(body)
-                if file.tell() != end:
-                    raise OutsideError("object store", f"{place}: got {file.tell():,} bytes of {end:,}", retryable=True)
         temporary.replace(target)
         return True
     except OSError as error:
         raise StoreError.from_os(target, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_range(place: Place, known: Object, start: int, end: int) -> Any:
+    """The bytes from ``start`` to ``end`` of an object, as a buffer; None when the object is no longer the ``known`` one."""
+    import obstore
+    from obstore.exceptions import PreconditionError
+
+    with _attributed(place):
+        try:
+            got = obstore.get(_store(place), place.key, options={"range": (start, end), "if_match": known.tag})
+            body = got.bytes()
+        except (FileNotFoundError, PreconditionError):
+            return None
+    if len(body) != end - start:
+        raise OutsideError("object store", f"{place}: got {len(body):,} bytes of {end - start:,}", retryable=True)
+    return body
 
 
 def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None = "any") -> str:

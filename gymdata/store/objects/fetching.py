@@ -1,26 +1,31 @@
 """Reading from an object store: what a path argument needs is brought into the spool, and read there like any file.
 
-Invariants: an object is fetched once, as long as its tag, its size and the local copy stay the same; what a command reads is
-one consistent state of the store (a run.json, and every file that it names); nothing local that was never sent is
-replaced or removed.
+Of Parquet a stand-in is brought: a file of the object's size that holds nothing and takes no room, for which ``streams``
+reads the object itself. Invariants: an object is fetched once, as long as its tag, its size and the local copy stay the
+same; what a command reads is one consistent state of the store (a run.json, and every file that it names); nothing local
+that was never sent is replaced or removed; a stand-in is known by its date, in 1970, and never taken for the object.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
+import hashlib
 import json
 import os
 import re
+import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, require
 from gymdata.store.lock import is_held
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
-from gymdata.store.objects.places import SPOOL, Place, is_odd, is_url, place_of
+from gymdata.store.objects.places import SPOOL, Place, is_odd, is_url, mirrored, place_of
 
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
@@ -28,6 +33,10 @@ ROLLOUTS_FOLDER = "rollouts"
 MARKER = f".{RUN_JSON}.writing"
 #: Files of gymdata's tables, and what describes them; models, checkpoints and pages are not fetched with a run.
 _WANTED = re.compile(r"(.+\.)?run\.json|.+\.(parquet|pq|journal|csv|tsv|arrow|(json|jsonl|ndjson)(\.gz|\.zst)?)")
+#: What is read where it is.
+_STREAMED = (".parquet", ".pq")
+#: Stand-ins are dated before this, in the first year after 1970.
+_STAND_INS_NS = 365 * 86_400 * 1_000_000_000
 #: How often a state that changed meanwhile is looked at again.
 _LOOKS = 5
 _AT_ONCE = 8
@@ -93,7 +102,12 @@ def fetch_all(place: Place, wanted: Sequence[Object], *, writing: bool = False) 
         missing = [one for one in missing if not is_held(top_of(place, one.key).local)]
     refuse_diverged(place, missing)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return all(list(pool.map(lambda one: _fetch(place.at(one.key), one), missing)))
+        whole = all(list(pool.map(lambda one: _fetch(place.at(one.key), one), missing)))
+    for one in wanted:
+        # Left by a process that was stopped after it had sent it.
+        if is_table(one.key) and not is_held(top_of(place, one.key).local):
+            stand_in(place.at(one.key))
+    return whole
 
 
 def _is_same(place: Place, known: Object) -> bool:
@@ -121,6 +135,9 @@ def _is_same(place: Place, known: Object) -> bool:
 
 
 def _fetch(place: Place, known: Object) -> bool:
+    if is_table(known.key):
+        _stand_in(place, known.tag, known.size)
+        return True
     if not client.fetch(place, known, place.local):
         return False
     remember(place, known.tag)
@@ -229,9 +246,13 @@ def _is_whole(place: Place, wanted: Sequence[Object]) -> bool:
 def remember(place: Place, tag: str, stat: os.stat_result | None = None) -> None:
     """The local copy, as it is now or was at ``stat``, is the object with this tag."""
     stat = stat or place.local.stat()
+    _write_state(place, {"tag": tag, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns})
+
+
+def _write_state(place: Place, state: Mapping[str, Any]) -> None:
     place.state.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.state.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
-    temporary.write_text(json.dumps({"tag": tag, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
+    temporary.write_text(json.dumps(state))
     temporary.replace(place.state)
 
 
@@ -249,7 +270,72 @@ def is_sent(place: Place) -> bool:
         held, stat = json.loads(place.state.read_bytes()), place.local.stat()
     except (OSError, ValueError):
         return False
-    return (held.get("size"), held.get("mtime_ns")) == (stat.st_size, stat.st_mtime_ns)
+    # A stand-in never holds what was not sent, even while it is being replaced by another one.
+    return _is_stand_in(stat) or (held.get("size"), held.get("mtime_ns")) == (stat.st_size, stat.st_mtime_ns)
+
+
+def is_table(key: str) -> bool:
+    """Whether an object is read where it is."""
+    return key.endswith(_STREAMED)
+
+
+def stand_in(place: Place) -> None:
+    """Remove the content of a local copy that the store has as it is here, and nothing else."""
+    if not (is_table(place.key) and place.local.is_file() and is_sent(place)) or (tag := known_tag(place)) is None:
+        return
+    stat = place.local.stat()
+    if not _is_stand_in(stat):
+        _stand_in(place, tag, stat.st_size)
+
+
+def _stand_in(place: Place, tag: str, size: int) -> None:
+    place.local.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.local.with_name(f".{place.local.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.truncate(size)
+        # Another time for another object: what is made from a file is known by its size and time.
+        date = int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest()) % _STAND_INS_NS
+        os.utime(temporary, ns=(date, date))
+        remember(place, tag, temporary.stat())
+        temporary.replace(place.local)
+    except OSError as error:
+        raise StoreError.from_os(place.local, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def stood_for(path: str | Path) -> tuple[Place, Object] | None:
+    """The object that a file in the spool stands for; None for any other file."""
+    try:
+        if not _is_stand_in(os.stat(path)):  # noqa: PTH116 - for every file that is opened
+            return None
+        place = mirrored(Path(path).resolve())
+        held = json.loads(place.state.read_bytes()) if place is not None else {}
+        return (place, Object(place.key, held["size"], held["tag"], "")) if place is not None else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_stand_in(stat: os.stat_result) -> bool:
+    return 0 <= stat.st_mtime_ns < _STAND_INS_NS
+
+
+def known_hash(place: Place, tag: str) -> str | None:
+    """The hash of the object with this tag, where it was read before."""
+    try:
+        held = json.loads(place.state.read_bytes())
+        return str(held["xxh3"]) if held["tag"] == tag else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember_hash(place: Place, tag: str, xxh3: str) -> None:
+    """Keep it for the next process."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        held = json.loads(place.state.read_bytes())
+        if held["tag"] == tag:
+            _write_state(place, held | {"xxh3": xxh3})
 
 
 def forget(place: Place) -> None:

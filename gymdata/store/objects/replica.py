@@ -18,7 +18,7 @@ from pathlib import Path
 from gymdata.errors import GymdataError, OutsideError, StoreError
 from gymdata.store.objects import client
 from gymdata.store.objects.client import TakenError
-from gymdata.store.objects.fetching import RUN_JSON, bring, is_sent, known_tag, remember, unsent
+from gymdata.store.objects.fetching import RUN_JSON, bring, is_sent, known_tag, remember, stand_in, unsent
 from gymdata.store.objects.places import Place, mirrored
 from gymdata.store.objects.sending import claim_body, holder
 
@@ -116,6 +116,8 @@ class Replica:
                     remember(place, client.put(place, place.local))
             if not is_sent(self.run_json):
                 self._send_run_json(body, stat)
+            for path in named:
+                stand_in(self.run.at(_in(self.run, path)))
             while self._doomed:
                 if not self._doomed[-1].local.exists():
                     client.delete(self._doomed[-1])

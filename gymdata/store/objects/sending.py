@@ -28,6 +28,7 @@ from gymdata.store.objects.fetching import (
     known_tag,
     marker_of,
     remember,
+    stand_in,
     unsent,
 )
 from gymdata.store.objects.places import Place, mirrored, place_of
@@ -122,6 +123,8 @@ class Outgoing:
                 remember(self.run_json, client.put(self.run_json, self.run_json.local, base))
             except TakenError as error:
                 raise StoreError(f"{self.shown}: another writer took over", hint="give another output") from error
+        for name in names:
+            stand_in(self.folder.at(_below(self.folder.key, name)))
         self._unmark()
 
     def _put(self, place: Place) -> None:

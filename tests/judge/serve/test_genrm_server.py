@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.store import read_run_json
 from tests.judge.serve.requests import compare, post_all, response, say, verify_all, verify_body
-from tests.judge_server import SAID, TRANSPORT
+from tests.judge_server import SAID, TRANSPORT, Behaviour, judge_server
 
 # --- the worked numbers -------------------------------------------------------------------------------------------
 
@@ -213,6 +215,21 @@ def test_a_folder_has_one_server(judge, serve, tmp_path):
     done = run_server("--endpoint", judge[1], "-m", "x", "--port", "0", "-o", str(tmp_path / "online"))
     assert done.returncode == 2
     assert "another process" in done.stderr
+
+
+def test_two_judge_servers_share_what_is_asked(judge, serve, tmp_path):
+    """One that fails gives its requests to the other and no reward is lost; when it ends, run.json says what each did."""
+    behaviour, url = judge
+    broken = Behaviour(always="garbage")
+    with judge_server(broken) as other:
+        server = serve("--endpoint", other, "--num-rollouts-per-prompt", "2")
+        rewards = [compare(server, f"q={n}", f"q={n + 1} {n}")[1]["rewards"] for n in (1, 2, 3)]
+        assert rewards == [[1, 2], [2, 3], [3, 4]]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == 130
+    servers = {one["url"]: one for one in read_run_json(tmp_path / "online")["engine"]["servers"]}
+    assert servers[url]["answers"] == len(behaviour.requests) == 6
+    assert servers[other]["faults"] == len(broken.requests) > 0
 
 
 def test_health_and_metrics_speak_of_what_waits(judge, serve):

@@ -1,0 +1,180 @@
+"""A ``PolicyModel`` on vLLM servers: log-probabilities of tokens that were sampled, read as prompts.
+
+Invariants: what a server scores is exactly the ids that were sent; a server that fails gives its sequences to another, so
+each is scored once; nothing is estimated: what a server cannot give (another temperature than 1, entropies, the output of
+another place) is NaN or refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gymdata.engines import model_identity
+from gymdata.engines.forward import tokenizer_facts
+from gymdata.engines.scoring import ToScore
+from gymdata.engines.servers.many import Endpoints, Servers
+from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.errors import RefusedError, UsageError
+from gymdata.progress import Progress
+
+T = TypeVar("T")
+#: What a server does not say of the model.
+UNKNOWN = "as served"
+#: Sequences that are prepared at a time: the servers' limits decide how many of them are in flight.
+_AHEAD = 512
+_IDS = 2**31
+
+
+@contextmanager
+def served_policy(
+    endpoints: Sequence[str],
+    model: str | None = None,
+    *,
+    request_timeout_s: float = 300.0,
+    wait_s: float = 600.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[dict[str, Any], ServedPolicy]]:
+    """(what the model is, the model) as ``gymdata.engines.forward.load_policy``, until the end of the context.
+
+    ``endpoints``: base URLs of one model's servers, or ``@FILE`` of them; ``model``: its served name or folder, where they
+    serve several; ``wait_s``: how long to wait when none answers. Raises UsageError for a server of another model,
+    OutsideError("engine").
+    """
+
+    def made(url: str) -> ServerSampler:
+        # Prompts have no sampling settings, so both kinds of log-probabilities are alike.
+        return ServerSampler(url, model, max_retries=0, request_timeout_s=request_timeout_s, allow_raw_logprobs=True)
+
+    policy = ServedPolicy(Servers(Endpoints(endpoints), made), wait_s, say)
+    try:
+        name = str(policy.facts["served_model"])
+        folder = next((one for one in (model, name) if one and Path(one).is_dir()), None)
+        # Where the server reads the model, on this machine or not; only its tokenizer is taken from there.
+        beside = next((one for one in (folder, policy.facts["served_from"]) if one and Path(one).is_dir()), None)
+        known = model_identity.policy_facts(folder) if folder is not None else model_identity.served_facts(name)
+        yield (
+            {
+                "path": folder or name,
+                "policy_hash": known["policy_hash"],
+                "checkpoint_dtype": UNKNOWN,
+                **(tokenizer_facts(beside) if beside is not None else dict.fromkeys(_TOKENIZER)),
+                **policy.facts,
+            },
+            policy,
+        )
+    finally:
+        policy.close()
+
+
+_TOKENIZER = ("tokenizer", "tokenizer_hash", "chat_template_hash")
+
+
+class ServedPolicy:
+    """A ``PolicyModel`` at temperature 1 on ``servers``, which are started here; ``close`` it."""
+
+    def __init__(self, servers: Servers, wait_s: float, say: Callable[[str], None]) -> None:
+        self._servers = servers
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gymdata-servers", daemon=True)
+        self._thread.start()
+        try:
+            engine = self._do(servers.start())
+        except BaseException:
+            self.close()
+            raise
+        servers.wait_for_server(wait_s, say)
+        for note in engine["notes"]:
+            say(note)
+        self._longest = engine.get("max_model_len")
+        self.facts: Mapping[str, Any] = {
+            "dtype": UNKNOWN, "device": f"{len(servers.servers)} server(s)", "served_model": engine["served_model"],
+            "served_from": engine["served_from"],
+        }  # fmt: skip
+
+    def log_probs(
+        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
+    ) -> tuple[np.ndarray, None]:
+        """As ``PolicyModel``; NaN for another ``shift`` than 0. Raises RefusedError for rows that were sampled at another
+        temperature than 1, and for ids that cannot be scored; UsageError when ``entropy`` is asked for."""
+        if entropy:
+            raise UsageError("a server gives no entropies", hint="name the model's folder with -m, without --endpoint")
+        if shift:
+            return np.full(given.n_scored, np.nan, np.float32), None
+        self._refuse(given)
+        scores = np.empty(given.n_scored, np.float32)
+        self._do(self._score(given, scores, progress))
+        return scores, None
+
+    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
+        """As ``PolicyModel``; NaN for every temperature but 1."""
+        found = np.full((len(temperatures), given.n_scored), np.nan, np.float32)
+        at_one = [row for row, temperature in enumerate(temperatures) if temperature == 1.0]
+        if at_one:
+            found[at_one] = self.log_probs(given)[0]
+        return found
+
+    def account(self) -> list[dict[str, Any]]:
+        """What each server did."""
+        return self._servers.account()
+
+    def remarks(self) -> list[str]:
+        """Servers that had nothing to do for much of the time, and those that are away, with numbers."""
+        return self._servers.remarks()
+
+    def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        if self._thread.is_alive():
+            self._do(self._servers.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _refuse(self, given: ToScore) -> None:
+        others = np.unique(given.temperature[(given.temperature != 1.0) & (given.scores.lengths > 0)])
+        if len(others):
+            rows = ", ".join(f"{t:g}" for t in others[:4])
+            raise RefusedError(
+                f"a server scores prompts at temperature 1, and rows were sampled at {rows}",
+                hint="name the model's folder with -m, without --endpoint",
+            )
+        # A request generates a token as well.
+        longest = None if self._longest is None else int(self._longest) - 1
+        given.refuse_unscorable(_IDS, longest, str(self.facts["served_model"]))
+
+    async def _score(self, given: ToScore, scores: np.ndarray, progress: Progress | None) -> None:
+        rows = iter(np.flatnonzero(given.scores.lengths > 0).tolist())
+        done = 0
+
+        async def worker() -> None:
+            nonlocal done
+            for row in rows:
+                found, _ = await self._servers.ask(partial(ServerSampler.score, ids=given.token_ids[row].tolist()))
+                # The first token has nothing before it, and is never scored.
+                scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
+                done += 1
+                if progress is not None:
+                    progress.update(done=done, total=len(given))
+
+        tasks = [asyncio.ensure_future(worker()) for _ in range(min(_AHEAD, len(given)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""``gymdata audit --endpoint``: real servers score the tokens; they share the work, and may go and return."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.errors import RefusedError, UsageError
+from gymdata.store import read_run_json, read_table
+from tests.faulty_server import Settings, build
+from tests.rollout_files import write_run
+from tests.server_process import FAULTY, ServerProcess, Watcher, server_processes
+from tests.threaded_server import serving
+
+POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
+
+
+@pytest.fixture
+def run(clean_rows: list[dict[str, Any]], tmp_path: Path) -> Path:
+    """Rollouts of the sample policy, sampled at temperature 1."""
+    return write_run(tmp_path / "run", [copy.deepcopy(row) for row in clean_rows[:40]])
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers, whose scores are made of the ids; at the end all are gone."""
+    with server_processes(FAULTY) as start:
+        yield start
+
+
+def servers_of(report: Any) -> dict[str, dict[str, Any]]:
+    return {server["url"]: server for server in report.to_dict()["model"]["servers"]}
+
+
+def test_two_servers_give_the_figures_of_a_forward_pass_here(run: Path, sample_model: Any) -> None:
+    """Both score with the policy itself: nothing is found, and each sequence was scored once by one of them."""
+    import torch
+
+    def scores(ids: list[int]) -> list[float]:
+        with torch.no_grad():
+            logits = sample_model(torch.tensor([ids])).logits[0, :-1]
+        logps = torch.log_softmax(logits.double(), -1)
+        return [float(logps[place, token]) for place, token in enumerate(ids[1:])]
+
+    with (
+        serving(build(Settings(name=str(POLICY), scores=scores))) as a,
+        serving(build(Settings(name=str(POLICY), scores=scores))) as b,
+    ):
+        report = gymdata.audit(run, str(POLICY), endpoint=f"{a},{b}", tolerance=1e-3, output=run / "served")
+        here = gymdata.audit(run, str(POLICY), dtype="float32", device="cpu", tolerance=1e-3, output=run / "here")
+    assert report.ok
+    assert here.ok
+    for name in ("tokens", "rollouts", "turns"):
+        assert report.summary[name] == here.summary[name]
+    assert report.summary["mean_abs_difference"] == pytest.approx(here.summary["mean_abs_difference"], abs=1e-5)
+    assert read_run_json(run / "served")["model"]["policy_hash"] == read_run_json(run / "here")["model"]["policy_hash"]
+    assert sum(server["generations"] for server in servers_of(report).values()) >= report.summary["rollouts"]
+
+
+def test_a_server_that_is_killed_and_restarted_loses_nothing(run: Path, up: Callable[..., ServerProcess]) -> None:
+    """Its sequences go to the other, it is used again, and every figure is that of one server alone."""
+    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    watch = Watcher((0, b.kill))
+    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
+    watch.on(f"{b.url} is used again after", lambda: None)
+    report = gymdata.audit(run, endpoint=[a.url, b.url], output=run / "two", progress=watch)
+    assert watch.expected == []
+    one = gymdata.audit(run, endpoint=a.url, output=run / "one")
+    assert report.summary == one.summary
+    assert servers_of(report)[b.url]["outages"] == 1
+    assert not report.ok  # these servers serve no policy of anyone
+
+
+def test_servers_of_other_weights_are_refused_by_name(run: Path, up: Callable[..., ServerProcess]) -> None:
+    """Both are named and nothing is written."""
+    a, b = up(), up("--weights", "9")
+    with pytest.raises(UsageError, match=f"weights: .* {b.url}"):
+        gymdata.audit(run, endpoint=[a.url, b.url], output=run / "audited")
+    assert not (run / "audited").exists()
+
+
+def test_what_a_server_cannot_say_is_refused(
+    run: Path, up: Callable[..., ServerProcess], tmp_path: Path, capsys: Any
+) -> None:
+    """Another temperature than 1, entropies, and how this process computes."""
+    a = up()
+    assert main(["audit", str(run), "--endpoint", a.url, "--dtype", "float32"]) == 2
+    assert "--dtype float32 and --endpoint were both given" in capsys.readouterr().err
+    assert main(["audit", str(run), "--endpoint", a.url, "--write-as", "ref_logprobs"]) == 2
+    assert main(["audit", str(run), "--wait-for-server", "5"]) == 2
+    rows = [row | {"temperature": 0.7} for row in read_table(run).to_pylist()]
+    with pytest.raises(RefusedError, match="temperature 1, and rows were sampled at"):
+        gymdata.audit(write_run(tmp_path / "warm", rows), endpoint=a.url)

@@ -1,0 +1,308 @@
+"""Replicas on a real Ray cluster of several nodes on this machine: nodes, processes and engines die, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.collect.run import Parts
+from gymdata.engines.servers.many import Servers
+from gymdata.engines.servers.replicas import Needs, Node, check_room
+from gymdata.errors import UsageError
+from gymdata.store import read_run_json
+from tests.collect import fake_parts
+from tests.collect.letter_replica import LetterReplica
+from tests.collect.saved_rows import failures_of, rows_of
+
+_STORE = 100 << 20
+#: A node that is killed is gone after 2 s, not 10.
+_QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+
+
+class Nodes:
+    """A cluster whose head has no CPU, and nodes of one CPU each by name."""
+
+    def __init__(self, folder: str) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, "node_name": "head",
+                "temp_dir": folder, "_system_config": _QUICK,
+            },
+        )  # fmt: skip
+        self.nodes: dict[str, Any] = {}
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            self.nodes[name] = self.cluster.add_node(num_cpus=1, object_store_memory=_STORE, node_name=name, wait=False)
+
+    def kill(self, name: str) -> None:
+        """As a machine that loses its power."""
+        self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
+
+    def stop(self) -> None:
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """Two nodes, "one" and "two"."""
+    pytest.importorskip("ray")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    term = signal.getsignal(signal.SIGTERM)
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    made = Nodes(folder)
+    try:
+        made.add("one", "two")
+        made.cluster.wait_for_nodes()
+        yield made
+    finally:
+        made.stop()
+        signal.signal(signal.SIGTERM, term)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Watcher:
+    """Does the next of ``then`` when so many rollouts are there, and what is said next is expected; keeps what is said."""
+
+    def __init__(self, *then: tuple[int | str, Callable[[], None]]) -> None:
+        self.then = list(then)
+        self.said: list[str] = []
+
+    def update(self, **counts: float) -> None:
+        if self.then and isinstance(at := self.then[0][0], int) and counts.get("done", 0) >= at:
+            self.then.pop(0)[1]()
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+        if self.then and isinstance(begins := self.then[0][0], str) and begins in text:
+            self.then.pop(0)[1]()
+
+
+def parts_of(nodes: Nodes, folder: Path, count: int = 2, needs: Needs | None = None, env: str | None = None) -> Parts:
+    """A run's parts with replicas of the deterministic sampler."""
+    from gymdata.engines.servers._ray import Replicas
+
+    replicas = Replicas(
+        count, partial(LetterReplica, folder), needs=needs or Needs(), address=nodes.cluster.address, concurrency=8
+    )
+    parts = fake_parts.parts(env=env)
+    parts.sampler = Servers(replicas, replicas.member, pause_s=0.1)
+    return parts
+
+
+def without_server(run: Path) -> list[dict[str, Any]]:
+    rows = rows_of(run)
+    for row in rows:
+        for turn in row["turns"]:
+            del turn["server"]
+    return rows
+
+
+def test_nodes_processes_and_engines_that_die_lose_nothing(
+    nodes: Nodes, tasks: Callable[..., Path], adder: str, tmp_path: Path
+) -> None:
+    """Two nodes killed and replaced, a process killed, an engine dead: the rows are those of one process, byte for byte."""
+    settings: dict[str, Any] = {"tasks": str(tasks(50)), "num_rollouts": 4, "seed": 3, "run_id": "r", "env": adder}
+    tried: list[str] = []
+
+    def fault(name: str, work: Callable[[], Any]) -> Callable[[], None]:
+        def do() -> None:
+            tried.append(name)
+            work()
+
+        return do
+
+    def process() -> None:
+        newest = max(tmp_path.glob("*.pid"), key=lambda file: file.stat().st_mtime_ns)
+        os.kill(int(newest.stem), signal.SIGKILL)
+
+    back = "is used again after"
+    watch = Watcher(
+        (8, fault("node", lambda: nodes.kill("two"))),
+        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("three")),
+        (back, fault("process", process)),
+        (back, fault("engine", (tmp_path / "die").touch)),
+        (back, fault("node", lambda: nodes.kill("one"))),
+        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("four")),
+        (back, (tmp_path / "slow").unlink),
+    )
+    (tmp_path / "slow").touch()
+    summary = gymdata.collect(
+        parts=parts_of(nodes, tmp_path, env=adder), output=tmp_path / "ray", progress=watch, concurrency=8, **settings
+    )
+    alone = fake_parts.parts(fake_parts.FakeSampler(fake_parts.add_or_answer), env=adder)
+    gymdata.collect(parts=alone, output=tmp_path / "here", **settings)
+    rows, expected = without_server(tmp_path / "ray"), without_server(tmp_path / "here")
+    ids = [row["rollout_id"] for row in rows]
+    lost = len({row["rollout_id"] for row in expected} - set(ids))
+    print(f"{len(rows)} rollouts, faults tried {len(tried)} ({', '.join(tried)}), rows lost {lost}, "
+          f"doubled {len(ids) - len(set(ids))}")  # fmt: skip
+    assert watch.then == []
+    assert tried == ["node", "process", "engine", "node"]
+    assert (summary.rollouts, summary.owed, summary.exit_code) == (200, 0, 0)
+    assert rows == expected
+    assert failures_of(tmp_path / "ray") == []
+    by = {turn["server"] for row in rows_of(tmp_path / "ray") for turn in row["turns"]}
+    assert {name.split("/")[0] for name in by} == {"ray:one", "ray:two", "ray:three", "ray:four"}
+    account = read_run_json(tmp_path / "ray")["engine"]["servers"]
+    assert sum(one["generations"] for one in account) == sum(len(row["turns"]) for row in rows)
+    assert sum(one["outages"] for one in account) == 4
+
+
+def test_a_replica_that_shows_other_weights_is_refused_by_name(
+    nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Weights that were changed on a node while its process was started again: the others make the rest, and it is named."""
+
+    def other() -> None:
+        (tmp_path / "weights").write_text("others")
+        (tmp_path / "die").touch()
+
+    watch = Watcher((8, other), ("is refused: ", (tmp_path / "slow").unlink))
+    (tmp_path / "slow").touch()
+    summary = gymdata.collect(
+        parts=parts_of(nodes, tmp_path), output=tmp_path / "run", tasks=str(tasks(100)), seed=1, concurrency=8,
+        progress=watch,
+    )  # fmt: skip
+    assert watch.then == []
+    assert (summary.rollouts, summary.exit_code) == (100, 0)
+    assert any("model: letters at ray:" in text and "others at ray:" in text for text in watch.said)
+
+
+def test_replicas_that_can_never_be_placed_are_refused_with_numbers(
+    nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
+) -> None:
+    """More than there are CPUs, a GPU where none is: an error at once, with what each node has."""
+    for count, needs, room in ((3, Needs(), 2), (1, Needs(gpus=1.0), 0), (1, Needs(resources={"tpu": 1.0}), 0)):
+        with pytest.raises(UsageError, match=f"can never be placed: 3 nodes have room for {room}"):
+            gymdata.collect(
+                parts=parts_of(nodes, tmp_path, count, needs), output=tmp_path / "run", tasks=str(tasks(1)), seed=1
+            )
+
+
+def test_a_dry_run_says_where_replicas_have_room(
+    nodes: Nodes, tasks: Callable[..., Path], policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their number, what each takes, and the room that the cluster has; exit 2 where there is none."""
+    words = ["collect", str(tasks(1)), "-m", policy, "--ray", nodes.cluster.address, "--dry-run", "--max-tokens", "4"]
+    assert main([*words, "--replicas", "2", "-o", str(tmp_path / "run")]) == 0
+    assert "2 × CPU 1, each on one node: room for 2 on 3 nodes" in capsys.readouterr().out
+    assert main([*words, "--replicas", "2", "--set", "replica.num_cpus=2"]) == 2
+    assert "2 replicas of CPU 2 can never be placed" in capsys.readouterr().err
+
+
+def test_a_model_that_a_node_has_not_is_named_with_the_node(
+    nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A model is read by its path on every node: the error says which node lacks it."""
+    from gymdata.engines.servers._ray import Replicas, engine_maker
+
+    make = engine_maker(str(tmp_path / "policy"), sampling={}, engine_args={}, needs=Needs(), seed=1)
+    replicas = Replicas(1, make, needs=Needs(), address=nodes.cluster.address)
+    parts = fake_parts.parts()
+    parts.sampler = Servers(replicas, replicas.member)
+    with pytest.raises(UsageError, match="policy") as caught:
+        gymdata.collect(parts=parts, output=tmp_path / "run", tasks=str(tasks(1)), seed=1)
+    assert caught.value.message.startswith("ray:")
+    assert "must see it there" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "bundle"),
+    [
+        ({}, {}, {"CPU": 1.0, "GPU": 1.0}),
+        ({}, {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, {"CPU": 1.0, "GPU": 8.0}),
+        ({"num_gpus": 0.5, "num_cpus": 0}, {}, {"GPU": 0.5}),
+        ({"num_gpus": 0, "resources": {"tpu": 2}}, {}, {"CPU": 1.0, "tpu": 2.0}),
+    ],
+)
+def test_what_a_replica_takes_follows_from_the_engine(
+    given: dict[str, Any], engine: dict[str, Any], bundle: dict[str, float]
+) -> None:
+    """A GPU for each parallel part where the cluster has GPUs, unless something else is given."""
+    assert Needs.of(given, engine).bundle([Node("a", {"CPU": 96.0, "GPU": 8.0})]) == bundle
+
+
+def test_without_gpus_none_is_asked_for() -> None:
+    """On machines without one a replica is an engine on CPUs."""
+    assert Needs.of({}, {"tensor_parallel_size": 2}).bundle([Node("a", {"CPU": 2.0})]) == {"CPU": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "said"),
+    [
+        ({"num_gpu": 1}, {}, "num_gpu"),
+        ({"num_gpus": "two"}, {}, "num_gpus"),
+        ({"num_cpus": -1}, {}, "num_cpus"),
+        ({"resources": {"tpu": True}}, {}, "resources"),
+        ({"num_gpus": 1}, {"tensor_parallel_size": 2}, "2 GPUs"),
+        ({}, {"data_parallel_size": 2}, "data_parallel_size"),
+        ({}, {"distributed_executor_backend": "ray"}, "distributed_executor_backend"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], engine: dict[str, Any], said: str) -> None:
+    """Keys, amounts and engine arguments that make no replica are named."""
+    with pytest.raises(UsageError, match=said):
+        Needs.of(given, engine)
+
+
+def test_a_replica_lies_on_one_node() -> None:
+    """Two nodes of 4 GPUs hold no engine of 8, and four engines of 2."""
+    nodes = [Node(name, {"CPU": 8.0, "GPU": 4.0, "node:1.2.3.4": 1.0, "memory": 1e9}) for name in "ab"]
+    with pytest.raises(UsageError, match=r"room for 0, each on one node: a \(CPU 8, GPU 4\): 0; b \(CPU 8, GPU 4\): 0"):
+        check_room(1, {"CPU": 1.0, "GPU": 8.0}, nodes)
+    assert check_room(4, {"CPU": 1.0, "GPU": 2.0}, nodes) == "4 × CPU 1, GPU 2, each on one node: room for 4 on 2 nodes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ray"], "has no effect without --replicas"),
+        (["--replicas", "2", "--endpoint", "http://a:1"], "--replicas and --endpoint were both given"),
+        (["--replicas", "2", "--chat-endpoint", "http://a:1"], "--replicas and --chat-endpoint were both given"),
+        (["--replicas", "2", "--workflow-url", "http://a:1"], "--replicas and --workflow-url were both given"),
+        (["--replicas", "2", "--ray", "ray://a:1"], "--ray: got ray://a:1"),
+        (["--replicas", "0"], "--replicas"),
+        (["--set", "replica.num_gpus=1"], "has no effect without --replicas"),
+    ],
+)
+def test_flags_that_exclude_each_other(
+    tasks: Callable[..., Path], policy: str, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """Exit 2 and both flags named, before anything is started."""
+    model = [] if "--chat-endpoint" in words or "--workflow-url" in words else ["-m", policy]
+    assert main(["collect", str(tasks(1)), *model, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_cluster_that_is_away_is_said_at_once(
+    tasks: Callable[..., Path], policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 3 with the address, and not after minutes."""
+    words = [
+        "collect",
+        str(tasks(1)),
+        "-m",
+        policy,
+        "--replicas",
+        "2",
+        "--ray",
+        "127.0.0.1:9",
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    assert main(words) == 3
+    assert "no Ray cluster answers at 127.0.0.1:9" in capsys.readouterr().err

@@ -1,0 +1,172 @@
+"""Parquet on an object store is read where it is: no copy of it, no byte unchecked, and every fault named by the URL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import hash_file, write_table
+from gymdata.store.objects.fetching import located
+from tests.objects.conftest import ROWS, parquet_held, upload
+from tests.objects.faulty_store import FaultyStore
+from tests.rollout_files import rollout, rollouts_table
+
+URL = "s3://bucket/runs/large"
+PARTS, EACH = 3, 4
+CHECKED = "import sys, gymdata; gymdata.load_rollouts(sys.argv[1], ['reward'])"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three parts of more than 2 MB, which no single read brings whole, as its run.json describes them."""
+    folder = tmp_path_factory.mktemp("large")
+    random = np.random.default_rng(0)
+    files = []
+    for part in range(PARTS):
+        rows = [
+            rollout(f"t{part}", n, float(n % 2), [([1, 5], random.integers(3, 1 << 30, 100_000).tolist())])
+            for n in range(EACH)
+        ]
+        file = folder / f"rollouts/part-0000{part}.parquet"
+        write_table(rollouts_table(rows), file, ROLLOUTS)
+        assert file.stat().st_size > 2 << 20
+        files.append(
+            {"path": f"rollouts/{file.name}", "rows": EACH, "bytes": file.stat().st_size, "xxh3": hash_file(file)}
+        )
+    (folder / "run.json").write_text(json.dumps({"run_id": "run-1", "files": files}))
+    return folder
+
+
+def served(store: FaultyStore) -> int:
+    return sum(size for key, size in store.served if key.endswith(".parquet"))
+
+
+def test_only_what_is_read_travels(large: Path, store: FaultyStore) -> None:
+    """Each part is read once from end to end, to be compared with run.json; another process reads the columns that it
+    needs, and nothing of any part ever lies in the spool."""
+    upload(store, large, "runs/large")
+    spool = Path(os.environ["GYMDATA_SPOOL"])
+    found: list[int] = []
+    store.look = lambda: found.append(parquet_held(spool))
+    whole = sum(file.stat().st_size for file in large.rglob("*.parquet"))
+    assert gymdata.load_rollouts(URL).equals(gymdata.load_rollouts(large))
+    assert served(store) == whole
+    store.served.clear()
+    query = [sys.executable, "-m", "gymdata.cli", "query", "select sum(reward) from rollouts", URL]
+    assert "6\n" in subprocess.run(query, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert 0 < served(store) < whole / 5
+    assert max(found) == 0
+    assert sum(file.stat().st_blocks for file in spool.rglob("*.parquet")) == 0
+
+
+def test_many_threads_read_one_object(large: Path, store: FaultyStore) -> None:
+    """DuckDB, Polars and validate read several columns at once: the values are those of the local run."""
+    upload(store, large, "runs/large")
+    tokens = "list_sum(list_transform(turns, lambda t: list_sum(t.generation_token_ids)))"
+    sql = f"select rollout_id, {tokens} s from rollouts order by 1"
+    for _ in range(3):
+        assert gymdata.query(sql, URL).equals(gymdata.query(sql, large))
+    assert main(["validate", URL]) == 0
+    assert main(["filter", URL, "--where", "reward>=1", "-o", "s3://bucket/kept"]) == 0
+    assert gymdata.load_rollouts("s3://bucket/kept").num_rows == PARTS * EACH // 2
+    assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "good"),
+    [
+        ("query;select sum(len(turns)) from rollouts;{url}", 3),
+        ("query;select count(*) from rollouts where reward>=1;{url}", 4),
+        ("query;select sum(len(turns)) from rollouts where reward>=1;{url}", 6),
+        ("filter;{url};--where;reward>=1;-o;{new}", 1),
+        ("validate;{url}", 1),
+        ("pairs;{url};-o;{new}", 1),
+        ("export;{url};--format;nemo-gym;-o;{new}.jsonl", 1),
+    ],
+)
+def test_a_store_that_goes_away_while_it_is_read(
+    words: str, good: int, large: Path, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """After so many good requests all fail: exit code 3 and the URL, from every reader; the same command then works."""
+    upload(store, large, "runs/large")
+    # By another process, so that this one has nothing in memory.
+    subprocess.run([sys.executable, "-c", CHECKED, URL], check=True, timeout=120)
+    typed = words.format(url=URL, new=tmp_path / "new").split(";")
+    monkeypatch.setenv("GYMDATA_OBJECT_RETRY_S", "0.3")
+    store.fail("none", "GET", "parquet$", good)
+    store.fail("503", "GET", "parquet$", 999)
+    assert main(typed) == 3
+    err = capsys.readouterr().err
+    assert "object store: s3://bucket/runs/large/rollouts/part-0000" in err
+    assert str(tmp_path / "spool") not in err
+    store.faults.clear()
+    assert main(typed) == 0
+
+
+def test_what_was_refused_once_is_not_called_an_error_of_the_query(
+    large: Path, store: FaultyStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request that is refused while DuckDB reads, once: the error is the store's, though every file can be read again."""
+    upload(store, large, "runs/large")
+    subprocess.run([sys.executable, "-c", CHECKED, URL], check=True, timeout=120)
+    store.fail("none", "GET", "parquet$", PARTS)
+    store.fail("403", "GET", "parquet$", 1)
+    assert main(["query", "select sum(len(turns)) from rollouts", URL]) == 3
+    assert "object store: s3://bucket/runs/large/rollouts/part-0000" in capsys.readouterr().err
+
+
+def test_an_object_that_changes_while_it_is_read_is_an_error(
+    large: Path, store: FaultyStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never rows of two states: the part that is replaced between two requests is named, and the next command compares
+    what is there now with run.json."""
+    upload(store, large, "runs/large")
+    other = (large / "rollouts/part-00001.parquet").read_bytes()
+    subprocess.run([sys.executable, "-c", CHECKED, URL], check=True, timeout=120)
+
+    def replace() -> None:
+        store.put("bucket/runs/large/rollouts/part-00000.parquet", other)
+
+    store.fail("none", "GET", "part-00000.parquet$", 1)
+    store.fail("stop", "GET", "part-00000.parquet$", act=replace)
+    assert main(["validate", URL]) == 3
+    assert "s3://bucket/runs/large/rollouts/part-00000.parquet: was changed or removed while" in capsys.readouterr().err
+    assert main(["pairs", URL, "-o", "never"]) == 1
+    assert "s3://bucket/runs/large/rollouts/part-00000.parquet" in capsys.readouterr().err
+
+
+def test_a_damaged_page_is_found_where_changed_files_are_allowed(
+    large: Path, store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checksum of each page is looked at on the way, as for a local file: the part is named by its URL."""
+    upload(store, large, "runs/large")
+    body = bytearray(store.get("bucket/runs/large/rollouts/part-00001.parquet"))
+    # The texts of the messages come first, then the token ids.
+    body[len(body) * 3 // 4] ^= 1
+    store.put("bucket/runs/large/rollouts/part-00001.parquet", bytes(body))
+    words = ["experience", URL, "--estimator", "rloo", "-o", str(tmp_path / "new")]
+    assert main(words) == 1
+    assert "other bytes (xxh3)" in capsys.readouterr().err
+    assert main([*words, "--allow-changed"]) == 1
+    err = capsys.readouterr().err
+    assert "s3://bucket/runs/large/rollouts/part-00001.parquet" in err
+    assert "checksum" in err
+
+
+def test_rows_that_were_never_sent_stay(stored: str, store: FaultyStore) -> None:
+    """A part in the spool that is not what the store has, for it was written here since, is never replaced by a stand-in."""
+    part = located(stored) / "rollouts" / "part-00000.parquet"
+    here = write_table(rollouts_table(ROWS[:3]), part, ROLLOUTS)
+    kept = here.read_bytes()
+    assert gymdata.open(stored).facts["run_id"] == "run-1"
+    assert part.read_bytes() == kept

@@ -1,0 +1,75 @@
+"""A server script in a process of its own, which may be killed and started again on its port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FAULTY = Path(__file__).parent / "faulty_server.py"
+JUDGE = Path(__file__).parent / "judge_server.py"
+
+
+class ServerProcess:
+    """``script`` with ``words``, until it is killed; the script prints its port first."""
+
+    def __init__(self, script: Path, *words: str) -> None:
+        self.script, self.port, self.words = script, 0, words
+        self.start()
+
+    def start(self) -> None:
+        module = f"tests.{self.script.stem}"
+        command = [sys.executable, "-m", module, "--port", str(self.port), *self.words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=self.script.parents[1])
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def server_processes(script: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers; at the end all are gone."""
+    servers: list[ServerProcess] = []
+
+    def start(*words: str) -> ServerProcess:
+        servers.append(ServerProcess(script, *words))
+        return servers[-1]
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.kill()
+
+
+class Watcher:
+    """Does the next of ``then`` when so many are done, and what follows a message that was expected; keeps what is said."""
+
+    def __init__(self, *then: tuple[int, Callable[[], None]]) -> None:
+        self.then = list(then)
+        self.said: list[str] = []
+        #: Beginnings of messages, in this order, and what is then done.
+        self.expected: list[tuple[str, Callable[[], None]]] = []
+
+    def on(self, text: str, work: Callable[[], None]) -> None:
+        self.expected.append((text, work))
+
+    def update(self, **counts: float) -> None:
+        if self.then and counts.get("done", 0) >= self.then[0][0]:
+            self.then.pop(0)[1]()
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+        if self.expected and text.startswith(self.expected[0][0]):
+            self.expected.pop(0)[1]()
