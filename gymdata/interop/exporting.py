@@ -56,7 +56,7 @@ class Export:
             yield from self._made(batches)
             return
         # A JSON file says with its first row which columns it has, so it is one piece.
-        cut = pieces(sources, table, lines=False)
+        cut = pieces(sources, table, lines=False, rows=_BATCH_ROWS)
         with contextlib.closing(in_order(self, cut, workers, name_of)) as done:
             for rows, account in done:
                 self.seen += account.seen

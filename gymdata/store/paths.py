@@ -47,12 +47,15 @@ _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"P
 
 class Part(NamedTuple):
     """A part of a file: row groups of Parquet, else bytes from the start of a line to the start of another, from ``start``
-    to before ``end``; ``lines`` and ``rows`` (lines that are not blank) of the file come before it."""
+    to before ``end``; ``lines`` and ``rows`` (lines that are not blank) of the file come before it. Of row groups, only
+    ``take`` rows after the first ``skip`` (None: all the others)."""
 
     start: int
     end: int
     lines: int
     rows: int
+    skip: int = 0
+    take: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

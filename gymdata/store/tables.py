@@ -22,7 +22,7 @@ from gymdata.store.columns import build, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.objects.streams import parquet_file
-from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.paths import Part, Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.tuning import ahead
@@ -240,11 +240,11 @@ def scan_source(
             groups = range(file.num_row_groups) if source.part is None else range(source.part.start, source.part.end)
             seen, expected = 0, file.metadata.num_rows
             if source.part is not None:
-                expected = sum(file.metadata.row_group(i).num_rows for i in groups)
+                expected = sum(file.metadata.row_group(i).num_rows for i in groups) - source.part.skip
+                expected = expected if source.part.take is None else min(expected, source.part.take)
+            found = _some(_parquet_batches(file, present, batch_size, groups), source.part)
             # Closed before the file: its thread may be reading when nobody wants the rest.
-            with contextlib.closing(
-                ahead(_parquet_batches(file, present, batch_size, groups), _BATCHES_AHEAD)
-            ) as batches:
+            with contextlib.closing(ahead(found, _BATCHES_AHEAD)) as batches:
                 for batch in batches:
                     seen += batch.num_rows
                     if batch.num_rows:
@@ -252,6 +252,21 @@ def scan_source(
             _refuse_short(where, seen, expected)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise broken_parquet(source.path, error) from error
+
+
+def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Iterator[pa.RecordBatch]:
+    """The rows that a part takes of its row groups."""
+    if part is None or (not part.skip and part.take is None):
+        yield from batches
+        return
+    skip, take = part.skip, part.take
+    for batch in batches:
+        some = batch.slice(skip) if take is None else batch.slice(skip, take)
+        skip = max(0, skip - batch.num_rows)
+        take = None if take is None else take - some.num_rows
+        yield some
+        if take == 0:
+            return
 
 
 def _parquet_batches(

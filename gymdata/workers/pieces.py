@@ -7,6 +7,7 @@ it is the reader that says what is wrong, where one process would.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
 
 #: Bytes of a part: uncompressed ones of Parquet, whose row groups are not divided.
 PIECE_BYTES = 8 << 20
+_DIVIDED = 4
 
 
-def pieces(sources: Iterable[Source], table: Table | None = None, *, lines: bool = True) -> Iterator[Source]:
-    """``sources`` in order, in parts where they can be cut. ``lines``: JSON lines, too, and not only Parquet.
+def pieces(
+    sources: Iterable[Source], table: Table | None = None, *, lines: bool = True, rows: int | None = None
+) -> Iterator[Source]:
+    """``sources`` in order, in parts where they can be cut. ``lines``: JSON lines, too, and not only Parquet. ``rows``:
+    large row groups are divided at multiples of so many rows, for work that costs much more than reading does: the rows in
+    front are read once more.
 
     With ``table`` only files that ``check_source`` lets pass are cut, and their parts are not checked again.
     """
@@ -36,7 +42,8 @@ def pieces(sources: Iterable[Source], table: Table | None = None, *, lines: bool
         if not cuttable or (source.kind == "jsonl" and size <= PIECE_BYTES):
             yield source
         elif source.kind == "parquet":
-            yield from _groups(source)
+            for part in _groups(source):
+                yield from _divided(part, rows)
         else:
             yield from _lines(source)
 
@@ -46,7 +53,8 @@ def name_of(source: Source) -> str:
     if source.part is None:
         return str(source.path)
     what = "row groups" if source.kind == "parquet" else "bytes"
-    return f"{source.path} ({what} {source.part.start:,} to {source.part.end - 1:,})"
+    rows = f", from row {source.part.rows:,}" if source.part.skip else ""
+    return f"{source.path} ({what} {source.part.start:,} to {source.part.end - 1:,}{rows})"
 
 
 def _groups(source: Source) -> Iterator[Source]:
@@ -60,7 +68,7 @@ def _groups(source: Source) -> Iterator[Source]:
             whole = sum(group.num_rows for group in groups) == file.metadata.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError):
         whole = False
-    if not whole or len(groups) < 2:
+    if not whole or not groups:
         yield source
         return
     start = size = before = rows = 0
@@ -69,6 +77,25 @@ def _groups(source: Source) -> Iterator[Source]:
         if size >= PIECE_BYTES or index + 1 == len(groups):
             yield replace(source, part=Part(start, index + 1, before, before))
             start, size, before, rows = index + 1, 0, before + rows, 0
+
+
+def _divided(source: Source, rows: int | None) -> Iterator[Source]:
+    """One row group in up to ``_DIVIDED`` parts of about twice ``PIECE_BYTES``; several, or a whole file, as they are."""
+    from gymdata.store.objects.streams import parquet_file
+
+    part = source.part
+    if rows is None or part is None or part.end - part.start > 1:
+        yield source
+        return
+    with parquet_file(source.path) as file:
+        group = file.metadata.row_group(part.start)
+    parts = min(_DIVIDED, group.total_byte_size // (2 * PIECE_BYTES))
+    each = math.ceil(group.num_rows / max(parts, 1) / rows) * rows
+    if each >= group.num_rows:
+        yield source
+        return
+    for skip in range(0, group.num_rows, each):
+        yield replace(source, part=Part(part.start, part.end, 0, part.rows + skip, skip, each))
 
 
 def _lines(source: Source) -> Iterator[Source]:

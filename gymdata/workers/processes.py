@@ -57,8 +57,8 @@ def in_order(work: Callable[[T], R], pieces: Iterable[T], workers: int, named: C
         try:
             for piece in chain(first, source):
                 pending.append(threads.submit(processes.answer, piece, named))
-                # One more than there are workers is ready to begin, and as many results may wait.
-                if len(pending) > 2 * workers:
+                # One more than there are workers is ready to begin, and one result may wait.
+                if len(pending) > workers + 1:
                     yield pending.popleft().result().given()
             while pending:
                 yield pending.popleft().result().given()

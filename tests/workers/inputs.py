@@ -41,8 +41,8 @@ def native(n: int = 60, seed: int = 0) -> Rows:
 
 
 def scored(n: int = 60) -> Rows:
-    """Groups of four with one prompt each, of two turns, and with different rewards and answers."""
-    calls = [two_turns(100 + k // 4, 300 + k) for k in range(n)]
+    """Groups of four with one prompt each, of up to two turns, and with different rewards and answers."""
+    calls = [two_turns(100 + k // 4, 300 + k) if k % 8 < 4 else [([1, 2], [300 + k, 3])] for k in range(n)]
     return [rollout(f"t{k // 4:03d}", k % 4, float(k % 3), calls[k]) for k in range(n)]
 
 

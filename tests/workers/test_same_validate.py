@@ -14,6 +14,7 @@ from gymdata.cli.main import main
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
 from gymdata.store.paths import Source
+from gymdata.store.tables import scan_source
 from gymdata.validate.run import validate
 from gymdata.workers.pieces import pieces
 from tests.rollout_files import rollouts_table
@@ -151,3 +152,16 @@ def test_the_function_takes_workers_too(tmp_path: Path, monkeypatch: pytest.Monk
     inputs.in_small_pieces(monkeypatch)
     file = one_file(tmp_path)
     assert validate(file, workers=2).to_dict() == validate(file).to_dict()
+
+
+def test_large_row_groups_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where making something of a row costs more than reading it: the parts of a row group are its rows, in order."""
+    file = write_native(tmp_path, inputs.native(60), "parquet")
+    monkeypatch.setattr("gymdata.workers.pieces.PIECE_BYTES", 4000)
+    found = list(pieces([Source(file, "parquet")], rows=8))
+    taken = [(one.part.skip, one.part.take, one.part.rows) for one in found if one.part is not None]
+    assert taken == [(0, 16, 0), (16, 16, 16), (32, 16, 32), (48, 16, 48)]
+    batches = [list(scan_source(one, ROLLOUTS, ["rollout_id"], 8)) for one in found]
+    assert [[batch.num_rows for batch in some] for some in batches] == [[8, 8], [8, 8], [8, 8], [8, 4]]
+    ids = [name for some in batches for batch in some for name in batch.column("rollout_id").to_pylist()]
+    assert ids == [row["rollout_id"] for row in inputs.native(60)]
