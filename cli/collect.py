@@ -8,20 +8,11 @@ import typer
 
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_files import KINDS
-from gymdata.engines.servers.replicas import LOCAL, is_address
 
 from .console import Watch, command_words, finish, note, prints_apart
-from .flags import DryRun, Json, with_flags
+from .flags import DryRun, Json, ray_here, with_flags
 
-
-def rewrite(argv: list[str]) -> list[str]:
-    """``--ray`` without an address is Ray on this machine: the parser has no form for an option with or without a value."""
-    after = [*argv[1:], ""]
-    pairs = [
-        [word, LOCAL] if word == "--ray" and not is_address(then) else [word]
-        for word, then in zip(argv, after, strict=True)
-    ]
-    return [word for pair in pairs for word in pair]
+rewrite = ray_here
 
 
 @with_flags(CollectConfig)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gymdata.engines.servers.replicas import LOCAL, is_address
 from gymdata.progress import LEVELS, Level
 from gymdata.store.reading import current
 
@@ -103,6 +104,13 @@ def with_flags(
         return _signed(run, made, body.__doc__)
 
     return decorate
+
+
+def ray_here(argv: list[str]) -> list[str]:
+    """``--ray`` without an address is Ray on this machine: the parser has no option with or without a value."""
+    given = [[word, LOCAL] if word == "--ray" and not is_address(after) else [word]
+             for word, after in zip(argv, [*argv[1:], ""], strict=True)]  # fmt: skip
+    return [word for words in given for word in words]
 
 
 def with_common(body: Body, *, reads: bool) -> Body:

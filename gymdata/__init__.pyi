@@ -490,6 +490,8 @@ def judge(
     progress: Progress | None = None,
     command: Sequence[str] = (),
     genrm: str | None = None,
+    replicas: int | None = None,
+    ray: str | None = None,
     endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
@@ -507,6 +509,7 @@ def judge(
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
+    replica: Mapping[str, Any] = ...,
     comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = "both_orders",
     num_judges_per_comparison: int = 1,
     genrm_parse_retries: int = 3,
@@ -537,6 +540,8 @@ def judge(
     Settings
     --------
     genrm: Judge model to run in this process.
+    replicas: Engines of --genrm on Ray (default: one engine in process).
+    ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
     endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
@@ -554,6 +559,8 @@ def judge(
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.
+    replica: What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel
+        parts) and resources, Ray's own by name.
     comparison_strategy: Pairs of rollouts to compare.
     num_judges_per_comparison: Judgements per comparison.
     genrm_parse_retries: Retries of an unparsable verdict.
@@ -736,6 +743,8 @@ def serve_genrm(
     say: Callable[[str], None] = lambda _: None,
     command: Sequence[str] = (),
     genrm: str | None = None,
+    replicas: int | None = None,
+    ray: str | None = None,
     endpoint: ServerUrls = ...,
     model: str | None = None,
     judge_prompt: str | Path | None = None,
@@ -753,6 +762,7 @@ def serve_genrm(
     retries: int = 5,
     retry_pause: float = 0.5,
     engine: Mapping[str, Any] = ...,
+    replica: Mapping[str, Any] = ...,
     comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = "circular",
     num_judges_per_comparison: int = 1,
     genrm_parse_retries: int = 3,
@@ -789,6 +799,8 @@ def serve_genrm(
     Settings
     --------
     genrm: Judge model to run in this process.
+    replicas: Engines of --genrm on Ray (default: one engine in process).
+    ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
     endpoint: URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.
     model: Judge model name on the server.
     judge_prompt: Jinja prompt for judges without the GenRM roles; 'default' is the shipped one.
@@ -806,6 +818,8 @@ def serve_genrm(
     retries: Retries of a request that failed in passing.
     retry_pause: Seconds before the first of these retries.
     engine: Engine arguments of vLLM for --genrm, as they are.
+    replica: What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel
+        parts) and resources, Ray's own by name.
     comparison_strategy: Pairs of rollouts to compare.
     num_judges_per_comparison: Judgements per comparison.
     genrm_parse_retries: Retries of an unparsable verdict.

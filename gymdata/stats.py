@@ -164,7 +164,10 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
 
 def _floats(values: Sequence[float | None] | np.ndarray) -> np.ndarray:
     """Float64 with NaN for missing ones."""
-    numbers = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        numbers = values.astype(np.float64)
+    else:
+        numbers = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
     if np.isinf(numbers).any():
         where = int(np.flatnonzero(np.isinf(numbers))[0])
         raise DataError(f"value {where}: got {numbers[where]}, expected a finite number or none")

@@ -532,11 +532,16 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = {**config.sampling(), "stop_token_ids": tokenizer_chat.stop_token_ids}
     if not config.endpoint and config.chat_endpoint is None:
-        from gymdata.engines._vllm import VllmSampler
-
         assert config.model is not None
         if config.replicas is not None:
-            return _replicas(config, config.model, sampling, policy_hash)
+            from gymdata.engines.servers._ray import replicated
+
+            return replicated(
+                config.replicas, config.ray, config.replica, config.model, config.engine,
+                policy_hash=policy_hash, retries=config.retries, sampling=sampling, seed=config.seed,
+            )  # fmt: skip
+        from gymdata.engines._vllm import VllmSampler
+
         return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
     if config.engine:
         raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
@@ -562,27 +567,6 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
     from gymdata.engines.servers.many import Endpoints, Servers
 
     return Servers(Endpoints(config.endpoint), lambda url: made(url, 0), retries=config.retries)
-
-
-def _replicas(config: CollectConfig, model: str, sampling: Mapping[str, Any], policy_hash: str) -> Sampler:
-    from gymdata.engines._vllm import DEFAULT_MAX_NUM_SEQS, refuse_unknown_arguments
-    from gymdata.engines.servers._ray import Replicas, engine_maker
-    from gymdata.engines.servers.many import Servers
-    from gymdata.engines.servers.replicas import LOCAL, Needs, checked_address
-
-    assert config.replicas is not None
-    refuse_unknown_arguments(config.engine)
-    needs = Needs.of(config.replica, config.engine)
-    replicas = Replicas(
-        config.replicas,
-        engine_maker(model, sampling=sampling, engine_args=config.engine, needs=needs, seed=config.seed),
-        needs=needs,
-        address=checked_address(config.ray or LOCAL),
-        policy_hash=policy_hash,
-        # What waits in an engine's queue fills the places that a whole group frees together.
-        concurrency=2 * int(config.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS),
-    )
-    return Servers(replicas, replicas.member, retries=config.retries)
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ SUFFIXES = {
     "atif": (".jsonl", ".json"),
 }
 _EXPECTED = "NeMo Gym rows, trajectories or DPO rows of the NeMo Agent Toolkit, or ATIF trajectories"
+#: Of a row group of verl's table.
+_ROWS = 8_192
 Row = Mapping[str, Any]
 
 
@@ -132,7 +135,7 @@ def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
 def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: Sequence[Any]) -> int:
     """Write ``rows``, as ``writer_of`` makes them, to ``path``, which becomes ``target``; returns how many."""
     if name == "verl":
-        return _parquet(rows, path)
+        return _parquet(iter(rows), path)
     if name in ("nat-trajectories", "nat-dpo-items"):
         from gymdata.interop.trajectories import nat
 
@@ -186,13 +189,32 @@ def _trajectory(name: str, row: Row, lost: Counter[str]) -> tuple[str, str, dict
     return None if made is None else (row[group], row["run_id"], made)
 
 
-def _parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
+def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist(list(rows))
-    pq.write_table(table, path, compression="zstd")
-    return int(table.num_rows)
+    text = pa.string()
+    extra = {
+        "index": pa.int64(),
+        "task_id": text,
+        "rollout_id": text,
+        "reward": pa.float64(),
+        "task": text,
+        "tools": text,
+    }
+    schema = pa.schema({
+        "data_source": text,
+        "prompt": pa.list_(pa.struct({"role": text, "content": text})),
+        "ability": text,
+        "reward_model": pa.struct({"style": text, "ground_truth": text}),
+        "extra_info": pa.struct(extra),
+    })  # fmt: skip
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as sink:
+        while chunk := list(islice(rows, _ROWS)):
+            sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
+            count += len(chunk)
+    return count
 
 
 def shapes_of(path: str | Path, name: str) -> list[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymdata.engines import model_identity
 from gymdata.engines._vllm import VllmSampler
@@ -15,8 +16,14 @@ from gymdata.judge.port import JudgeAnswer
 from gymdata.judge.prompt import Form, Roles
 from gymdata.rollouts.messages import Message
 
+if TYPE_CHECKING:
+    from gymdata.engines.servers.many import Servers
+
 DEFAULT_MAX_TOKENS = 4096
 _PROBE = "zq7x"
+#: Seconds in which one of the replicas must come back when all are gone.
+_RESTART_S = 600.0
+_LOG = logging.getLogger(__name__)
 #: What the verdict's schema allows, written in one way: the schema itself would let a judge write blanks until its tokens
 #: are used up.
 _VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": ([1-6]|3\.5)\}'
@@ -33,8 +40,30 @@ class _GuidedVerdictSampler(VllmSampler):
         return params
 
 
+class Replicated(NamedTuple):
+    """Several engines on Ray in the place of one in this process; see ``gymdata.engines.servers._ray``."""
+
+    engines: int
+    address: str | None
+    resources: Mapping[str, Any]
+    retries: int = 5
+
+
+def _on_ray(
+    given: Replicated, model: str, engine_args: Mapping[str, Any], policy_hash: str, **settings: Any
+) -> Servers:
+    from gymdata.engines.servers._ray import replicated
+
+    servers = replicated(
+        given.engines, given.address, given.resources, model, engine_args, policy_hash=policy_hash, retries=given.retries,
+        **settings,
+    )  # fmt: skip
+    servers.wait_for_server(_RESTART_S, _LOG.warning)
+    return servers
+
+
 class EngineJudge:
-    """A ``Judge`` on the model in a folder.
+    """A ``Judge`` on the model in a folder, in this process or ``replicated``.
 
     ``form``: the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; a judge that
     reasons first needs its freedom, so otherwise it has it. Raises UsageError for a template that leaves out what it
@@ -52,8 +81,12 @@ class EngineJudge:
         constrain: str = "auto",
         engine_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        replicated: Replicated | None = None,
     ) -> None:
-        require("engine", "vllm")
+        if replicated is None:
+            require("engine", "vllm")
+        else:
+            require("ray", "ray")
         self.model, self.form = model, form or Roles()
         self.max_tokens = max_tokens or DEFAULT_MAX_TOKENS
         self.chat = TransformersChat.load(
@@ -62,10 +95,14 @@ class EngineJudge:
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
         guided = constrain == "on"
-        self.sampler = (_GuidedVerdictSampler if guided else VllmSampler)(
-            model, sampling=sampling, engine_args=engine_args, seed=seed, log_probs=False
-        )
+        kind = _GuidedVerdictSampler if guided else VllmSampler
         facts = model_identity.policy_facts(model)
+        settings: dict[str, Any] = {"sampling": sampling, "seed": seed, "log_probs": False}
+        self.sampler: VllmSampler | Servers = (
+            kind(model, engine_args=engine_args, **settings)
+            if replicated is None
+            else _on_ray(replicated, model, engine_args or {}, facts["policy_hash"], kind=kind, **settings)
+        )
         self.identity: Mapping[str, Any] = {
             "model": facts["policy"],
             "weights": facts["policy_hash"],
@@ -82,11 +119,15 @@ class EngineJudge:
     @property
     def default_concurrency(self) -> int:
         """Twice what the engine runs side by side: verdicts are short, so many slots fall free at each step, and the
-        engine should find the next question there."""
-        return 2 * self.sampler.default_concurrency
+        engine should find the next question there. That of replicas is doubled already."""
+        return self.sampler.default_concurrency * (2 if isinstance(self.sampler, VllmSampler) else 1)
+
+    def account(self) -> list[dict[str, Any]] | None:
+        """What each replica did so far; None for the engine in this process."""
+        return None if isinstance(self.sampler, VllmSampler) else self.sampler.account()
 
     async def start(self) -> Mapping[str, Any]:
-        """Start the engine."""
+        """Start the engine, or the replicas."""
         facts = await self.sampler.start()
         self._room = int(facts.get("max_model_len") or 0)
         return facts

@@ -23,7 +23,7 @@ def load_judge(config: GenrmConfig) -> Judge:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
         return _served(config, form)
-    from gymdata.judge._vllm import EngineJudge
+    from gymdata.judge._vllm import EngineJudge, Replicated
 
     assert config.genrm is not None
     return EngineJudge(
@@ -35,6 +35,9 @@ def load_judge(config: GenrmConfig) -> Judge:
         constrain=config.constrain,
         engine_args=config.engine,
         seed=config.seed,
+        replicated=None
+        if config.replicas is None
+        else Replicated(config.replicas, config.ray, config.replica, config.retries),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, ServerUrls
+from gymdata.settings import Config, OnlyWith, ServerUrls
 from gymdata.urls import JUDGE_KEYS, refuse_userinfo_in
 
 DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
@@ -18,9 +18,19 @@ DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked
 class GenrmConfig(Config):
     """What judging is made of. Times are seconds, lengths are tokens."""
 
-    key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine"})
+    key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine", "replica"})
+    only_with: ClassVar[OnlyWith] = {
+        "replicas": ("--genrm", lambda c: c.genrm is not None),
+        **dict.fromkeys(("ray", "replica"), ("--replicas", lambda c: c.replicas is not None)),
+    }
 
     genrm: str | None = pydantic.Field(None, description="Judge model to run in this process.")
+    replicas: int | None = pydantic.Field(
+        None, ge=1, description="Engines of --genrm on Ray (default: one engine in process)."
+    )
+    ray: str | None = pydantic.Field(
+        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
+    )
     endpoint: ServerUrls = pydantic.Field(
         default_factory=list,
         description="URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.",
@@ -55,6 +65,11 @@ class GenrmConfig(Config):
     retry_pause: float = pydantic.Field(0.5, ge=0.0, description="Seconds before the first of these retries.")
     engine: dict[str, Any] = pydantic.Field(
         default_factory=dict, description="Engine arguments of vLLM for --genrm, as they are."
+    )
+    replica: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
+        "parts) and resources, Ray's own by name.",
     )
 
     comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = pydantic.Field(

@@ -25,8 +25,9 @@ from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, read_table, scan_batches
 
 Numbers = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int32]
 COLUMNS = (
-    "rollout_id", "task_id", "group_id", "policy", "policy_version", "status", "stop_reason", "reward", "rewards", "n_turns",
+    "rollout_id", "task_id", "group_id", "status", "stop_reason", "reward", "rewards", "n_turns",
     "n_breaks", "n_context_tokens", "n_generated_tokens", "started_at", "duration_s",
 )  # fmt: skip
 #: Bins of a histogram, and points of a curve over time.
@@ -38,19 +39,21 @@ _LEAST_LOGPROB = -10.0
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The scored rollouts of a path: ``task`` (n,) labels, ``value`` (n,) finite rewards. ``rollouts``: scored or not."""
+    """The scored rollouts of a path: ``task`` (n,) places in ``names``, ``value`` (n,) finite rewards. ``rollouts``: of all,
+    scored or not."""
 
-    task: npt.NDArray[Any]
+    task: Codes
     value: Numbers
     rollouts: int
+    names: pa.Array
 
     @classmethod
     def of(cls, table: pa.Table) -> Rewards:
         """From the columns task_id and reward."""
         values = pc.fill_null(table["reward"], math.nan).to_numpy()
         finite = np.isfinite(values)
-        tasks = np.array(table["task_id"].to_pylist(), dtype=object)
-        return cls(tasks[finite], values[finite], table.num_rows)
+        tasks, names = codes_of(table["task_id"])
+        return cls(tasks[finite], values[finite], table.num_rows, names)
 
     @property
     def binary(self) -> bool:
@@ -59,17 +62,17 @@ class Rewards:
 
     def by_task(self) -> dict[str, float]:
         """The mean reward of each task."""
-        names, codes = np.unique(self.task.astype(str), return_inverse=True)
-        sums = np.bincount(codes, weights=self.value, minlength=len(names))
-        return dict(zip(names.tolist(), (sums / np.bincount(codes, minlength=len(names))).tolist(), strict=True))
+        scored, codes = np.unique(self.task, return_inverse=True)
+        means = np.bincount(codes, weights=self.value) / np.bincount(codes)
+        return dict(zip(self.names.take(pa.array(scored)).to_pylist(), means.tolist(), strict=True))
 
     def summary(self) -> dict[str, Any]:
         """Mean with its 95 % interval: Wilson's for zeros and ones with one rollout per task, else a bootstrap over
         tasks."""
-        n, tasks = len(self.value), len(set(self.task.tolist()))
+        n, tasks = len(self.value), len(np.unique(self.task))
         if not n:
             return {"n": 0, "tasks": 0, "rollouts": self.rollouts, "mean": None, "ci95": None, "min": None, "max": None}
-        mean, low, high = mean_ci(self.value, self.task.astype(str))
+        mean, low, high = mean_ci(self.value, self.task)
         if self.binary and tasks == n:
             low, high = wilson(int(self.value.sum()), n)
         return {
@@ -81,6 +84,14 @@ class Rewards:
             "min": float(self.value.min()),
             "max": float(self.value.max()),
         }
+
+
+def codes_of(texts: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
+    """A number for each text, and the text of each number."""
+    encoded = texts.dictionary_encode().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], texts.type).dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
 
 
 def interval(low: float, high: float) -> list[float] | None:
@@ -148,12 +159,12 @@ def _parts(table: pa.Table) -> dict[str, Any]:
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], table["rewards"].type)
     flat, owner = lists.flatten(), pc.list_parent_indices(lists)
     values = pc.fill_null(flat.field("value"), math.nan).to_numpy(zero_copy_only=False)
-    names = np.array(flat.field("name").to_pylist(), dtype=object)
-    tasks = np.array(table["task_id"].to_pylist(), dtype=object)[owner.to_numpy()]
+    of_name, names = codes_of(pa.chunked_array([flat.field("name")]))
+    tasks = codes_of(table["task_id"])[0][owner.to_numpy()]
     found = {}
-    for name in sorted(set(names.tolist())):
-        mine = (names == name) & np.isfinite(values)
-        mean, low, high = mean_ci(values[mine], tasks[mine].astype(str)) if mine.any() else (math.nan,) * 3
+    for code, name in sorted(enumerate(names.to_pylist()), key=lambda one: one[1]):
+        mine = (of_name == code) & np.isfinite(values)
+        mean, low, high = mean_ci(values[mine], tasks[mine]) if mine.any() else (math.nan,) * 3
         found[name] = {"n": int(mine.sum()), "mean": None if math.isnan(mean) else mean, "ci95": interval(low, high)}
     return found
 
@@ -182,7 +193,7 @@ def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:
     if not len(rewards.value):
         return []
     correct = rewards.value > threshold
-    names, codes = np.unique(rewards.task.astype(str), return_inverse=True)
+    codes = np.unique(rewards.task, return_inverse=True)[1]
     n = np.bincount(codes)
     c = np.bincount(codes, weights=correct).astype(int)
     found, k = [], 1
@@ -195,7 +206,7 @@ def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:
         ]
         _, low, high = mean_ci(each)
         if k == 1 and (n == 1).all():
-            low, high = wilson(int(c.sum()), len(names))
+            low, high = wilson(int(c.sum()), len(n))
         found.append(
             {"k": k, "value": mean.value, "ci95": interval(low, high), "tasks": mean.n_tasks, "too_few": mean.too_few}
         )
@@ -285,15 +296,18 @@ def _seconds(at: Any) -> float:
 
 def _examples(table: pa.Table) -> dict[str, str]:
     """Ids of the best, the worst and a typical rollout: that of the median reward, and of the median length among equal."""
-    ids, sizes = table["rollout_id"].to_pylist(), table["n_generated_tokens"].to_numpy()
+    ids, sizes = table["rollout_id"], table["n_generated_tokens"].to_numpy()
     values = pc.fill_null(table["reward"], math.nan).to_numpy()
-    rows = np.flatnonzero(np.isfinite(values)).tolist()
-    if not rows:
-        return {"typical": ids[int(np.argsort(sizes, kind="stable")[len(ids) // 2])]} if ids else {}
+    rows = np.flatnonzero(np.isfinite(values))
+    if not len(rows):
+        return {"typical": ids[int(np.argsort(sizes, kind="stable")[len(ids) // 2])].as_py()} if len(ids) else {}
     by_length = float(np.median(sizes[rows]))
 
     def near(value: float) -> str:
-        return str(ids[min(rows, key=lambda r: (abs(values[r] - value), abs(sizes[r] - by_length), ids[r]))])
+        same = rows
+        for apart in (np.abs(values - value), np.abs(sizes - by_length)):
+            same = same[apart[same] == apart[same].min()]
+        return str(pc.min(ids.take(pa.array(same))).as_py())
 
     middle = float(np.quantile(values[rows], 0.5, method="lower"))
     found = {"best": near(float(values[rows].max())), "worst": near(float(values[rows].min())), "typical": near(middle)}

@@ -7,12 +7,14 @@ fails on a rollout gives a row with status ``failed`` and no value.
 from __future__ import annotations
 
 import asyncio
-import sys
+import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -86,6 +88,9 @@ class ScoreSummary(Report):
     def ok(self) -> bool:
         return not self.failed
 
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "flips": {**self.flips, "flipped": list(self.flips["flipped"])}}
+
     def rows(self) -> list[Row]:
         flips = self.flips
         interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
@@ -157,23 +162,26 @@ def _write_scores(
     command: Sequence[str],
 ) -> ScoreSummary:
     parts = tallies(sources.rewards)
-    made, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
-    if not values:
+    made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
+    if not len(values):
         raise DataError.empty(config.path, "rollouts to score")
     there = read_table(target, SCORES) if target.exists() and not config.overwrite else None
-    whole = made if there is None else pa.concat_tables([there, _changed(made, there)])
-    out.table(target.name, whole, SCORES)
-    mean, low, high = mean_ci(values, tasks)
+    if there is None:
+        out.batches(target.name, _plain(made), SCORES, SCORES.arrow)
+    else:
+        new = _changed(pa.Table.from_batches(_plain(made), SCORES.arrow), there)
+        out.table(target.name, pa.concat_tables([there, new]), SCORES)
+    mean, low, high = mean_ci(np.frombuffer(values.value), np.frombuffer(values.task, np.int64))
     summary = ScoreSummary(
         path=str(target.parent if config.output is None else target),
         name=name,
         rollouts=len(values),
-        scored=sum(value is not None for value in values),
-        failed=len(made.filter(pc.equal(made["status"], "failed"))["rollout_id"].unique()),
+        scored=values.scored,
+        failed=len(made.filter(pc.equal(made["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
         mean=None if mean != mean else mean,
         ci95=None if low != low else [low, high],
         parts=parts,
-        flips=asdict(flips),
+        flips={field.name: getattr(flips, field.name) for field in fields(flips)},
         rules=sources.of_rule,
     )
     _describe(out, config, sources, summary, command)
@@ -193,13 +201,12 @@ def _changed(rows: pa.Table, there: pa.Table) -> pa.Table:
 
 async def _score_all(
     config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress | None
-) -> tuple[pa.Table, list[float | None], list[str], Flips]:
+) -> tuple[pa.Table, _Values, Flips]:
     rewards, source_of = sources.rewards, sources.names()
     queue = RewardScheduler(rewards, in_thread, config.reward_timeout)
     rows: list[dict[str, Any]] = []
-    tables = [SCORES.arrow.empty_table()]
-    values: list[float | None] = []
-    tasks: list[str] = []
+    tables: list[pa.Table] = []
+    values = _Values()
     flips = Flips(config.threshold)
     compare = rewards[0].function.name if len(rewards) == 1 and sources.recipe is None else name
     # What a model says is on no scale of another reward's.
@@ -215,16 +222,47 @@ async def _score_all(
                 parts[part.name].add(part.value, result.faults.get(part.name))
             made, value = score_rows(row, result, source_of, name)
             rows += made
-            values.append(value)
-            tasks.append(sys.intern(row["task_id"]))
+            values.add(value, row["task_id"])
             flips.add(row, old_score(row, compare, or_total=same_scale), value)
         if progress is not None:
             progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
         if len(rows) >= _HELD_ROWS:
-            tables.append(pa.Table.from_pylist(rows, schema=SCORES.arrow))
+            tables.append(_columns(rows))
             rows = []
-    tables.append(pa.Table.from_pylist(rows, schema=SCORES.arrow))
-    return pa.concat_tables(tables), values, tasks, flips
+    tables.append(_columns(rows))
+    return pa.concat_tables(tables), values, flips
+
+
+def _columns(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows of the scores table; of what is the same in most rows one copy is kept."""
+    table = pa.Table.from_pylist(rows, schema=SCORES.arrow)
+    for name in SCORES.dictionary:
+        table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
+    return table
+
+
+def _plain(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The batches of what ``_columns`` made, as the scores table has them."""
+    for batch in table.to_batches():
+        yield from pa.Table.from_batches([batch]).cast(SCORES.arrow).to_batches()
+
+
+@dataclass(slots=True)
+class _Values:
+    """The new score of each rollout (NaN: none) with a number for its task; ``scored``: rollouts that have one."""
+
+    value: array[float] = field(default_factory=lambda: array("d"))
+    task: array[int] = field(default_factory=lambda: array("q"))
+    scored: int = 0
+    _tasks: dict[str, int] = field(default_factory=dict)
+
+    def add(self, value: float | None, task: str) -> None:
+        self.value.append(math.nan if value is None else value)
+        self.task.append(self._tasks.setdefault(task, len(self._tasks)))
+        self.scored += value is not None
+
+    def __len__(self) -> int:
+        return len(self.value)
 
 
 def _view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:

@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +29,7 @@ from pyarrow.fs import LocalFileSystem
 from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
-from gymdata.store.objects.fetching import stood_for
+from gymdata.store.objects.places import mirrored
 from gymdata.store.objects.streams import parquet_file, parquet_schema
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
@@ -70,19 +70,29 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
 
     def _scanner(self, columns: list[str] | None, filter: Any, options: dict[str, Any]) -> ds.Scanner:
         names = self.schema.names if columns is None else columns
-        rows = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
-        options = {"batch_size": rows, "batch_readahead": 8, **options}
         if filter is None:
-            reader = self._counted(super().scanner(columns=names, **options), self._rows)
-            return ds.Scanner.from_batches(reader)
+            return ds.Scanner.from_batches(self._in_turn(list(self.get_fragments()), names, self._rows, options))
         named = _named_in(str(filter), self.schema.names)
         both = [*names, *(n for n in named if n not in names)]
         found = self._row_groups_with(named, filter) if set(names) - set(named) else list(self.get_fragments())
         if not found:
             return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
-        held = ds.FileSystemDataset(found, self.schema, self.format, self.filesystem)
-        reader = self._counted(held.scanner(columns=both, **options), held.count_rows())
+        reader = self._in_turn(found, both, sum(part.count_rows() for part in found), options)
         return ds.Scanner.from_batches(reader, columns=names, filter=filter)
+
+    def _in_turn(
+        self, parts: Sequence[ds.Fragment], names: list[str], rows: int, options: dict[str, Any]
+    ) -> pa.RecordBatchReader:
+        """Row group by row group: a scanner of them all holds more the longer the file is."""
+        size = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
+        options = {"batch_size": size, "batch_readahead": 8, **options}
+        batches = (
+            batch
+            for part in parts
+            for group in part.split_by_row_group()
+            for batch in group.scanner(schema=self.schema, columns=names, **options).to_batches()
+        )
+        return self._counted(batches, pa.schema([self.schema.field(n) for n in names]), rows)
 
     def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
         """Row groups in which a row passes: the others' columns need not be read."""
@@ -90,25 +100,25 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         passing = []
         for group in groups:
             scanner = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS)
-            reader = self._counted(scanner, group.count_rows())
+            reader = self._counted(scanner.to_batches(), scanner.projected_schema, group.count_rows())
             if ds.Scanner.from_batches(reader, filter=filter).count_rows():
                 passing.append(group)
         return passing
 
-    def _counted(self, scanner: ds.Scanner, rows: int) -> pa.RecordBatchReader:
-        """The batches of a scanner; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column
+    def _counted(self, found: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.RecordBatchReader:
+        """The batches that were found; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column
         alone can be damaged, too, and the reader would take it for a shorter column."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             seen = 0
             with self._noted():
-                for batch in scanner.to_batches():
+                for batch in found:
                     seen += batch.num_rows
                     yield batch
             if seen != rows:
                 raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
 
-        return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+        return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 class StreamedDataset(VerifiedDataset):
@@ -178,7 +188,8 @@ def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
     alike: dict[tuple[bool, tuple[tuple[str, str], ...]], list[Path]] = defaultdict(list)
     for file in files:
         schema = _checked_schema(file, table)
-        alike[stood_for(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
+        # A copy in the spool may become a stand-in while it is read.
+        alike[mirrored(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
     found: list[ds.Dataset] = []
     for (remote, _), same in alike.items():
         schema = parquet_schema(same[0]).remove_metadata()

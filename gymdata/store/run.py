@@ -48,7 +48,7 @@ from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
-from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
+from gymdata.store.tables import read_table, rebatched, row_batches, tokens_of, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
 PART_TOKENS = 64_000_000
@@ -118,8 +118,14 @@ def write_batch_parts(
     for batch in following():
         waiting.append(batch)
         part = rollouts / f"part-{index:05d}.{suffix}"
-        yield describe(part, write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow))
+        yield describe(part, write_batches(rebatched(of_part(), _json_sizes), part, ROLLOUTS, ROLLOUTS.arrow))
         index += 1
+
+
+def _json_sizes(batch: pa.RecordBatch) -> list[int]:
+    """About what each row's JSON would take, as in ``write_parts``."""
+    sizes: list[int] = (2000 + 12 * tokens_of(batch)).tolist()
+    return sizes
 
 
 def drop_journal(journal: Path) -> None:

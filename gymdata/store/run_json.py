@@ -105,7 +105,8 @@ def hash_file(path: str | Path) -> str:
     with Path(path).open("rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
-    return digest.hexdigest()
+    # It may have become a stand-in just before it was opened.
+    return digest.hexdigest() if stood_for(path) is None else hash_file(path)
 
 
 def describe_file(file: Path, rows: int | None = None, *, path: str | None = None, **more: Any) -> dict[str, Any]:

@@ -7,10 +7,11 @@ under a temporary name and appears whole; what is read has exactly the types of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,12 @@ from gymdata.store.paths import Part, Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.tuning import ahead
+from gymdata.workers.arrow import packed, unpacked
 
+T = TypeVar("T")
 ROW_GROUP_TOKENS = 4_000_000
+#: Of a row group in memory.
+ROW_GROUP_BYTES = 128 << 20
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
@@ -109,20 +114,48 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
 
 def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
     """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON."""
-    source = iter(rows)
+    for chunk in _chunks(rows, lambda item: item[2]):
+        yield build([c[1] for c in chunk], table, names, where, [c[0] for c in chunk])
+
+
+def rebatched(batches: Iterable[pa.RecordBatch], size_of: Callable[[pa.RecordBatch], list[int]]) -> Iterator[Any]:
+    """The batches that ``row_batches`` makes of the same rows. ``size_of``: bytes of JSON of each row of a batch."""
+    waiting: deque[pa.RecordBatch] = deque()
+
+    def sizes() -> Iterator[int]:
+        for batch in batches:
+            waiting.append(batch)
+            yield from size_of(batch)
+
+    for chunk in _chunks(sizes(), lambda size: size):
+        left, parts = len(chunk), []
+        while left:
+            batch = waiting.popleft()
+            parts.append(batch.slice(0, left))
+            if left < batch.num_rows:
+                waiting.appendleft(batch.slice(left))
+            left -= parts[-1].num_rows
+        # As it came, or with buffers of its own, of the sizes that they have where the rows are made at once.
+        whole = len(parts) == 1 and parts[0].num_rows == batch.num_rows
+        yield from parts if whole else unpacked(packed(pa.Table.from_batches(parts).combine_chunks())).to_batches()
+
+
+def _chunks(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Items that make about 8 MB together."""
+    source = iter(items)
     for first in source:
-        chunk, size = [first], first[2]
+        chunk, size = [first], size_of(first)
         while size < PARSE_BYTES and len(chunk) < _BATCH_ROWS:
             more = list(islice(source, 64 if size * 64 < PARSE_BYTES * len(chunk) else 1))
             if not more:
                 break
             chunk += more
-            size += sum(item[2] for item in more)
-        yield build([c[1] for c in chunk], table, names, where, [c[0] for c in chunk])
+            size += sum(map(size_of, more))
+        yield chunk
 
 
 class ParquetSink:
-    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens, page checksums."""
+    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens and 128 MB, page checksums."""
 
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
@@ -139,9 +172,18 @@ class ParquetSink:
             write_page_checksum=True,
         )
         self._held: list[pa.RecordBatch] = []
-        self._tokens = 0
+        self._tokens = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        # Rows without tokens, or with long texts, would make row groups of any size.
+        rows = max(1, batch.num_rows * ROW_GROUP_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            if self._held and self._bytes + piece.nbytes > ROW_GROUP_BYTES:
+                self._flush()
+            self._add(piece)
+
+    def _add(self, batch: pa.RecordBatch) -> None:
         sizes = np.cumsum(tokens_of(batch))
         start, before = 0, 0
         while start < batch.num_rows:
@@ -152,6 +194,7 @@ class ParquetSink:
                 continue
             stop = max(stop, start + 1)
             self._held.append(batch.slice(start, stop - start))
+            self._bytes += self._held[-1].nbytes
             self._tokens += int(sizes[stop - 1]) - before
             start, before = stop, int(sizes[stop - 1])
 
@@ -161,10 +204,9 @@ class ParquetSink:
 
     def _flush(self) -> None:
         if self._held:
-            # One chunk a column: where pages end would else depend on the batches that the rows came in.
-            group = pa.Table.from_batches(self._held).combine_chunks()
+            group = pa.Table.from_batches(self._held)
             self._writer.write_table(group, row_group_size=group.num_rows)
-        self._held, self._tokens = [], 0
+        self._held, self._tokens, self._bytes = [], 0, 0
 
 
 class JsonLinesSink:

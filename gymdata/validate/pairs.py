@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _SIDES = ("chosen", "rejected")
 _TIE = 1e-9
+_BATCH_ROWS = 1_024
 
 
 class PairChecks:
@@ -177,7 +178,7 @@ def validate_pairs(
         file = str(source.path)
         row = 0
         try:
-            for batch in scan_batches(source.path, PAIRS):
+            for batch in scan_batches(source.path, PAIRS, batch_size=_BATCH_ROWS):
                 found += (v._replace(file=file) for v in checks.batch(batch, row, file))
                 lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
                 has_ids = np.stack([one.lengths for one in lists]).all(axis=0)

@@ -26,16 +26,23 @@ COUNT, GROUP, TURNS = 100_000, 8, 3
 _BIG = 27
 
 
-def rollouts(n: int, first: int = 0, turns: int = TURNS) -> pa.Table:
-    """Chains of ``turns`` calls: about 90 prompt tokens, those of the group, then 40 to 120 sampled ones and 20 of a tool
-    each time."""
+def rollouts(
+    n: int,
+    first: int = 0,
+    turns: int = TURNS,
+    prompt: tuple[int, int] = (60, 120),
+    answer: tuple[int, int] = (40, 120),
+    said: int = 300,
+) -> pa.Table:
+    """Chains of ``turns`` calls: ``prompt`` tokens, those of the group, then ``answer`` sampled ones and 10 to 30 of a tool
+    each time; a message of ``said`` characters and a few."""
     rng = np.random.default_rng(first)
     deltas = np.where(
-        np.arange(n * turns) % turns == 0, rng.integers(60, 120, n * turns), rng.integers(10, 30, n * turns)
+        np.arange(n * turns) % turns == 0, rng.integers(*prompt, n * turns), rng.integers(10, 30, n * turns)
     )
     of_group = np.arange(n) // GROUP * GROUP
     deltas[::turns] = deltas[::turns][of_group]
-    generations = rng.integers(40, 120, n * turns)
+    generations = rng.integers(*answer, n * turns)
     delta_ends, generation_ends = (
         np.concatenate(([0], np.cumsum(deltas))),
         np.concatenate(([0], np.cumsum(generations))),
@@ -70,8 +77,8 @@ def rollouts(n: int, first: int = 0, turns: int = TURNS) -> pa.Table:
         [made.get(f.name, pa.nulls(n * turns, f.type)) for f in kind], fields=list(kind)
     )
     index = np.arange(first, first + n)
-    said = [[{"role": "user", "content": f"What is {i // GROUP} + 1?"}, {"role": "assistant", "content": f"{i}" + "x" * 300,
-             "turn": 0}] for i in range(64)]  # fmt: skip
+    asks = [{"role": "user", "content": f"What is {i // GROUP} + 1?"} for i in range(64)]
+    texts = [[ask, {"role": "assistant", "content": f"{i}{'x' * said}", "turn": 0}] for i, ask in enumerate(asks)]
     columns = {
         "rollout_id": [f"{i:032x}" for i in index], "run_id": ["run"] * n, "task_id": [f"task-{i // GROUP}" for i in index],
         "group_id": [f"group-{i // GROUP}" for i in index], "rollout_index": index % GROUP, "policy": ["tiny"] * n,
@@ -79,7 +86,7 @@ def rollouts(n: int, first: int = 0, turns: int = TURNS) -> pa.Table:
         "finish_reason": ["stop"] * n, "reward": rng.integers(0, 3, n) / 2.0, "rewards": [[]] * n,
         "temperature": [1.0] * n, "n_turns": [turns] * n, "n_breaks": [0] * n,
         "n_context_tokens": deltas.reshape(n, turns).sum(1), "n_generated_tokens": generations.reshape(n, turns).sum(1),
-        "messages": [said[i % 64] for i in range(n)], "tools": ["[]"] * n, "task": ["{}"] * n, "extra": ["{}"] * n,
+        "messages": [texts[i % 64] for i in range(n)], "tools": ["[]"] * n, "task": ["{}"] * n, "extra": ["{}"] * n,
         "turns": pa.ListArray.from_arrays(np.arange(0, n * turns + 1, turns, dtype=np.int32), struct),
         "started_at": [datetime(2026, 1, 1, tzinfo=UTC)] * n, "duration_s": [0.5] * n,
     }  # fmt: skip

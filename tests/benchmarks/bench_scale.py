@@ -1,7 +1,7 @@
 """What memory and CPU time offline commands take as rollouts grow: 4.6 M tokens × 1, 4 and 16, through the command line.
 
 Run: ``python -m tests.benchmarks scale``, or ``python -m tests.benchmarks.bench_scale WORD …`` for the commands whose names
-hold one of these words (what they read is made first). ``python -m tests.benchmarks.bench_scale_rows`` measures 10 million
+hold one of these words (what they read is made first). ``python -m tests.benchmarks.scale_rows`` measures 10 million
 rollouts.
 
 Each command is a process of its own. Its peak memory at 16 times the tokens may be at most 1.2 times of that at 4 times. The
@@ -34,7 +34,7 @@ GROWS_AT_MOST = 1.2
 _AVERAGES = "SELECT~task_id,~avg(reward)~FROM~rollouts~GROUP~BY~1~LIMIT~5"
 _SORTED = "SELECT~rollout_id,~reward~FROM~rollouts~ORDER~BY~reward,~rollout_id"
 _OF_TURNS = "SELECT~finish_reason,~count(*),~avg(len(generation_token_ids))~FROM~turns~GROUP~BY~1"
-#: {run} is the run, {text} the same rollouts without ids, {here} the folder of all; {out} is the folder that the
+#: {run} is the run, {text} a quarter of its rollouts without ids, {here} the folder of all; {out} is the folder that the
 #: command writes to, and {name} that of another command. A space between two words is one of the command line, a tilde one
 #: within a word.
 COMMANDS = {
@@ -123,7 +123,7 @@ def main(names: Collection[str] = tuple(COMMANDS), sizes: Sequence[int] = SIZES)
             run = write_run(here / "run", size * ROLLOUTS)
             tokens[size] = tokens_of(run)
             if any("{text}" in COMMANDS[name] for name in names):
-                write_run(here / "text", size * ROLLOUTS, texts=True)
+                write_run(here / "text", size * ROLLOUTS // 4, texts=True)
             for name, cost in measured_all(needed(names), here):
                 print(f"{name}, {tokens[size] / 1e6:.1f} M tokens: {cost}", file=sys.stderr, flush=True)
                 if name in costs:

@@ -30,6 +30,7 @@ sys.exit(main(sys.argv[2:]))
         ("torch", ["audit", BROKEN, "-m", POLICY], "train"),
         ("torch,transformers", ["audit", BROKEN, "-m", POLICY], "train"),
         ("vllm", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--dry-run"], "cpu"),
+        ("ray", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--replicas", "2"], "ray"),
         ("trl", ["train-sft", BROKEN, "-m", POLICY, "-o", "OUT"], "train"),
         ("trl", ["finetune", str(ROOT / "sample_data" / "finetune.yaml"), "--output", "OUT"], "train"),
         ("tokenizers", ["validate", BROKEN, "--decode", "--tokenizer", POLICY], "collect"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faulty_server import Settings, serve
+from tests.server_process import FAULTY, ServerProcess, server_processes
 
 ADDER = '''
 class Adder:
@@ -26,6 +27,13 @@ class Adder:
         """
         return a + b
 '''
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers in processes of their own; at the end all are gone."""
+    with server_processes(FAULTY) as start:
+        yield start
 
 
 @pytest.fixture

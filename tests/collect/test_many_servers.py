@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,9 @@ from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.server_process import FAULTY, ServerProcess, Watcher, server_processes
+from tests.server_process import ServerProcess, Watcher
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def up() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers; at the end all are gone."""
-    with server_processes(FAULTY) as start:
-        yield start
 
 
 @pytest.fixture

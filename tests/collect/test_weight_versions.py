@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,9 @@ import gymdata
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, write_table
 from tests.collect.saved_rows import rows_of
-from tests.server_process import FAULTY, ServerProcess, server_processes
+from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def up() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers; at the end all are gone."""
-    with server_processes(FAULTY) as start:
-        yield start
 
 
 @pytest.fixture

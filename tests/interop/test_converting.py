@@ -209,6 +209,8 @@ def test_verl_rows(run: Path, tmp_path: Path) -> None:
     first = pq.read_table(tmp_path / "a.parquet").to_pylist()[0]
     assert first["prompt"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "42"}
+    kinds = {f.name: str(f.type) for f in pq.read_schema(tmp_path / "a.parquet").field("extra_info").type}
+    assert (kinds["index"], kinds["reward"], kinds["task"]) == ("int64", "double", "string")
 
 
 def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
@@ -295,3 +297,17 @@ def test_an_import_without_rows_is_not_exported(tmp_path: Path, name: str) -> No
         gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", name)
     assert "rejected.jsonl" in str(refused.value.hint)
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("name", ["atif", "nat-trajectories"])
+def test_who_sampled_a_turn_comes_back(tmp_path: Path, name: str) -> None:
+    """The server and the versions of the weights are kept with the turn's evidence."""
+    row = rollout("t", 0, 1.0, two_turns(1, 2))
+    for turn in row["turns"]:
+        n = len(turn["generation_token_ids"])
+        turn |= {"server": "http://a:1", "weight_versions": [{"version": "s1", "start": 0, "end": n}]}
+    gymdata.export(write_run(tmp_path / "run", [row]), tmp_path / "rows.jsonl", name)
+    import_rollouts(tmp_path / "rows.jsonl", tmp_path / "back")
+    before, after = (read_table(tmp_path / place).to_pylist()[0]["turns"] for place in ("run", "back"))
+    assert after == before
+    assert [turn["server"] for turn in after] == ["http://a:1", "http://a:1"]

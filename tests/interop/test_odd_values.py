@@ -47,6 +47,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         for turn in made["turns"]:
             turn["top_log_probs"] = [[{"id": 3, "log_prob": -0.5}]] * len(turn["generation_token_ids"])
             turn["reward"] = 0.25
+            turn["server"] = "http://a:1"
+            turn["weight_versions"] = [{"version": "s1", "start": 0, "end": len(turn["generation_token_ids"])}]
         tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {}}}])
         rows.append(made | {"tools": tools, "rewards": [{"name": "numeric", "value": 1.0}]})
     run = write_run(folder / "run", rows)

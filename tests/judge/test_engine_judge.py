@@ -49,3 +49,27 @@ def test_a_judge_in_process_judges_a_run(tmp_path):
     assert read_run_json(run / "judge-policy")["engine"]["engine"] == "vllm"
     again = run_judge(**settings)
     assert (again.asked, again.cached) == (0, 4)
+
+
+@pytest.mark.engine
+@pytest.mark.full
+def test_replicas_on_ray_judge_as_the_engine_in_this_process(tmp_path):
+    """Two engines on a Ray that the command starts and stops: the same words and rewards, and an account of each replica."""
+    pytest.importorskip("vllm")
+    ray = pytest.importorskip("ray")
+    rows = [
+        rollout(task, n, 0.0, two_turns(1, 40 + n), text=text)
+        for task in ("a", "b")
+        for n, text in enumerate(("1220", "436"))
+    ]
+    run = write_run(tmp_path / "run", rows)
+    settings = {"path": str(run), "genrm": str(DATA / "policy"), "constrain": "on", "max_tokens": 200}
+    many = run_judge(**settings, replicas=2, replica={"num_cpus": 0.5}, output=tmp_path / "many")
+    assert not ray.is_initialized()
+    one = run_judge(**settings, output=tmp_path / "one")
+    tables = [read_table(tmp_path / name, COMPARISONS).to_pylist() for name in ("many", "one")]
+    assert tables[0] == tables[1]
+    assert (many.asked, one.asked) == (4, 4)
+    account = read_run_json(tmp_path / "many")["engine"]["servers"]
+    assert sum(server["generations"] for server in account) == 4
+    assert all(server["url"].startswith("ray:") for server in account)

@@ -31,13 +31,10 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Forks]:
     """Where writers that are killed come from."""
-    loaded = (
-        "gymdata.cli.main",
-        "gymdata.cli.pairs",
-        "gymdata.pairs.run",
-        "gymdata.store.objects.streams",
-        "obstore.store",
-    )
+    loaded = [
+        "gymdata.cli.main", "gymdata.cli.pairs", "gymdata.pairs.run", "gymdata.store.objects.streams", "obstore.store",
+        "pandas", "polars", "numpy.random",
+    ]  # fmt: skip
     with forks("tests.objects.appending", *loaded) as made:
         yield made
 

@@ -17,6 +17,7 @@ from gymdata.cli.main import main
 from gymdata.store import read_run_json
 from tests.objects.conftest import parquet_held
 from tests.objects.faulty_store import FaultyStore
+from tests.server_process import FAULTY, server_processes
 
 pytestmark = pytest.mark.torch
 
@@ -31,17 +32,8 @@ def policy_server() -> Iterator[str]:
     from gymdata.engines.chat.template import TransformersChat
 
     end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "faulty_server.py"), "--latency", "0.02", "--eos", str(end)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    finally:
-        process.terminate()
-        process.communicate()
+    with server_processes(FAULTY) as up:
+        yield up("--latency", "0.02", "--eos", str(end)).url
 
 
 def words(server: str, output: str, *more: str) -> list[str]:

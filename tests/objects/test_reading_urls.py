@@ -55,12 +55,6 @@ def test_a_command_reads_what_lies_on_an_object_store(
     assert parquet_held(tmp_path / "spool") == 0
 
 
-@pytest.mark.torch
-def test_a_training_reads_what_lies_on_an_object_store(stored: str, tmp_path: Path) -> None:
-    """The proof of the batches of a dry run is that of the local run: the same tokens would be trained."""
-    assert main(["train-sft", stored, "-m", "sample_data/policy", "--dry-run", "-o", str(tmp_path / "t")]) == 0
-
-
 def test_no_annotations_are_written_beside_a_url(stored: str, tmp_path: Path) -> None:
     """What training saw goes beside the rollouts, which cannot be in a copy of theirs: refused with the URL, also for what
     was made of it here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,14 +15,17 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import hash_file, write_table
-from gymdata.store.objects.fetching import located
+from gymdata.store.objects.fetching import known_tag, located, remember, stand_in
+from gymdata.store.objects.places import place_of
+from gymdata.store.partial_reads import verified_datasets
+from tests.forks import Forks
+from tests.objects.appending import forked
 from tests.objects.conftest import ROWS, parquet_held, upload
 from tests.objects.faulty_store import FaultyStore
 from tests.rollout_files import rollout, rollouts_table
 
 URL = "s3://bucket/runs/large"
 PARTS, EACH = 3, 4
-CHECKED = "import sys, gymdata; gymdata.load_rollouts(sys.argv[1], ['reward'])"
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +49,18 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def elsewhere(processes: Forks, folder: Path) -> str:
+    """What a query says that another process makes, after which this one has nothing of the run in memory."""
+    typed = ["query", "select sum(reward) from rollouts", URL]
+    assert processes.start(forked, dict(os.environ), str(folder / "said"), "gymdata", typed).wait() == 0
+    return (folder / "said").read_text()
+
+
 def served(store: FaultyStore) -> int:
     return sum(size for key, size in store.served if key.endswith(".parquet"))
 
 
-def test_only_what_is_read_travels(large: Path, store: FaultyStore) -> None:
+def test_only_what_is_read_travels(large: Path, store: FaultyStore, processes: Forks, tmp_path: Path) -> None:
     """Each part is read once from end to end, to be compared with run.json; another process reads the columns that it
     needs, and nothing of any part ever lies in the spool."""
     upload(store, large, "runs/large")
@@ -61,9 +71,11 @@ def test_only_what_is_read_travels(large: Path, store: FaultyStore) -> None:
     assert gymdata.load_rollouts(URL).equals(gymdata.load_rollouts(large))
     assert served(store) == whole
     store.served.clear()
-    query = [sys.executable, "-m", "gymdata.cli", "query", "select sum(reward) from rollouts", URL]
-    assert "6\n" in subprocess.run(query, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert "6\n" in elsewhere(processes, tmp_path)
     assert 0 < served(store) < whole / 5
+    sys.stdout.write(
+        f"\nREAD WHERE IT IS: {whole:,} bytes; a query of one column {served(store):,}; on the disk {max(found)}\n"
+    )
     assert max(found) == 0
     assert sum(file.stat().st_blocks for file in spool.rglob("*.parquet")) == 0
 
@@ -94,13 +106,12 @@ def test_many_threads_read_one_object(large: Path, store: FaultyStore) -> None:
     ],
 )
 def test_a_store_that_goes_away_while_it_is_read(
-    words: str, good: int, large: Path, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, good: int, large: Path, store: FaultyStore, processes: Forks, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """After so many good requests all fail: exit code 3 and the URL, from every reader; the same command then works."""
     upload(store, large, "runs/large")
-    # By another process, so that this one has nothing in memory.
-    subprocess.run([sys.executable, "-c", CHECKED, URL], check=True, timeout=120)
+    elsewhere(processes, tmp_path)
     typed = words.format(url=URL, new=tmp_path / "new").split(";")
     monkeypatch.setenv("GYMDATA_OBJECT_RETRY_S", "0.3")
     store.fail("none", "GET", "parquet$", good)
@@ -114,11 +125,11 @@ def test_a_store_that_goes_away_while_it_is_read(
 
 
 def test_what_was_refused_once_is_not_called_an_error_of_the_query(
-    large: Path, store: FaultyStore, capsys: pytest.CaptureFixture[str]
+    large: Path, store: FaultyStore, processes: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A request that is refused while DuckDB reads, once: the error is the store's, though every file can be read again."""
     upload(store, large, "runs/large")
-    subprocess.run([sys.executable, "-c", CHECKED, URL], check=True, timeout=120)
+    elsewhere(processes, tmp_path)
     store.fail("none", "GET", "parquet$", PARTS)
     store.fail("403", "GET", "parquet$", 1)
     assert main(["query", "select sum(len(turns)) from rollouts", URL]) == 3
@@ -126,13 +137,13 @@ def test_what_was_refused_once_is_not_called_an_error_of_the_query(
 
 
 def test_an_object_that_changes_while_it_is_read_is_an_error(
-    large: Path, store: FaultyStore, capsys: pytest.CaptureFixture[str]
+    large: Path, store: FaultyStore, processes: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Never rows of two states: the part that is replaced between two requests is named, and the next command compares
     what is there now with run.json."""
     upload(store, large, "runs/large")
     other = (large / "rollouts/part-00001.parquet").read_bytes()
-    subprocess.run([sys.executable, "-c", CHECKED, URL], check=True, timeout=120)
+    elsewhere(processes, tmp_path)
 
     def replace() -> None:
         store.put("bucket/runs/large/rollouts/part-00000.parquet", other)
@@ -170,3 +181,19 @@ def test_rows_that_were_never_sent_stay(stored: str, store: FaultyStore) -> None
     kept = here.read_bytes()
     assert gymdata.open(stored).facts["run_id"] == "run-1"
     assert part.read_bytes() == kept
+
+
+def test_a_part_that_is_sent_while_it_is_read(large: Path, store: FaultyStore, tmp_path: Path) -> None:
+    """A reader of rows that are here goes on with those of the store once the writer has sent and removed them."""
+    upload(store, large, "runs/large")
+    part = located(URL) / "rollouts" / "part-00000.parquet"
+    shutil.copyfile(large / "rollouts/part-00000.parquet", tmp_path / "part")
+    (tmp_path / "part").replace(part)
+    assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) > 0
+    (data,) = verified_datasets([part], ROLLOUTS)
+    place = place_of(f"{URL}/rollouts/part-00000.parquet")
+    remember(place, str(known_tag(place)))
+    stand_in(place)
+    assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) == 0
+    assert data.scanner(columns=["rollout_id"]).to_reader().read_all().num_rows == EACH
+    assert hash_file(part) == hash_file(large / "rollouts/part-00000.parquet")

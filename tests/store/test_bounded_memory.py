@@ -1,18 +1,26 @@
-"""Reading a file in batches takes no more memory the longer the file is."""
+"""Reading a file in batches takes no more memory the longer the file is, and what is kept of each row takes few bytes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rewards.scheduler import Flips
+from gymdata.rollouts.checks import AcrossRows
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
+from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.store import tables
+from gymdata.store.tables import ParquetSink
 from tests.benchmarks.bench_experience import rollouts
 
-_PEAK = """
+_READ = """
 import sys
 import pyarrow as pa
 from gymdata.store import scan_batches
@@ -21,21 +29,87 @@ for batch in scan_batches(sys.argv[1], batch_size=64):
     rows += batch.num_rows
 print(rows, pa.default_memory_pool().max_memory())
 """
+_QUERY = """
+import sys
+import pyarrow as pa
+from gymdata.query.run import query
+found = query("SELECT count(*), sum(len(turns)), max(messages[1].content) FROM rollouts", sys.argv[1])
+print(found.column(0)[0], pa.default_memory_pool().max_memory())
+"""
 
 
-def peak(folder: Path, groups: int) -> int:
-    """Most bytes that Arrow held while a file of ``groups`` row groups of 256 rollouts was read in batches."""
+def peak(script: str, folder: Path, groups: int) -> int:
+    """Most bytes that Arrow held while a file of ``groups`` row groups of 256 rollouts was read by ``script``."""
     file = folder / f"{groups}.parquet"
     data = rollouts(256)
     with pq.ParquetWriter(file, data.schema.with_metadata(ROLLOUTS.metadata), write_page_checksum=True) as writer:
         for _ in range(groups):
             writer.write_table(pa.Table.from_batches(data.to_batches(), data.schema))
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(file)], capture_output=True, text=True, check=True)
-    rows, most = map(int, done.stdout.split())
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True)
+    rows, most = map(int, done.stdout.split()[-2:])
     assert rows == groups * 256
     return most
 
 
 def test_batches_of_a_longer_file_take_no_more_memory(tmp_path: Path) -> None:
     """Sixteen times the row groups take at most 1.2 times the memory."""
-    assert peak(tmp_path, 64) <= 1.2 * peak(tmp_path, 4)
+    assert peak(_READ, tmp_path, 64) <= 1.2 * peak(_READ, tmp_path, 4)
+
+
+def test_a_query_of_a_longer_file_takes_no_more_memory(tmp_path: Path) -> None:
+    """Sixteen times the row groups take less than twice the memory: DuckDB's threads hold a few small batches each."""
+    assert peak(_QUERY, tmp_path, 128) < 2 * peak(_QUERY, tmp_path, 8)
+
+
+def test_validation_keeps_few_bytes_of_a_rollout() -> None:
+    """What duplicates and equal rewards are found by takes less than 250 bytes a rollout, their ids of 44 included, and less
+    than 500 while they are found."""
+    across = AcrossRows()
+    tracemalloc.start()
+    try:
+        for first in range(0, 16_000, 1_000):
+            across.add(from_arrow(rollouts(1_000, first, turns=1).to_batches()[0], first))
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        across.finish()
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert kept < 250 * 16_000
+    assert most < 500 * 16_000
+
+
+def test_flips_are_kept_in_columns() -> None:
+    """A flip takes less than 150 bytes, is listed in its place, and is what was added."""
+    flips = Flips()
+    tracemalloc.start()
+    held = pa.total_allocated_bytes()
+    try:
+        for n in range(20_000):
+            flips.add({"rollout_id": f"{n:032x}", "task_id": f"task-{n // 8}", "rollout_index": n % 8}, 0.0, 1.0)
+        kept = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - held
+    finally:
+        tracemalloc.stop()
+    # Those of the last few thousand are still dicts.
+    assert kept < 150 * 20_000 + 500 * 4_096
+    assert [one["rollout_index"] for one in flips.flipped[-3:]] == [5, 6, 7]
+    for n in (0, 4_095, 4_096, 19_999):
+        assert flips.flipped[n] == {"rollout_id": f"{n:032x}", "task_id": f"task-{n // 8}", "rollout_index": n % 8,
+                                    "old": 0.0, "new": 1.0}  # fmt: skip
+    with pytest.raises(IndexError):
+        flips.flipped[20_000]
+
+
+def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows without tokens are not held until the end, and a batch that is too large is cut; no row is lost."""
+    monkeypatch.setattr(tables, "ROW_GROUP_BYTES", 20_000)
+    rows = {name: ["x"] * 1_000 for name in SCORES.schema.names} | {"value": np.arange(1_000.0)}
+    table = pa.table([pa.array(rows[f.name], f.type) for f in SCORES.schema], schema=SCORES.arrow)
+    sink = ParquetSink(tmp_path / "x.parquet", SCORES, SCORES.arrow)
+    for batch in table.to_batches(max_chunksize=700):
+        sink.write(batch)
+    sink.close()
+    file = pq.ParquetFile(tmp_path / "x.parquet")
+    # Read again they have room for nulls, too.
+    assert all(file.read_row_group(g).nbytes <= 22_000 for g in range(file.num_row_groups))
+    assert pq.read_table(tmp_path / "x.parquet").equals(table)

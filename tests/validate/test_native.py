@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gymdata.rollouts.checks import AcrossRows
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import Plant, native_rows, plant, write_native
@@ -162,3 +167,62 @@ def test_select_ignore_and_strict(tmp_path: Path) -> None:
     assert validate(path, ignore=["T", "R5"]).by_code == {}
     assert validate(path, ignore=["T"]).errors == 0
     assert validate(path, ignore=["T"], strict=True).errors == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c", "d", "é"]),
+            st.sampled_from([None, "g", "h", ""]),
+            st.sampled_from([(), (1,), (1, 2), (2,)]),
+            st.sampled_from([None, 0.0, 1.0, float("nan"), float("inf")]),
+        ),
+        max_size=12,
+    ),
+    cut=st.integers(0, 12),
+)
+def test_what_is_alike_is_found_as_one_by_one(
+    rows: list[tuple[str, str | None, tuple[int, ...], float | None]], cut: int
+) -> None:
+    """D701, D702 and R503 over two files are those that a walk over all rows with dictionaries finds."""
+    across = AcrossRows()
+    for file, part in (("x", rows[:cut]), ("y", rows[cut:])):
+        if part:
+            across.add(_evidence(part), file)
+    places = [("x", n) for n in range(len(rows[:cut]))] + [("y", n) for n in range(len(rows[cut:]))]
+    seen: dict[str, tuple[str, int]] = {}
+    same: dict[object, str] = {}
+    groups: dict[str, list[tuple[tuple[str, int], float]]] = {}
+    expected = []
+    for place, (name, group, ids, reward) in zip(places, rows, strict=True):
+        if seen.setdefault(name, place) != place:
+            expected.append(("D701", *place, f"first seen at {seen[name][0]} row {seen[name][1]}"))
+            continue
+        if group is None:
+            continue
+        if ids and (group, ids) in same:
+            expected.append(("D702", *place, f"same tokens as {same[group, ids]}"))
+        elif ids:
+            same[group, ids] = name
+        if reward is not None:
+            groups.setdefault(group, []).append((place, reward))
+    for group, found in groups.items():
+        rewards = [reward for _, reward in found]
+        if len(found) > 1 and np.isfinite(rewards[0]) and len(set(rewards)) == 1:
+            expected.append(("R503", *found[0][0], f"group {group}"))
+    assert sorted((v.code, v.file, v.row, v.detail) for v in across.finish()) == sorted(expected)
+
+
+def _evidence(rows: list[tuple[str, str | None, tuple[int, ...], float | None]]) -> Evidence:
+    ids, groups, generated, rewards = zip(*rows, strict=True)
+    turns = [{"parent": -1, "prefix_length": 0, "prompt_delta_ids": [7], "generation_token_ids": list(one),
+              "generation_log_probs": [-1.0] * len(one), "digest": 0} for one in generated]  # fmt: skip
+    columns = {
+        "rollout_id": list(ids),
+        "group_id": list(groups),
+        "reward": list(rewards),
+        "turns": [[t] for t in turns],
+    }
+    kinds = {name: ROLLOUTS.schema.field(name).type for name in columns}
+    return from_arrow(pa.record_batch({n: pa.array(v, kinds[n]) for n, v in columns.items()}), 0)

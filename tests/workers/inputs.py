@@ -27,6 +27,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch, size: int = 4000) -> None:
     """A piece is a few rows, and a row group of what is written is, too."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", size)
     monkeypatch.setattr(tables, "ROW_GROUP_TOKENS", 150)
+    monkeypatch.setattr(tables, "PARSE_BYTES", 20_000)
 
 
 def planted(rows: Rows, plants: Sequence[Any]) -> Rows:

@@ -1,7 +1,7 @@
 """Replicas of an engine as actors of a Ray cluster, each a ``Member`` of ``Servers``.
 
 Invariants: an actor is one engine on one node, in a placement group of its own; it leaves by ``os._exit`` when its engine is
-dead, and Ray starts it again, here or on another node, where it proves itself anew before it gets a request. No call is
+dead, and Ray starts it again, here or on another node, where it is compared again before it gets a request. No call is
 tried twice by Ray: what was in flight when a process or a node died is a broken connection, and the caller's to repeat.
 Answers are plain data, so that an error means the same here as there. Actors, their engines and a Ray that was started here
 end with the command.
@@ -30,8 +30,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from gymdata.engines.model_identity import base_of
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
-from gymdata.engines.servers.many import Member
-from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, spelt
+from gymdata.engines.servers.many import Member, Servers
+from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 
 #: Answers are small and go straight to the caller: what Ray keeps of them needs little room.
@@ -143,7 +143,7 @@ class ReplicaSampler:
                 f"{self.name}: {error.message}",
                 hint=f"a replica reads the model from its path: node {node} must see it there, as this machine does",
             ) from error
-        self._facts = {**facts, "transport": "ray", "name": self.name}
+        self._facts = {**facts, "transport": "ray"}
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Replicas:
         """Join or start Ray and ask it for every replica. Raises UsageError when they can never be placed."""
         self.check()
         for index in range(self.count):
-            self._groups[index] = placement_group([self._bundle], strategy="STRICT_PACK", name=f"gymdata-{index}")
+            self._groups[index] = placement_group([self._bundle], strategy="STRICT_PACK")
             self._actors[index] = self._actor(index)
 
     def check(self) -> str:
@@ -243,9 +243,10 @@ class Replicas:
         actors, self._actors = self._actors, {}
         if actors:
             # In order where they can: a killed engine leaves shared memory to be cleaned up.
-            closing = [
-                asyncio.wrap_future(actors[index].close.remote().future()) for index in self._reached & actors.keys()
-            ]
+            closing: list[asyncio.Future[Any]] = []
+            for index in self._reached & actors.keys():
+                with contextlib.suppress(RayError):
+                    closing.append(asyncio.wrap_future(actors[index].close.remote().future()))
             if closing:
                 await asyncio.wait(closing, timeout=_CLOSED_S)
             for one in closing:
@@ -349,7 +350,8 @@ def _join(address: str) -> bool:
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    address = os.environ.get("RAY_ADDRESS", LOCAL) if address == LOCAL else address
+    if address in (LOCAL, "auto"):
+        address = checked_address(os.environ.get("RAY_ADDRESS") or address)
     if address == LOCAL:
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("Ray can only be started in a program's main thread",
@@ -396,8 +398,38 @@ def _handler_stays() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def replicated(
+    count: int,
+    address: str | None,
+    resources: Mapping[str, Any],
+    model: str,
+    engine_args: Mapping[str, Any],
+    *,
+    policy_hash: str,
+    retries: int,
+    kind: Callable[..., Member] | None = None,
+    **settings: Any,
+) -> Servers:
+    """``count`` replicas of a model behind one sampler, not started. ``kind``: a class of ``VllmSampler``'s arguments, by
+    default that one, which gets ``settings``. Raises UsageError for settings that make no replica."""
+    from gymdata.engines._vllm import DEFAULT_MAX_NUM_SEQS, refuse_unknown_arguments
+
+    refuse_unknown_arguments(engine_args)
+    needs = Needs.of(resources, engine_args)
+    replicas = Replicas(
+        count,
+        engine_maker(model, engine_args, needs, kind, **settings),
+        needs=needs,
+        address=checked_address(address or LOCAL),
+        policy_hash=policy_hash,
+        # What waits in an engine's queue fills the places that a whole group frees together.
+        concurrency=2 * int(engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS),
+    )
+    return Servers(replicas, replicas.member, retries=retries)
+
+
 def engine_maker(
-    model: str, *, sampling: Mapping[str, Any], engine_args: Mapping[str, Any], needs: Needs, seed: int | None
+    model: str, engine_args: Mapping[str, Any], needs: Needs, kind: Callable[..., Member] | None = None, **settings: Any
 ) -> Callable[[], Member]:
     """Makes vLLM in an actor. A local folder is named by its whole path: the actor may be in another folder."""
     place = str(Path(model).absolute()) if Path(model).exists() else model
@@ -405,13 +437,13 @@ def engine_maker(
     if needs.parts > 1:
         # In a placement group vLLM would put its parts into actors, for which there is no room.
         args.setdefault("distributed_executor_backend", "mp")
-    return partial(_vllm, place, sampling=dict(sampling), engine_args=args, seed=seed)
+    return partial(_vllm, kind, place, engine_args=args, **settings)
 
 
-def _vllm(model: str, **settings: Any) -> Member:
+def _vllm(kind: Callable[..., Member] | None, model: str, **settings: Any) -> Member:
     from gymdata.engines._transformers import local_folder
     from gymdata.engines._vllm import VllmSampler
 
     # Found before vLLM is imported, which takes a while.
     local_folder(base_of(model)[0])
-    return VllmSampler(model, **settings)
+    return (kind or VllmSampler)(model, **settings)

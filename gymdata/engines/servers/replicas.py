@@ -79,12 +79,16 @@ class Needs:
         return needs
 
     def bundle(self, nodes: Sequence[Node]) -> dict[str, float]:
-        """Ray's names and amounts, as this cluster needs them."""
+        """Ray's names and amounts, as this cluster needs them. Raises UsageError when there are none."""
         gpus = self.gpus
         if gpus is None:
             gpus = float(self.parts) if any(node.resources.get("GPU") for node in nodes) else 0.0
         wanted = {"CPU": float(self.cpus), "GPU": float(gpus), **{k: float(v) for k, v in self.resources.items()}}
-        return {name: amount for name, amount in wanted.items() if amount}
+        taken = {name: amount for name, amount in wanted.items() if amount}
+        if not taken:
+            raise UsageError(f"{_FLAG}: a replica that takes nothing has no place",
+                             hint=f"raise {_FLAG}.num_cpus or .num_gpus: a part such as 0.1 is enough")  # fmt: skip
+        return taken
 
 
 def _parts(engine: Mapping[str, Any]) -> int:

@@ -40,6 +40,7 @@ from gymdata.interop.trajectories.own import (
     own_columns,
     prompt_group,
     refuse_surrogates,
+    sampled_by,
     shortest,
     turn_facts,
     whole_row,
@@ -297,6 +298,7 @@ def _call(step: Mapping[str, Any], agent: str | None, where: str) -> Call | None
         number_or_none(known.get("reward")),
         _alternatives(known.get("top_log_probs"), len(generation), where),
         known.get("rendered") is True or None,
+        **sampled_by(known),
     )
 
 

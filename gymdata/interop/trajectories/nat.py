@@ -43,6 +43,7 @@ from gymdata.interop.trajectories.own import (
     prompt_group,
     refuse_other_name,
     refuse_surrogates,
+    sampled_by,
     shortest,
     turn_facts,
     whole_row,
@@ -265,6 +266,7 @@ def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> C
         number_or_none(known.get("reward")),
         _alternatives(content, f"episode[{index}].logprobs.content"),
         rendered,
+        **sampled_by(known),
     )
 
 

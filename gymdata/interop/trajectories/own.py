@@ -161,13 +161,30 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
 def turn_facts(turn: Turn) -> dict[str, Any]:
     """What a turn says beside its ids and log-probabilities."""
     facts: dict[str, Any] = {"finish_reason": turn["finish_reason"]}
-    facts |= {name: turn[name] for name in ("agent", "reward") if turn.get(name) is not None}
+    facts |= {
+        name: turn[name] for name in ("agent", "reward", "server", "weight_versions") if turn.get(name) is not None
+    }
     facts |= {"rendered": True} if turn.get("rendered") else {}
     if (top := turn.get("top_log_probs")) is not None:
         facts["top_log_probs"] = [
             [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in top
         ]
     return facts
+
+
+def sampled_by(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """server and weight_versions of ``turn_facts``, for a ``Call``; what is not of their types is left out."""
+    server, spans = facts.get("server"), facts.get("weight_versions")
+    known: dict[str, Any] = {"server": server} if isinstance(server, str) and server.isprintable() else {}
+    if isinstance(spans, list) and spans and all(map(_is_span, spans)):
+        known["weight_versions"] = [{name: span[name] for name in ("version", "start", "end")} for span in spans]
+    return known
+
+
+def _is_span(span: Any) -> bool:
+    if not isinstance(span, dict) or not isinstance(version := span.get("version"), str) or not version.isprintable():
+        return False
+    return all(type(place := span.get(end)) is int and 0 <= place < _INT32 for end in ("start", "end"))
 
 
 def ids_of(values: Any, what: str) -> np.ndarray | None:

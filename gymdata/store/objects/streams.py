@@ -41,8 +41,18 @@ _guard = threading.Lock()
 def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
     """``pyarrow.parquet.ParquetFile`` of a file, or of the object that it stands for. Raises what that raises, and
     OutsideError("object store")."""
-    found = stood_for(path)
-    return pq.ParquetFile(path, **options) if found is None else _Object(*found, **options)
+    if (found := stood_for(path)) is None:
+        try:
+            opened = pq.ParquetFile(path, **options)
+        except (pa.ArrowException, OSError):
+            if (found := stood_for(path)) is None:
+                raise
+        else:
+            # What is a file afterwards was one when it was opened: it may become a stand-in, and never the other way round.
+            if (found := stood_for(path)) is None:
+                return opened
+            opened.close()
+    return _Object(*found, **options)
 
 
 def parquet_schema(path: str | Path) -> pa.Schema:
@@ -165,7 +175,9 @@ class _Object(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         super().__init__(source, **{**options, "pre_buffer": False, "memory_map": False})
 
     def read(self, columns: list[str] | None = None, **options: Any) -> pa.Table:
-        return super().read(columns, **{**options, "use_threads": False})
+        # Read at once, column after column would be taken from all row groups.
+        groups = [self.read_row_group(i, columns, **options) for i in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else super().read(columns, **{**options, "use_threads": False})
 
     def read_row_group(self, i: int, columns: list[str] | None = None, **options: Any) -> pa.Table:
         return super().read_row_group(i, columns, **{**options, "use_threads": False})
