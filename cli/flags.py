@@ -108,9 +108,12 @@ def with_flags(
 
 def ray_here(argv: list[str]) -> list[str]:
     """``--ray`` without an address is Ray on this machine: the parser has no option with or without a value."""
-    given = [[word, LOCAL] if word == "--ray" and not is_address(after) else [word]
-             for word, after in zip(argv, [*argv[1:], ""], strict=True)]  # fmt: skip
-    return [word for words in given for word in words]
+
+    def bare(after: str) -> bool:
+        return not after or after.startswith("-") or (not is_address(after) and ("/" in after or Path(after).exists()))
+
+    given = zip(argv, [*argv[1:], ""], strict=False)
+    return [part for word, after in given for part in ([word, LOCAL] if word == "--ray" and bare(after) else [word])]
 
 
 def with_common(body: Body, *, reads: bool) -> Body:

@@ -323,7 +323,7 @@ def _starting(config: CollectConfig, policy: str) -> str:
     if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
         return f"connecting to {redacted(server)} …"
     if config.replicas is not None:
-        where = f"the Ray cluster at {config.ray}" if config.ray else "Ray"
+        where = "Ray" if config.ray in (None, "local") else f"the Ray cluster at {config.ray}"
         return f"starting {config.replicas} replicas of vLLM with {config.model or policy} on {where} …"
     return f"starting vLLM with {config.model or policy} …"
 

@@ -52,7 +52,8 @@ class Export:
         """What ``formats.write`` takes, row by row."""
         table = TABLES[formats.table_of(self.format)]
         if workers == 1:
-            batches = (batch for source in sources for batch in scan_source(source, table, None, _BATCH_ROWS))
+            names = formats.columns(self.format)
+            batches = (batch for source in sources for batch in scan_source(source, table, names, _BATCH_ROWS))
             yield from self._made(batches)
             return
         # A JSON file says with its first row which columns it has, so it is one piece.
@@ -70,7 +71,8 @@ class Export:
     def __call__(self, source: Source) -> tuple[list[tuple[str | None, Any]], Export]:
         """A piece, in a worker: what was made of each row, with its id, and the account."""
         mine = replace(self, lost=Counter())
-        batches = scan_source(source, TABLES[formats.table_of(self.format)], None, _BATCH_ROWS)
+        table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
+        batches = scan_source(source, table, names, _BATCH_ROWS)
         with rare_collections():
             try:
                 rows = [(mine.current, row) for row in mine._made(batches)]
@@ -87,10 +89,10 @@ class Export:
 
     def _made(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
         if self.format == "nemo-gym":
-            from gymdata.interop.nemo_gym.token_text import rows
+            from gymdata.interop.nemo_gym.token_text import rows as with_texts
             from gymdata.interop.nemo_gym.write import nemo_gym_line
 
-            for row in self._rows(batches, rows):
+            for row in self._rows(batches, with_texts):
                 line = nemo_gym_line(row)
                 self.turns += row["n_turns"]
                 self.turns_lost += line.lost
@@ -98,7 +100,8 @@ class Export:
                 yield line.text
             return
         writer = formats.writer_of(self.format)
-        for row in self._rows(batches, to_rows):
+        rows = to_rows if formats.columns(self.format) is None else _without_turns
+        for row in self._rows(batches, rows):
             made = writer(row, self.lost)
             if made is not None:
                 yield made
@@ -111,3 +114,8 @@ class Export:
             for row in rows(batch):
                 self.current = row[name]
                 yield row
+
+
+def _without_turns(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+    """Of a format that writes no ids, whose turns are only checked."""
+    return to_rows(batch.drop_columns(["turns"]))

@@ -121,13 +121,13 @@ def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
         return _text(name)
     if name in ("nat-trajectories", "nat-dpo-items"):
         return partial(_trajectory, name)
-    make = _atif() if name == "atif" else _text(name)
+    make, encode = _atif() if name == "atif" else _text(name), _encoder(name)
 
     def line(row: Row, lost: Counter[str]) -> bytes | None:
         made = make(row, lost)
         if made is None:
             return None
-        return json.dumps(made, ensure_ascii=False).encode() if name == "atif" else _line(made)
+        return json.dumps(made, ensure_ascii=False).encode() if name == "atif" else encode(made)
 
     return line
 
@@ -157,10 +157,21 @@ def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: S
     return count
 
 
-def _line(made: Row) -> bytes:
+def columns(name: str) -> Sequence[str] | None:
+    """The columns of rollouts that a format is written from; None for all of them."""
+    from gymdata.interop.text_export import COLUMNS, WRITERS
+
+    return COLUMNS if name in WRITERS and name not in OF_PAIRS else None
+
+
+def _encoder(name: str) -> Callable[[Any], bytes]:
+    """What writes a row. The writers of text give finite numbers."""
+    import orjson
+
+    from gymdata.interop.text_export import WRITERS
     from gymdata.store.lines import encode_any
 
-    return encode_any(made)
+    return orjson.dumps if name in WRITERS else encode_any
 
 
 def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.messages import json_text, loads, parsed
+from gymdata.store.lines import spelled
 
 Losses = Counter[str]
 #: A row in another format, or None when it has no place there.
@@ -55,7 +56,7 @@ def trl_preference(pair: Mapping[str, Any], lost: Losses) -> dict[str, Any] | No
     lost[CALL_TEXT] += any(_calls(pair[side]) for side in ("chosen", "rejected"))
     made: dict[str, Any] = {side: [chat_message(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     lost["weights other than 1"] += pair["weight"] != 1
-    return made | _tools(pair) | {"margin": pair["margin"]}
+    return made | _tools(pair) | {"margin": spelled(pair["margin"])}
 
 
 def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
@@ -112,14 +113,30 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
 def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message of the table in the shape of chat templates: no nulls, calls as objects."""
     made: dict[str, Any] = {"role": message["role"], "content": message["content"]}
-    calls = loads(message.get("tool_calls"))
+    text = message["tool_calls"]
+    calls = None if text is None else _finite(text)
     if isinstance(calls, list) and calls:
         made["tool_calls"] = calls
     elif made["content"] is None:
         made["content"] = ""
-    if message.get("reasoning") is not None:
-        made["reasoning_content"] = message["reasoning"]
-    return made | {k: message[k] for k in ("tool_call_id", "name") if message.get(k) is not None}
+    for name, key in _OF_MESSAGES:
+        value = message[name]
+        if value is not None:
+            made[key] = value
+    return made
+
+
+#: Column of messages → key.
+_OF_MESSAGES = (("reasoning", "reasoning_content"), ("tool_call_id", "tool_call_id"), ("name", "name"))
+
+
+def _finite(text: Any) -> Any:
+    """A JSON column, numbers that are not finite spelled; None when it is null or no JSON."""
+    try:
+        value, plain = parsed(text)
+    except (TypeError, AttributeError, ValueError, RecursionError):
+        return None
+    return value if plain else spelled(value)
 
 
 def _calls(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -132,7 +149,7 @@ def has_tools(row: Mapping[str, Any]) -> bool:
 
 
 def _tools(row: Mapping[str, Any]) -> dict[str, Any]:
-    tools = loads(row.get("tools"))
+    tools = _finite(row.get("tools"))
     return {"tools": tools} if isinstance(tools, list) and tools else {}
 
 
@@ -146,6 +163,19 @@ def _count(row: Mapping[str, Any], lost: Losses) -> None:
     lost["breaks and branches"] += row["n_breaks"] > 0
 
 
+#: What the writers of rollouts read. Turns are looked at before, for what no consumer may take.
+COLUMNS = (
+    "rollout_id",
+    "task_id",
+    "rollout_index",
+    "reward",
+    "n_turns",
+    "n_breaks",
+    "messages",
+    "tools",
+    "task",
+    "turns",
+)
 #: Format → (its writer, the table it is made from).
 WRITERS: dict[str, tuple[Writer, str]] = {
     "trl-messages": (trl_messages, "rollouts"),

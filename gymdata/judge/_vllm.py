@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymdata.engines import model_identity
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 4096
 _PROBE = "zq7x"
-#: Seconds in which one of the replicas must come back when all are gone.
-_RESTART_S = 600.0
-_LOG = logging.getLogger(__name__)
 #: What the verdict's schema allows, written in one way: the schema itself would let a judge write blanks until its tokens
 #: are used up.
 _VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": ([1-6]|3\.5)\}'
@@ -54,12 +50,10 @@ def _on_ray(
 ) -> Servers:
     from gymdata.engines.servers._ray import replicated
 
-    servers = replicated(
+    return replicated(
         given.engines, given.address, given.resources, model, engine_args, policy_hash=policy_hash, retries=given.retries,
         **settings,
     )  # fmt: skip
-    servers.wait_for_server(_RESTART_S, _LOG.warning)
-    return servers
 
 
 class EngineJudge:
@@ -122,10 +116,6 @@ class EngineJudge:
         engine should find the next question there. That of replicas is doubled already."""
         return self.sampler.default_concurrency * (2 if isinstance(self.sampler, VllmSampler) else 1)
 
-    def account(self) -> list[dict[str, Any]] | None:
-        """What each replica did so far; None for the engine in this process."""
-        return None if isinstance(self.sampler, VllmSampler) else self.sampler.account()
-
     async def start(self) -> Mapping[str, Any]:
         """Start the engine, or the replicas."""
         facts = await self.sampler.start()
@@ -169,3 +159,24 @@ class EngineJudge:
             ) from error
         if not text.find(question) < text.find(one) < text.find(two) or question not in text:
             raise UsageError(f"{self.model}: its chat template does not show question and both responses", hint=hint)
+
+
+class ReplicaJudge(EngineJudge):
+    """An ``EngineJudge`` on several engines, as a judge behind servers (``Served``)."""
+
+    sampler: Servers
+
+    def __init__(self, model: str, *, replicated: Replicated, **settings: Any) -> None:
+        super().__init__(model, replicated=replicated, **settings)
+
+    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
+        """How long it is waited when every replica is gone; ``say`` hears of every loss and return."""
+        self.sampler.wait_for_server(seconds, say)
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json keeps about the engines, and what each did so far."""
+        return self.sampler.facts()
+
+    def remarks(self) -> list[str]:
+        """Replicas that had nothing to do, or are away, with numbers."""
+        return self.sampler.remarks()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import UsageError
 from gymdata.judge.pairwise import VerdictParser
@@ -23,22 +23,22 @@ def load_judge(config: GenrmConfig) -> Judge:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
         return _served(config, form)
-    from gymdata.judge._vllm import EngineJudge, Replicated
+    from gymdata.judge._vllm import EngineJudge, ReplicaJudge, Replicated
 
     assert config.genrm is not None
-    return EngineJudge(
-        config.genrm,
-        form=form,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_tokens=config.max_tokens,
-        constrain=config.constrain,
-        engine_args=config.engine,
-        seed=config.seed,
-        replicated=None
-        if config.replicas is None
-        else Replicated(config.replicas, config.ray, config.replica, config.retries),
-    )
+    settings: dict[str, Any] = {
+        "form": form,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "constrain": config.constrain,
+        "engine_args": config.engine,
+        "seed": config.seed,
+    }
+    if config.replicas is None:
+        return EngineJudge(config.genrm, **settings)
+    replicated = Replicated(config.replicas, config.ray, config.replica, config.retries)
+    return ReplicaJudge(config.genrm, replicated=replicated, **settings)
 
 
 def _served(config: GenrmConfig, form: Form) -> Judge:

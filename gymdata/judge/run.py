@@ -192,9 +192,6 @@ class _StartedWhenAsked:
     async def close(self) -> None:
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
-            account = getattr(self._judge, "account", None)  # of replicas only
-            if account is not None and (servers := account()) is not None:
-                self.facts = {**self.facts, "servers": servers}
             await self._judge.close()
 
 

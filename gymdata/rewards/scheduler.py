@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any, overload
 
 import pyarrow as pa
@@ -308,6 +309,11 @@ class Flipped(Sequence[dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._columns) * _FLIPS_AT_ONCE + len(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...

@@ -389,10 +389,12 @@ _LONG = re.compile(rb'(?<![\w."])\d{19}')
 def parsed(text: str) -> tuple[Any, bool]:
     """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
     are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
-    with contextlib.suppress(ValueError):
+    try:
         data = text.encode()
         if b"0" * 19 not in data.translate(_DIGITS) or not _LONG.search(data):
             return orjson.loads(data), True
+    except ValueError:
+        pass
     return json.loads(text), False
 
 

@@ -243,31 +243,24 @@ def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[K
     """
     result: list[Kind] = []
     expanded: Sequence[Ids] | None = prompts
+    #: Tokens of all turns before this one.
+    held = 0
     for index, turn in enumerate(turns):
         parent = int(turn["parent"])
         if parent < 0:
             result.append("first")
-            continue
-        if expanded is None and not _simply_continues(turns, index, result):
-            expanded = expand_prompts(turns, check_digests=False)
-        if expanded is None:
-            result.append("continues")
         else:
-            result.append(_kind(turns, expanded, index))
+            # Without expanding: so far every turn continued the one before, and this one does.
+            if expanded is None and not (parent == index - 1 and int(turn["prefix_length"]) == held):
+                expanded = expand_prompts(turns, check_digests=False)
+            result.append("continues" if expanded is None else _kind(turns, expanded, index))
+        held += len(turn["prompt_delta_ids"]) + len(turn["generation_token_ids"])
     return result
 
 
 def count_breaks(turns: Sequence[Turn]) -> int:
     """How many turns are breaks."""
     return sum(kind == "break" for kind in kinds(turns))
-
-
-def _simply_continues(turns: Sequence[Turn], index: int, so_far: Sequence[Kind]) -> bool:
-    """Cheap test without expanding: a chain in which every turn so far continued the one before, and so does this."""
-    if int(turns[index]["parent"]) != index - 1 or any(kind not in ("first", "continues") for kind in so_far):
-        return False
-    total = sum(len(t["prompt_delta_ids"]) + len(t["generation_token_ids"]) for t in turns[:index])
-    return int(turns[index]["prefix_length"]) == total
 
 
 def _kind(turns: Sequence[Turn], prompts: Sequence[Ids], index: int) -> Kind:

@@ -167,10 +167,12 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
             )
     children = []
     for f in kind:
+        # Arrow makes the name each time that it is wanted.
+        name = f.name
         try:
-            children.append(_build(f, [value.get(f.name) for value in values]))
+            children.append(_build(f, [value.get(name) for value in values]))
         except _MismatchError as fault:
-            raise _MismatchError(f".{f.name}{fault.at}", fault.got, fault.expected) from None
+            raise _MismatchError(f".{name}{fault.at}", fault.got, fault.expected) from None
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
@@ -228,6 +230,9 @@ def _first_fault(
 
 def _to_list(array: pa.Array) -> list[Any]:
     kind = array.type
+    if _is_plain(kind):
+        plain: list[Any] = array.to_pylist()
+        return plain
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _to_lists(array)
     if pa.types.is_struct(kind):
@@ -240,6 +245,17 @@ def _to_list(array: pa.Array) -> list[Any]:
         return [None if v is None else np.float32(v) for v in array.to_pylist()]
     values: list[Any] = array.to_pylist()
     return values
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow's own values are those of ``to_rows``: it has no list of numbers, no float32 and no named value."""
+    if pa.types.is_struct(kind):
+        return kind != NAMED_VALUE and all(_is_plain(f.type) for f in kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return (pa.types.is_struct(kind.value_type) or pa.types.is_string(kind.value_type)) and _is_plain(
+            kind.value_type
+        )
+    return not pa.types.is_float32(kind)
 
 
 def _to_lists(array: pa.Array) -> list[Any]:

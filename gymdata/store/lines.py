@@ -38,13 +38,13 @@ def encode(row: Any) -> bytes:
     # orjson writes a non-finite number as null. An array holds no other null, so its trace is seen in the bytes; numbers
     # outside arrays are few and looked at.
     if b",null" in line or b"[null" in line or b'"log_prob":null' in line or _has_odd_number(row):
-        return orjson.dumps(_spell(row), option=_OPTIONS)
+        return orjson.dumps(spelled(row), option=_OPTIONS)
     return line
 
 
 def encode_any(value: Any) -> bytes:
     """``value``, of any depth, as one line of JSON without the newline."""
-    return orjson.dumps(_spell(value), option=_OPTIONS)
+    return orjson.dumps(spelled(value), option=_OPTIONS)
 
 
 def decode(line: bytes) -> Any:
@@ -141,7 +141,7 @@ def _odd(value: Any) -> bool:
 def _has_odd_number(row: Any) -> bool:
     """Whether a number directly in the row, or in a list of objects in it, is not finite."""
     if not isinstance(row, dict):
-        return _spell(row) is not row
+        return spelled(row) is not row
     for value in row.values():
         if type(value) is list:
             for item in value:
@@ -157,17 +157,17 @@ def _has_odd_number(row: Any) -> bool:
     return False
 
 
-def _spell(value: Any) -> Any:
-    """``value`` with non-finite numbers as strings; the same object when there is none."""
+def spelled(value: Any) -> Any:
+    """``value``, of any depth, with non-finite numbers as strings; the same object when there is none."""
     if isinstance(value, dict):
-        spelled = {k: _spell(v) for k, v in value.items()}
-        return spelled if any(spelled[k] is not value[k] for k in value) else value
+        made = {k: spelled(v) for k, v in value.items()}
+        return made if any(made[k] is not value[k] for k in value) else value
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f" or np.isfinite(value).all():
             return value
-        return [_spell(v) for v in value]
+        return [spelled(v) for v in value]
     if isinstance(value, (list, tuple)):
-        items = [_spell(v) for v in value]
+        items = [spelled(v) for v in value]
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if _odd(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

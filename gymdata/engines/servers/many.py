@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-"""Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``: behind URLs, or replicas on Ray),
-or of a judge.
-=======
 """Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``, behind URLs or replicas on
 Ray), or of a judge.
->>>>>>> main
 
 Invariants: a server is used only after it has proven to be like the first (same model name, tokenizer, template, kind of
 log-probabilities, and the same log-probabilities for fixed prompts), also when it comes back or is added while others run;
@@ -171,11 +166,6 @@ class Server(Generic[M]):
     busy_since: float = field(default=0.0)
 
     @property
-    def name(self) -> str:
-        """What generations call it: a replica has the name of its node as well."""
-        return str(getattr(self.sampler, "name", self.url))
-
-    @property
     def has_room(self) -> bool:
         """A group may be more than is left: waiting for all of it would leave the rest idle."""
         return self.in_flight < self.limit
@@ -269,7 +259,7 @@ class Pool(Generic[M]):
         """What each server did so far."""
         return [
             {
-                "url": server.name,
+                "url": server.sampler.facts().get("name") or server.url,
                 "engine_version": server.sampler.facts().get("engine_version"),
                 "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
                 self.answers: server.generations,

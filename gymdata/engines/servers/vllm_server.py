@@ -380,8 +380,8 @@ class ServerSampler:
         return card
 
     async def _prefer_generate(self) -> None:
-        """Use the route that also says which weights sampled which tokens, where the server has it (vLLM 0.32 or later,
-        --enable-scale-out)."""
+        """Use the route that also says which weights sampled which tokens, where the server has it: vLLM 0.32 or later,
+        started for scale-out."""
         body = self._body(_PROBE, 1, 1, 1, Sampling())
         try:
             await self._http.ask(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import orjson
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, parsed, written_by_model
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, meant_role, parsed, written_by_model
 
 _HEAD = re.compile(rb'"(?:prompt_token_ids|generation_token_ids|generation_log_probs)"[ \t]*:[ \t]*(\[)')
 #: Stands for list n in the values; a text of the row that looks so is not in the place of a list.
@@ -32,9 +32,8 @@ _REFUSALS = (nemo_rows.BadRow, ValueError, TypeError, KeyError, AttributeError, 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A row without its token lists. ``turns``: the places in ``value["response"]["output"]`` of the items that held them.
-    The arrays have one entry a token: those of turn t are ``delta[t]``, ``generation[t]`` and, of float64, ``log_probs[t]``.
-    """
+    """A row without its token lists; ``row`` has no calls. ``turns``: where in the response's output the items are that held
+    the lists, each with ``delta``, the new ids of its prompt, and ``generation``. ``log_probs``: of all turns, float64."""
 
     row: nemo_rows.Row
     value: dict[str, Any]
@@ -55,10 +54,12 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         keys = _keys(rest)
         if not plain or type(value) is not dict or keys is None or keys != _keys(orjson.dumps(value)):
             return None
-        row = nemo_rows.row_of(value, _Places)
-        places = _take_out(value["response"]["output"], len(lists))
-        if places is None or sum(call is not None for call in row.calls) != len(places):
+        response = value["response"]
+        places = _take_out(response["output"], len(lists))
+        if places is None:
             return None
+        # The output was looked at.
+        row = nemo_rows.row_of(value | {"response": response | {"output": []}}, nemo_rows.PlainLists)
         new = _new(lists[::3], lists[1::3])
         if new is None:
             return None
@@ -101,21 +102,6 @@ def _keys(text: bytes) -> int | None:
     return None if b'\\\\":' in bare else bare.count(b'":') - bare.count(b'\\":')
 
 
-class _Places(nemo_rows.PlainLists):
-    """Places of lists in Python's values."""
-
-    @staticmethod
-    def ids(values: Any, name: str, turn: int) -> bytes:
-        del name, turn
-        if type(values) is not str:
-            raise ValueError(values)
-        return values.encode()
-
-    @staticmethod
-    def floats(values: Any, name: str, turn: int) -> bytes | None:
-        return _Places.ids(values, name, turn)
-
-
 def _take_out(output: list[Any], count: int) -> list[int] | None:
     """Where the items are that hold the ``count`` places, three each and all in order, which are taken out of them."""
     at = 0
@@ -123,7 +109,10 @@ def _take_out(output: list[Any], count: int) -> list[int] | None:
     for index, item in enumerate(output):
         if type(item) is not dict:
             return None
-        if PROMPT in item and written_by_model(item):
+        if not written_by_model(item):
+            if item.get("type") != "function_call_output" and meant_role(item.get("role")) is not None:
+                return None
+        elif PROMPT in item:
             for name in (PROMPT, GENERATION, LOG_PROBS):
                 if item.pop(name, None) != _PLACE.format(at):
                     return None

@@ -167,7 +167,7 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
 
 
 def _of_cut(found: Cut) -> _Parsed | None:
-    """None where log-probabilities are beyond float32."""
+    """None where log-probabilities are beyond float32, or a call has ids twice."""
     given, output = found.log_probs, found.value["response"]["output"]
     with np.errstate(over="ignore"):
         narrow = given.astype(np.float32)
@@ -175,25 +175,23 @@ def _of_cut(found: Cut) -> _Parsed | None:
         return None
     ends = np.cumsum([len(part) for part in found.generation]).tolist()
     rounded = digits_lost(given, narrow, ends)
-    encoder, places = TurnEncoder(), []
-    last = (
-        "length" if _status(found.value["response"])[0] == "truncated" and found.row.calls[-1] is not None else "stop"
-    )
-    begin = 0
-    for turn, (item, end) in enumerate(zip(found.turns, ends, strict=True)):
-        why = last if turn == len(ends) - 1 else "stop"
-        encoder.extend(Call(found.delta[turn], found.generation[turn], narrow[begin:end], why))
-        places.append([item, "pgl" + ROUNDED * rounded[turn]])
-        begin = end
-    marked = []
-    for turn, index in enumerate(found.turns):
-        if output[index].get(RENDERED) is True:
-            encoder.turns[turn]["rendered"] = True
-        if output[index].get(MARK) is True:
-            marked.append(turn)
-    turn_of = {call: turn for turn, call in enumerate(n for n, call in enumerate(found.row.calls) if call is not None)}
     held = {id(output[index]) for index in found.turns}
     walked = list(walk(output, lambda item: id(item) in held))
+    calls = [call for call, item in walked if id(item) in held]
+    if len(set(calls)) < len(calls):
+        return None
+    cut_off = _status(found.value["response"])[0] == "truncated" and calls[-1] == max(call for call, _ in walked)
+    encoder, places, marked, begin = TurnEncoder(), [], [], 0
+    for turn, (index, end) in enumerate(zip(found.turns, ends, strict=True)):
+        why = "length" if cut_off and end == ends[-1] else "stop"
+        made = encoder.extend(Call(found.delta[turn], found.generation[turn], narrow[begin:end], why))
+        places.append([index, "pgl" + ROUNDED * rounded[turn]])
+        begin = end
+        if output[index].get(RENDERED) is True:
+            made["rendered"] = True
+        if output[index].get(MARK) is True:
+            marked.append(turn)
+    turn_of = {call: turn for turn, call in enumerate(calls)}
     return _Parsed(found.row, found.value, walked, encoder, turn_of, places, marked, Outcome(), plain=True)
 
 

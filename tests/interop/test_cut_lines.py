@@ -1,0 +1,133 @@
+"""Rows whose prompts repeat what came before are read by their new ids alone, with the same result as read whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gymdata.errors import DataError
+from gymdata.interop.nemo_gym.cut import cut
+from gymdata.interop.nemo_gym.read import table_rows
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import resolve
+from tests.interop.trajectories import same
+
+_SETTINGS = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+number = st.one_of(st.integers(-(2**70), 2**70), st.floats())
+value = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), number, text, st.sampled_from(['":', "\0" + "0", '"prompt_token_ids": [1]', "a\\"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(text, inner, max_size=2)),
+    max_leaves=4,
+)
+token = st.one_of(st.integers(0, 3), st.integers(-1, 2**31 - 1), st.sampled_from([2**31, 1.5, None]))
+ids = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), token), max_size=4)
+log_prob = st.one_of(
+    st.floats(-50, 0, width=32), st.floats(-50, 0), st.integers(-3, 0), st.sampled_from([math.nan, -1e300])
+)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> list[Any]:
+    """Calls with tool outputs between them; most prompts continue the call before, some do not."""
+    held: list[Any] = []
+    made: list[Any] = []
+    for _ in range(draw(st.integers(0, 4))):
+        new, generation = draw(ids), draw(ids)
+        prompt = (held if draw(st.integers(0, 5)) else held[:-1]) + new
+        held = prompt + generation
+        size = len(generation) + (draw(st.integers(0, 9)) == 0)
+        item = {
+            "type": draw(st.sampled_from(["function_call", "reasoning", "message"])), "role": "assistant",
+            "content": draw(value), "prompt_token_ids": prompt, "generation_token_ids": generation,
+            "generation_log_probs": draw(st.lists(log_prob, min_size=size, max_size=size)),
+        }  # fmt: skip
+        if not draw(st.integers(0, 9)):
+            del item[draw(st.sampled_from(sorted(item)))]
+        if not draw(st.integers(0, 9)):
+            item |= {"prompt_token_ids_rebuilt": True, "token_ids_rendered": True}
+        between = st.sampled_from([{"type": "function_call_output", "output": "x"}, {"role": "user", "content": "y"},
+                                   {"type": "reasoning"}, {"role": "human"}, [], "z"])  # fmt: skip
+        made += [item, *draw(st.lists(between, max_size=2))]
+    return made
+
+
+def read(folder: Path, line: str) -> Any:
+    """The row, or why there is none."""
+    path = folder / "rows.jsonl"
+    path.write_text('{"responses_create_params": {}, "response": {"output": []}}\n' + line + "\n", encoding="utf-8")
+    try:
+        return [
+            {**row, "turns": [{k: getattr(v, "tolist", lambda v=v: v)() for k, v in t.items()} for t in row["turns"]]}
+            for row in table_rows(list(resolve(path, ROLLOUTS)), run_id="run")
+        ]
+    except DataError as error:
+        # Another spelling of a key moves what stands behind it.
+        return re.sub(r": line 1 column .*?\)", "", str(error))
+
+
+def whole(line: str) -> str:
+    """The same JSON with the names of token lists spelled so that no list is cut out of the text."""
+    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+        line = line.replace(f'"{name}"', '"' + name[:-1] + '\\u0073"')
+    return line
+
+
+@_SETTINGS
+@given(outputs(), value, st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]), st.booleans())
+@example([], "\0" + "0", (",", ":"), False)
+def test_cut_lines_are_read_as_whole_ones(
+    tmp_path: Path, output: list[Any], beside: Any, separators: tuple[str, str], ascii: bool
+) -> None:
+    """Rows, or the reasons why there are none, are equal; breaks, odd ids, odd log-probabilities and odd text among them."""
+    row = {"responses_create_params": {"input": "q", "metadata": beside}, "response": {"output": output}, "reward": 1.0}
+    line = json.dumps(row, separators=separators, ensure_ascii=ascii)
+    assert same(read(tmp_path, line), read(tmp_path, whole(line)))
+
+
+ITEM = '"prompt_token_ids":[1,2],"generation_token_ids":[3],"generation_log_probs":[-1.0]'
+PLAIN = '{"type":"reasoning",' + ITEM + "}"
+
+
+def test_only_rows_that_are_one_chain_are_cut() -> None:
+    """A prompt that begins with the call before is cut to its new ids; others are left to those that read them whole."""
+    simdjson = pytest.importorskip("simdjson")
+    after = PLAIN.replace("[1,2]", "[1,2,3,8,9]")
+    line = f'{{"responses_create_params":{{}},"response":{{"output":[{PLAIN},{after}]}}}}'.encode()
+    found = cut(line, simdjson.Parser())
+    assert found is not None
+    assert [ids.tolist() for ids in found.delta] == [[1, 2], [8, 9]]
+    assert cut(line.replace(b"[1,2,3,8,9]", b"[1,2,4,8,9]"), simdjson.Parser()) is None
+    assert cut(line.replace(b"[1,2,3,8,9]", b"[1,2,38,9]"), simdjson.Parser()) is None
+
+
+ODD = {
+    "a key twice": '{"type":"reasoning","id":1,"id":2,' + ITEM + "}",
+    "a list twice": '{"type":"reasoning",' + ITEM + ',"prompt_token_ids":[7]}',
+    "a list in a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,[2]]") + "}",
+    "a comma too many": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2,]") + "}",
+    "an id that is no whole number": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2.0]") + "}",
+    "an id as text": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[1,"2"]') + "}",
+    "an object in a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[{"a":1},2]') + "}",
+    "lists of a tool": '{"type":"function_call_output",' + ITEM + "}",
+    "spaces in an empty list": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[ ]") + "}",
+    "a word in place of a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", '"\\u00000"') + "}",
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_lists_are_read_as_whole_ones(tmp_path: Path, what: str) -> None:
+    """What is no list of ids is no list of ids in any way of reading."""
+    line = f'{{"responses_create_params":{{}},"response":{{"output":[{{"type":"reasoning",{ITEM}}},{ODD[what]}]}}}}'
+    assert same(read(tmp_path, line), read(tmp_path, whole(line)))
