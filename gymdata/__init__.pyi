@@ -51,7 +51,7 @@ from gymdata.rewards import Rewards
 from gymdata.score.run import ScoreSummary
 from gymdata.score.settings import ScoreConfig as ScoreConfig
 from gymdata.serve.settings import ServerConfig as ServerConfig
-from gymdata.settings import Dtype, ServerUrls
+from gymdata.settings import Dtype, ServerUrls, Workers
 from gymdata.store.lineage import Paths
 from gymdata.store.reading import reading as reading
 from gymdata.tokenize.run import TokenizeReport
@@ -387,6 +387,7 @@ def experience(
     dtype: Dtype | None = None,
     batch_tokens: int | None = None,
     target_agents: Sequence[str] = (),
+    workers: Workers = 1,
 ) -> ExperiencesReport:
     """Write experiences of the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
@@ -438,6 +439,7 @@ def experience(
     dtype: dtype for these models (default: auto).
     batch_tokens: Tokens per forward pass (default: 16384).
     target_agents: Train only the turns of these agents: a,b.
+    workers: Processes that share the work; the output is the same.
     """
 
 def filter(
@@ -605,6 +607,7 @@ def pairs(
     keep_duplicates: bool = False,
     allow_rendered: bool | None = None,
     target_agents: Sequence[str] = (),
+    workers: Workers = 1,
 ) -> PairsReport:
     """Build preference pairs from the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
@@ -632,6 +635,7 @@ def pairs(
     keep_duplicates: Keep pairs with identical token IDs (default: drop them).
     allow_rendered: Take rollouts whose token IDs were rendered from text, not sampled (T213).
     target_agents: Train only the turns of these agents: a,b.
+    workers: Processes that share the work; the output is the same.
     """
 
 def report(

@@ -491,7 +491,7 @@ class StoreError(GymdataError):
 
 
 class OutsideError(GymdataError):
-    """An outside system failed. ``system`` is one of engine, environment, hub, reward, judge, trainer.
+    """An outside system failed. ``system`` is one of engine, environment, hub, reward, judge, trainer, worker.
 
     ``reason`` is the message without the name of the system. It may quote anything; lone surrogates in it, which no file
     can hold, become question marks.

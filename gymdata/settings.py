@@ -289,6 +289,12 @@ ServerUrls = Annotated[
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 
+#: How fast something is done, and nothing about what: no run.json compares it.
+Workers = Annotated[
+    int,
+    pydantic.Field(ge=1, le=1024, exclude=True, description="Processes that share the work; the output is the same."),
+]
+
 #: Rewards as ``gymdata.rewards`` spells them.
 Rewards = Annotated[
     list[str],

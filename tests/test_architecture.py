@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
     "rollouts", "store", "errors", "installed", "settings", "urls", "progress", "stats", "http", "signals", "user_code",
-    "tuning", "public",
+    "tuning", "public", "workers",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
 MATHS = {"credit", "genrm", "curriculum", "tokens"}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from gymdata.settings import Config, Dtype, Names, OnlyWith
+from gymdata.settings import Config, Dtype, Names, OnlyWith, Workers
 
 #: Estimators that compare the rollouts of a group: one whose rewards are equal has nothing to say to them.
 COMPARING = frozenset(
@@ -153,6 +153,7 @@ class ExperienceConfig(Config):
     dtype: Dtype | None = pydantic.Field(None, description="dtype for these models (default: auto).")
     batch_tokens: int | None = pydantic.Field(None, ge=1, description="Tokens per forward pass (default: 16384).")
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
+    workers: Workers = 1
 
     @pydantic.model_validator(mode="before")
     @classmethod

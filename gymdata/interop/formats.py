@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,31 +109,48 @@ def read(
     return nat.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes, check=check)
 
 
-def write(
-    name: str, rows: Iterable[Row], path: Path, target: Path, lost: Counter[str], came_from: Sequence[Any]
-) -> int:
-    """Write ``rows`` to ``path``, which becomes ``target``; returns how many found a place. ``lost``: what did not."""
+def table_of(name: str) -> str:
+    """The table whose rows are written in the format ``name``."""
+    return "pairs" if name in OF_PAIRS else "rollouts"
+
+
+def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
+    """What makes of a row what ``write`` takes, or None where it has no place; counts what is lost. Not for ``nemo-gym``,
+    whose lines are made in its own module."""
     if name == "verl":
-        return _parquet((made for row in rows if (made := _text(name)(row, lost)) is not None), path)
+        return _text(name)
+    if name in ("nat-trajectories", "nat-dpo-items"):
+        return partial(_trajectory, name)
+    make, encode = _atif() if name == "atif" else _text(name), _encoder(name)
+
+    def line(row: Row, lost: Counter[str]) -> bytes | None:
+        made = make(row, lost)
+        if made is None:
+            return None
+        return json.dumps(made, ensure_ascii=False).encode() if name == "atif" else encode(made)
+
+    return line
+
+
+def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: Sequence[Any]) -> int:
+    """Write ``rows``, as ``writer_of`` makes them, to ``path``, which becomes ``target``; returns how many."""
+    if name == "verl":
+        return _parquet(iter(rows), path)
     if name in ("nat-trajectories", "nat-dpo-items"):
         from gymdata.interop.trajectories import nat
 
-        lines = target.suffix == ".jsonl"
-        return nat.write(_trajectories(name, rows, lost), path, lines=lines, shapes=came_from)
-    writer = _atif() if name == "atif" else _text(name)
-    encode = _encoder(name)
+        return nat.write(iter(rows), path, lines=target.suffix == ".jsonl", shapes=came_from)
     as_list = target.suffix == ".json"
+    # Lines of NeMo Gym rows have their ends.
+    end = b"" if as_list or name == "nemo-gym" else b"\n"
     count = 0
     with path.open("wb") as file:
         for row in rows:
-            made = writer(row, lost)
-            if made is None:
-                continue
-            if as_list:
+            if as_list and count:
                 # One trajectory is the document itself, as its users have it; several are a list.
-                file.write(b"" if not count else b",\n")
-            file.write(json.dumps(made, ensure_ascii=False).encode() if name == "atif" else encode(made))
-            file.write(b"" if as_list else b"\n")
+                file.write(b",\n")
+            file.write(row)
+            file.write(end)
             count += 1
     if as_list and count > 1:
         path.write_bytes(b"[" + path.read_bytes() + b"]\n")
@@ -172,16 +190,14 @@ def _text(name: str) -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
     return WRITERS[name][0]
 
 
-def _trajectories(name: str, rows: Iterable[Row], lost: Counter[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _trajectory(name: str, row: Row, lost: Counter[str]) -> tuple[str, str, dict[str, Any]] | None:
     from gymdata.interop.trajectories import nat, nat_pairs
 
     make, group = (
         (nat.trajectory_of, "group_id") if name == "nat-trajectories" else (nat_pairs.dpo_trajectory, "task_id")
     )
-    for row in rows:
-        made = make(row, lost)
-        if made is not None:
-            yield row[group], row["run_id"], made
+    made = make(row, lost)
+    return None if made is None else (row[group], row["run_id"], made)
 
 
 def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:

@@ -106,6 +106,18 @@ def first_value(source: Source) -> Any:
     return next((value for _, value, _ in documents(source) if not isinstance(value, BadItem)), None)
 
 
+class Unnumbered:
+    """Stands for ``Numbering`` where only a part of the rows is known: keeps what it takes to give them their places."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[bytes, str | None]] = []
+
+    def place(self, content: bytes, group: str | None) -> tuple[str, int]:
+        """(group, −1): no place."""
+        self.keys.append((xxhash.xxh3_128_digest(content), group))
+        return group or "", -1
+
+
 class Numbering:
     """Places of the rows of one import, given in the order of the rows."""
 
@@ -115,7 +127,10 @@ class Numbering:
 
     def place(self, content: bytes, group: str | None) -> tuple[str, int]:
         """(group, index in it) of a row. Without ``group`` the row is a group of its own."""
-        key = xxhash.xxh3_128_digest(content)
+        return self.of_key(xxhash.xxh3_128_digest(content), group)
+
+    def of_key(self, key: bytes, group: str | None) -> tuple[str, int]:
+        """``place`` of the content that has this xxh3 (128 bits)."""
         known = self._known.get(key)
         if known is not None:
             return known

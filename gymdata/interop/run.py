@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop import formats
+from gymdata.interop.exporting import Export
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
-from gymdata.interop.importing import ODD, reason_of
+from gymdata.interop.importing import ODD
+from gymdata.interop.in_pieces import chat_of, fits, imported
 from gymdata.public import Report, Row, path_of, paths_of
-from gymdata.rollouts.checks import refuse_unsound_rows
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
-from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve, scan_batches
-from gymdata.store.columns import build, to_rows
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
+from gymdata.store.columns import build
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, placed_output
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
-DIGITS = "digits of log-probabilities beyond float32"
 NOT_REBUILT = "not_rebuilt.jsonl"
-_BATCH_ROWS = 1024
 
 
 @dataclass(slots=True, repr=False)
@@ -140,6 +139,7 @@ def import_rollouts(
     overwrite: bool = False,
     format: str = "parquet",
     tokenizer: str | None = None,
+    workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
     """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
@@ -153,7 +153,8 @@ def import_rollouts(
     ``tokenizer``: the policy's folder. Prompts that calls of NeMo Gym rows lack beside captured generations are then
     rebuilt with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them.
     What cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
-    windows of both sides. Without it nothing is rebuilt.
+    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the run
+    is the same.
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
@@ -189,7 +190,7 @@ def import_rollouts(
     shapes: list[dict[str, Any]] = []
     rebuild: PromptRebuilder | None = None
     if tokenizer is not None:
-        chat = _chat(tokenizer)
+        chat = chat_of(tokenizer)
         rebuild = _rebuilder(chat)
         facts["tokenizer"] = {"path": tokenizer, **chat.facts()}
         identity |= {key: facts["tokenizer"][key] for key in ("tokenizer_hash", "chat_template_hash")}
@@ -205,8 +206,24 @@ def import_rollouts(
     ) as run:
         # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.
         careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
+
+        def write(careful: bool) -> None:
+            if workers > 1 and name == "nemo-gym":
+                made = imported(
+                    sources,
+                    workers,
+                    run_id=run.run_id,
+                    tokenizer=tokenizer,
+                    careful=careful,
+                    rejected=rejected,
+                    rebuild=rebuild,
+                )
+                _write_batches(run, made, summary)
+            else:
+                _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, fits if careful else None)
+
         try:
-            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check if careful else None)
+            write(careful)
         except ODD:
             if careful:
                 raise
@@ -216,7 +233,7 @@ def import_rollouts(
             shapes.clear()
             summary = ImportSummary(str(output), name, files=summary.files)
             rebuild = _rebuilder(chat) if rebuild is not None else None
-            _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, check=_check)
+            write(careful=True)
         summary.count_rejected(rejected)
         _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
@@ -251,14 +268,28 @@ def _write_rollouts(
         run.write(counted)
 
 
-def _check(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
-    """Raises DataError, or what Arrow raises, for a row that cannot become columns and a row again."""
-    columns = [name for name in table.schema.names if name in row]
-    try:
-        to_rows(build([row], table, columns, "", [0]))
-    except DataError as error:
-        # The row's place is reported beside the reason.
-        raise DataError(error.reason) from error
+def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportSummary) -> None:
+    """The same of rows that are batches."""
+    skip, seen = run.sealed_rows, set[str]()
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal skip
+        for batch in batches:
+            summary.rollouts += batch.num_rows
+            turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
+            summary.turns += int(turns.sum())
+            summary.breaks += int(breaks.sum())
+            summary.without_token_data += int((turns == 0).sum())
+            summary.without_reward += batch.column("reward").null_count
+            for name in batch.column("rollout_id").to_pylist():
+                summary.duplicates += name in seen
+                seen.add(name)
+            done = min(skip, batch.num_rows)
+            skip -= done
+            if done < batch.num_rows:
+                yield batch.slice(done)
+
+    run.write_batches(counted())
 
 
 def _import_pairs(
@@ -300,7 +331,7 @@ def _import_pairs(
         rejected.clear()
         shapes.clear()
         summary.pairs = 0
-        write(partial(_check, table=PAIRS))
+        write(partial(fits, table=PAIRS))
     summary.count_rejected(rejected)
     if rejected:
         part = out.part(REJECTED)
@@ -346,12 +377,6 @@ def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
         file.writelines(lines)
 
 
-def _chat(tokenizer: str) -> TransformersChat:
-    from gymdata.engines.chat.template import TransformersChat
-
-    return TransformersChat.load(tokenizer, tool_parser="none")
-
-
 def _rebuilder(chat: TransformersChat) -> PromptRebuilder:
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
 
@@ -368,6 +393,7 @@ def export(
     format: str,
     *,
     overwrite: bool = False,
+    workers: int = 1,
     command: Sequence[str] = (),
 ) -> ExportSummary:
     """Write the rollouts under ``path`` in another project's format, one of ``FORMATS``.
@@ -377,7 +403,8 @@ def export(
     that holds one. ``verl`` writes Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
     trajectory a line to ``.jsonl``; ``atif`` a trajectory a line, or one to ``.json``; the others JSON lines. Raises
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
-    ids or log-probabilities that no consumer may take (T206, L301 to L303).
+    ids or log-probabilities that no consumer may take (T206, L301 to L303). ``workers``: processes that make rows of parts
+    of the files; what is written is the same.
     """
     path = path_of(path, "export")
     target = placed_output(output)
@@ -386,72 +413,47 @@ def export(
     suffixes = formats.SUFFIXES.get(format, (".jsonl",))
     if target.suffix not in suffixes:
         raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(suffixes)}, for {format}")
-    table = PAIRS if format in formats.OF_PAIRS else ROLLOUTS
-    sources = resolve(path, table)
+    sources = resolve(path, formats.table_of(format))
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"-o {target}: is one of the files that are exported", hint="give another name")
     settings = {"format": format, "path": str(Path(path).resolve())}
     with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "an export that was made")
-        return _export(path, table, target, format, out, {"command": list(command), "config": settings})
+        described = {"command": list(command), "config": settings}
+        return _export(path, sources, target, format, workers, out, described)
 
 
 def _export(
-    path: str | Path, table: Table, target: Path, format: str, out: StageOutput, facts: Mapping[str, Any]
+    path: str | Path,
+    sources: Sequence[Source],
+    target: Path,
+    format: str,
+    workers: int,
+    out: StageOutput,
+    facts: Mapping[str, Any],
 ) -> ExportSummary:
-    output = target
-    summary = ExportSummary(str(output), format)
-    seen, known = 0, vocabulary(path)
-    #: The row that is being written.
-    current: str | None = None
-
-    names = formats.columns(format)
-    made = _rows_with_texts if format == "nemo-gym" else to_rows if names is None else _rows_without_turns
-
-    def rows() -> Iterator[dict[str, Any]]:
-        nonlocal seen, current
-        for batch in scan_batches(path, table, names, batch_size=_BATCH_ROWS):
-            seen += batch.num_rows
-            refuse_unsound_rows(batch, str(path), known)
-            for row in made(batch):
-                current = row["pair_id"] if table is PAIRS else row["rollout_id"]
-                yield row
-
-    lost: Counter[str] = Counter()
+    summary = ExportSummary(str(target), format)
+    account = Export(str(path), format, vocabulary(path))
     part = out.part(target.name)
     try:
         with rare_collections():
-            if format == "nemo-gym":
-                _write_nemo_gym(rows(), part.path, summary, lost)
-                lost["turns that no message names"] = summary.turns_lost
-            else:
-                came_from = formats.shapes_of(path, format)
-                summary.rows_out = formats.write(format, rows(), part.path, target, lost, came_from)
-                summary.skipped = seen - summary.rows_out
+            rows = account.made(sources, workers)
+            summary.rows_out = formats.write(format, rows, part.path, target, formats.shapes_of(path, format))
     except DataError:
         raise
     except ODD as error:
-        # What odd JSON in messages, tools and extra does to a writer is the fault of its row.
-        what = f"{path}: {'pair' if table is PAIRS else 'rollout'} {current}"
-        raise DataError.unwritable_row(what, format, reason_of(error)) from error
+        raise account.unwritable(error) from error
     part.rows = summary.rows_out
-    if not seen:
-        raise _nothing_there(path, table)
+    if not account.seen:
+        raise _nothing_there(path, TABLES[formats.table_of(format)])
+    summary.turns, summary.turns_lost = account.turns, account.turns_lost
+    summary.skipped = account.seen - summary.rows_out
+    lost = {**account.lost, "turns that no message names": account.turns_lost}
     summary.lost = {what: n for what, n in lost.items() if n}
     from gymdata.store.lineage import parent_of
 
     out.finish({**facts, "parents": [parent_of(path)], "counts": summary.to_dict()})
     return summary
-
-
-def _rows_with_texts(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    from gymdata.interop.nemo_gym.token_text import rows
-
-    return rows(batch)
-
-
-def _rows_without_turns(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    return to_rows(batch.drop_columns(["turns"]))
 
 
 def _nothing_there(path: str | Path, table: Table) -> DataError:
@@ -467,18 +469,3 @@ def _nothing_there(path: str | Path, table: Table) -> DataError:
     else:
         hint = "`gymdata validate` shows what the files hold"
     return DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
-
-
-def _write_nemo_gym(
-    rows: Iterable[Mapping[str, Any]], path: Path, summary: ExportSummary, digits: Counter[str]
-) -> None:
-    from gymdata.interop.nemo_gym.write import nemo_gym_line
-
-    with path.open("wb") as file:
-        for row in rows:
-            line = nemo_gym_line(row)
-            summary.rows_out += 1
-            summary.turns += row["n_turns"]
-            summary.turns_lost += line.lost
-            digits[DIGITS] += line.rounded
-            file.write(line.text)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.settings import Config, Workers
 
 
 class ImportConfig(Config):
@@ -22,6 +22,7 @@ class ImportConfig(Config):
         None,
         description="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not).",
     )
+    workers: Workers = 1
 
 
 class ExportConfig(Config):
@@ -41,3 +42,4 @@ class ExportConfig(Config):
         "openai",
         "verl",
     ] = pydantic.Field(description="Format to write.")
+    workers: Workers = 1

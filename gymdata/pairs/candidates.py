@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from gymdata.errors import RefusedError
 from gymdata.pairs import select
-from gymdata.pairs.contents import COLUMNS, CONTENTS, contents
+from gymdata.pairs.contents import COLUMNS, CONTENTS
+from gymdata.pairs.in_pieces import Contents, in_pieces, refuse_changed
 from gymdata.pairs.settings import PairsConfig
 from gymdata.pairs.spill import Spill
 from gymdata.rollouts.ragged import Array, Ints, Ragged, content_codes, joined_keys
@@ -118,24 +119,38 @@ class Candidates(Spill):
         """Rows of the frame, and the ``CONTENTS`` of their rollouts, in the order of the sources."""
         at = 0
         for source in sources if (row_of >= 0).any() else ():
-            vocab_size = vocabulary(source)
+            rendered = bool(self._config.allow_rendered)
+            work = Contents(self._config.target_agents, str(source), vocabulary(source), rendered, BATCH_ROWS)
+            divided = in_pieces(source, work, row_of[at:] >= 0, self._config.workers)
+            if divided is not None:
+                for names, made in divided:
+                    rows = _rows(names, ids, at, row_of)
+                    refuse_changed(source, _at(row_of, at, len(names)) >= 0, rows >= 0)
+                    at += len(names)
+                    if made is not None:
+                        yield rows[rows >= 0], made
+                continue
             for batch in scan_batches(source, ROLLOUTS, COLUMNS, BATCH_ROWS):
-                found = rows_of(batch.column("rollout_id"), ids, at)
-                rows = np.where(found >= 0, row_of[found], -1)
+                rows = _rows(batch.column("rollout_id"), ids, at, row_of)
                 at += batch.num_rows
                 if not (rows >= 0).all():
                     batch, rows = batch.filter(pa.array(rows >= 0)), rows[rows >= 0]
                 if len(rows):
-                    yield (
-                        rows,
-                        contents(
-                            batch,
-                            self._config.target_agents,
-                            where=str(source),
-                            vocab_size=vocab_size,
-                            rendered=bool(self._config.allow_rendered),
-                        ),
-                    )
+                    yield rows, work.of(batch)
+
+
+def _rows(names: pa.Array, ids: pa.ChunkedArray, at: int, row_of: Ints) -> Ints:
+    """The row of the frame of each rollout of a batch; -1 for what is not needed."""
+    found = rows_of(names, ids, at)
+    return np.where(found >= 0, row_of[found], -1)
+
+
+def _at(row_of: Ints, at: int, n: int) -> Ints:
+    """``n`` entries from ``at``; -1 for rows that were not there when they were counted."""
+    some = np.full(n, -1)
+    known = row_of[at : at + n]
+    some[: len(known)] = known
+    return some
 
 
 def _buckets(rollouts: pa.Table, needed: npt.NDArray[np.bool_]) -> Ints:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from gymdata.settings import Config, Names, OnlyWith
+from gymdata.settings import Config, Names, OnlyWith, Workers
 
 
 class PairsConfig(Config):
@@ -54,6 +54,7 @@ class PairsConfig(Config):
         None, description="Take rollouts whose token IDs were rendered from text, not sampled (T213)."
     )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
+    workers: Workers = 1
 
     @pydantic.field_validator("source", mode="before")
     @classmethod

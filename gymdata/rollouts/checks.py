@@ -295,6 +295,16 @@ class AcrossRows:
         of_file = np.full(e.n, len(self._files) - 1, np.int32)
         self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, known))
 
+    def append(self, other: AcrossRows) -> None:
+        """Remember what another has seen of the rows that follow."""
+        if not other._batches:
+            return
+        first = len(self._files) - (other._files[0] in self._files[-1:])
+        self._files[first:] = other._files
+        self._ids.append(other._ids)
+        self._groups.append(other._groups)
+        self._batches += ((row, of_file + first, *rest) for row, of_file, *rest in other._batches)
+
     def finish(self) -> list[Violation]:
         """The duplicates, and R503 for every group of two or more whose rewards are all equal, at its first rollout."""
         if not self._batches:
@@ -348,6 +358,13 @@ class _Names:
         digests = b"".join(xxhash.xxh3_128_digest(text or b"") for text in encoded)
         self._keys.append(np.frombuffer(digests, np.uint64).reshape(-1, 2))
         self._begin.append(self._begin[-1] + len(encoded))
+
+    def append(self, other: _Names) -> None:
+        """The names of the rows that follow."""
+        self._texts += other._texts
+        self._keys += other._keys
+        last = self._begin[-1]
+        self._begin += (last + begin for begin in other._begin[1:])
 
     @property
     def keys(self) -> tuple[Array, Array]:

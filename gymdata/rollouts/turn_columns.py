@@ -276,6 +276,10 @@ class Messages:
     spelled_calls: Callable[[], npt.NDArray[np.bool_]]
 
 
+#: As a time, what numpy calls NaT.
+UNKNOWN = -(2**63)
+
+
 @dataclass(slots=True)
 class Evidence:
     """The columns of a batch of n rollouts that checks read, each of shape (n,) but for turns and messages."""
@@ -291,7 +295,7 @@ class Evidence:
     parts: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     #: (T,) whether a limit cut the generation.
     cut: npt.NDArray[np.bool_] | None = None
-    #: (n,) when a rollout began, in microseconds.
+    #: (n,) when a rollout began, in microseconds; ``UNKNOWN`` where that is not known.
     started: Ints | None = None
     #: Whether any rollout of the batch was given tools.
     offers_tools: bool = False

@@ -59,8 +59,8 @@ def decode(line: bytes) -> Any:
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """Each non-blank line with its 1-based number. Raises DataError when the file cannot be read to its end."""
-    number = 0
+    """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
+    number = source.part.lines if source.part is not None else 0
     try:
         for line in _plain_lines(source) if source.compression is None else _cut(_blocks(source)):
             text = line.removeprefix(BOM) if number == 0 else line
@@ -75,7 +75,13 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
 
 def _plain_lines(source: Source) -> Iterator[bytes]:
     with source.path.open("rb", buffering=_BLOCK // 16) as file:
-        for line in file:
+        if source.part is None:
+            for line in file:
+                yield line.removesuffix(b"\n")
+            return
+        left = source.part.end - file.seek(source.part.start)
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
             yield line.removesuffix(b"\n")
 
 

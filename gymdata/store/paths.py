@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store.objects.places import is_url, mirrored, url_of
@@ -45,13 +45,27 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
+class Part(NamedTuple):
+    """A part of a file: row groups of Parquet, else bytes from the start of a line to the start of another, from ``start``
+    to before ``end``; ``lines`` and ``rows`` (lines that are not blank) of the file come before it. Of row groups, only
+    ``take`` rows after the first ``skip`` (None: all the others)."""
+
+    start: int
+    end: int
+    lines: int
+    rows: int
+    skip: int = 0
+    take: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file with rows: what kind it is and how it is compressed."""
+    """One file with rows: what kind it is, how it is compressed, and which part of it is meant (None: all of it)."""
 
     path: Path
     kind: Kind
     compression: Compression | None = None
+    part: Part | None = None
 
 
 def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Source]:

@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from gymdata import __version__
@@ -47,7 +48,7 @@ from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
-from gymdata.store.tables import read_table, row_batches, write_batches
+from gymdata.store.tables import read_table, rebatched, row_batches, tokens_of, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
 PART_TOKENS = 64_000_000
@@ -89,6 +90,42 @@ def write_parts(
         batches = row_batches(numbered(), ROLLOUTS, ROLLOUTS.schema.names, str(part))
         yield describe(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
         index += 1
+
+
+def write_batch_parts(
+    batches: Iterable[pa.RecordBatch], rollouts: Path, suffix: str, index: int, rows_per_file: int
+) -> Iterator[dict[str, Any]]:
+    """The same of rows that are batches of the rollouts table already: the files end where they would."""
+    waiting: list[pa.RecordBatch] = []
+    more = iter(batches)
+
+    def following() -> Iterator[pa.RecordBatch]:
+        while (batch := waiting.pop() if waiting else next(more, None)) is not None:
+            yield batch
+
+    def of_part() -> Iterator[pa.RecordBatch]:
+        tokens = rows = 0
+        for batch in following():
+            sizes = np.cumsum(tokens_of(batch))
+            stop = min(int(np.searchsorted(sizes, PART_TOKENS - tokens)) + 1, rows_per_file - rows, batch.num_rows)
+            tokens, rows = tokens + int(sizes[stop - 1]), rows + stop
+            if stop < batch.num_rows:
+                waiting.append(batch.slice(stop))
+            yield batch.slice(0, stop)
+            if tokens >= PART_TOKENS or rows >= rows_per_file:
+                return
+
+    for batch in following():
+        waiting.append(batch)
+        part = rollouts / f"part-{index:05d}.{suffix}"
+        yield describe(part, write_batches(rebatched(of_part(), _json_sizes), part, ROLLOUTS, ROLLOUTS.arrow))
+        index += 1
+
+
+def _json_sizes(batch: pa.RecordBatch) -> list[int]:
+    """About what each row's JSON would take, as in ``write_parts``."""
+    sizes: list[int] = (2000 + 12 * tokens_of(batch)).tolist()
+    return sizes
 
 
 def drop_journal(journal: Path) -> None:
@@ -452,11 +489,24 @@ class Run:
         For rows that can be read again: they are not journaled, and a crash loses those of the file in hand. Times are
         text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for an invalid row.
         """
+        self._before_sealed()
+        return self._seal_all(write_parts(rows, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file))
+
+    def write_batches(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """The same of rows in batches of the rollouts table, none of them empty: the files are the same."""
+        self._before_sealed()
+        return self._seal_all(
+            write_batch_parts(batches, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file)
+        )
+
+    def _before_sealed(self) -> None:
         self._raise_trouble()
         self._roll()
         self._sealer.wait()
+
+    def _seal_all(self, parts: Iterator[dict[str, Any]]) -> int:
         before = self.sealed_rows
-        for part in write_parts(rows, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file):
+        for part in parts:
             self._next += 1
             self._name_part(part)
         return self.sealed_rows - before

@@ -7,10 +7,11 @@ under a temporary name and appears whole; what is read has exactly the types of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +23,13 @@ from gymdata.store.columns import build, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.objects.streams import parquet_file
-from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.paths import Part, Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.tuning import ahead
+from gymdata.workers.arrow import packed, unpacked
 
+T = TypeVar("T")
 ROW_GROUP_TOKENS = 4_000_000
 #: Of a row group in memory.
 ROW_GROUP_BYTES = 128 << 20
@@ -60,7 +63,7 @@ def scan_batches(
     file. Files may differ in optional columns, so batches may."""
     names = _chosen(table, columns)
     for source in resolve(path, table):
-        yield from _scan_source(source, table, names, batch_size)
+        yield from scan_source(source, table, names, batch_size)
 
 
 def has_rows(source: Source, table: Table) -> bool:
@@ -68,7 +71,7 @@ def has_rows(source: Source, table: Table) -> bool:
     if source.kind == "jsonl":
         return next(iter_lines(source), None) is not None
     names = [table.schema.names[0]]
-    return next(_scan_source(source, table, names, 1), None) is not None
+    return next(scan_source(source, table, names, 1), None) is not None
 
 
 def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
@@ -111,16 +114,44 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
 
 def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
     """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON."""
-    source = iter(rows)
+    for chunk in _chunks(rows, lambda item: item[2]):
+        yield build([c[1] for c in chunk], table, names, where, [c[0] for c in chunk])
+
+
+def rebatched(batches: Iterable[pa.RecordBatch], size_of: Callable[[pa.RecordBatch], list[int]]) -> Iterator[Any]:
+    """The batches that ``row_batches`` makes of the same rows. ``size_of``: bytes of JSON of each row of a batch."""
+    waiting: deque[pa.RecordBatch] = deque()
+
+    def sizes() -> Iterator[int]:
+        for batch in batches:
+            waiting.append(batch)
+            yield from size_of(batch)
+
+    for chunk in _chunks(sizes(), lambda size: size):
+        left, parts = len(chunk), []
+        while left:
+            batch = waiting.popleft()
+            parts.append(batch.slice(0, left))
+            if left < batch.num_rows:
+                waiting.appendleft(batch.slice(left))
+            left -= parts[-1].num_rows
+        # As it came, or with buffers of its own, of the sizes that they have where the rows are made at once.
+        whole = len(parts) == 1 and parts[0].num_rows == batch.num_rows
+        yield from parts if whole else unpacked(packed(pa.Table.from_batches(parts).combine_chunks())).to_batches()
+
+
+def _chunks(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Items that make about 8 MB together."""
+    source = iter(items)
     for first in source:
-        chunk, size = [first], first[2]
+        chunk, size = [first], size_of(first)
         while size < PARSE_BYTES and len(chunk) < _BATCH_ROWS:
             more = list(islice(source, 64 if size * 64 < PARSE_BYTES * len(chunk) else 1))
             if not more:
                 break
             chunk += more
-            size += sum(item[2] for item in more)
-        yield build([c[1] for c in chunk], table, names, where, [c[0] for c in chunk])
+            size += sum(map(size_of, more))
+        yield chunk
 
 
 class ParquetSink:
@@ -153,7 +184,7 @@ class ParquetSink:
             self._add(piece)
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        sizes = np.cumsum(_tokens(batch))
+        sizes = np.cumsum(tokens_of(batch))
         start, before = 0, 0
         while start < batch.num_rows:
             room = before + ROW_GROUP_TOKENS - self._tokens
@@ -229,7 +260,10 @@ def _refuse_short(where: str, rows: int, expected: int) -> None:
         raise DataError.damaged(where, f"{rows:,} of {expected:,} rows can be read")
 
 
-def _scan_source(source: Source, table: Table, names: list[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
+def scan_source(
+    source: Source, table: Table, names: Sequence[str] | None, batch_size: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The same of one file, or of a part of one."""
     check_source(source, table)
     if source.kind != "parquet":
         empty = True
@@ -245,9 +279,14 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
         with parquet_file(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
+            groups = range(file.num_row_groups) if source.part is None else range(source.part.start, source.part.end)
             seen, expected = 0, file.metadata.num_rows
+            if source.part is not None:
+                expected = sum(file.metadata.row_group(i).num_rows for i in groups) - source.part.skip
+                expected = expected if source.part.take is None else min(expected, source.part.take)
+            found = _some(_parquet_batches(file, present, batch_size, groups), source.part)
             # Closed before the file: its thread may be reading when nobody wants the rest.
-            with contextlib.closing(ahead(_parquet_batches(file, present, batch_size), _BATCHES_AHEAD)) as batches:
+            with contextlib.closing(ahead(found, _BATCHES_AHEAD)) as batches:
                 for batch in batches:
                     seen += batch.num_rows
                     if batch.num_rows:
@@ -257,13 +296,30 @@ def _scan_source(source: Source, table: Table, names: list[str] | None, batch_si
         raise broken_parquet(source.path, error) from error
 
 
-def _parquet_batches(file: pq.ParquetFile, columns: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
+def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Iterator[pa.RecordBatch]:
+    """The rows that a part takes of its row groups."""
+    if part is None or (not part.skip and part.take is None):
+        yield from batches
+        return
+    skip, take = part.skip, part.take
+    for batch in batches:
+        some = batch.slice(skip) if take is None else batch.slice(skip, take)
+        skip = max(0, skip - batch.num_rows)
+        take = None if take is None else take - some.num_rows
+        yield some
+        if take == 0:
+            return
+
+
+def _parquet_batches(
+    file: pq.ParquetFile, columns: list[str], batch_size: int, groups: Iterable[int]
+) -> Iterator[pa.RecordBatch]:
     """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is."""
-    for index in range(file.num_row_groups):
+    for index in groups:
         yield from file.iter_batches(batch_size, row_groups=[index], columns=columns)
 
 
-def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterator[pa.RecordBatch]:
+def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
     where = str(source.path)
     try:
         rows = _rows(source, table)
@@ -271,7 +327,7 @@ def _scan_json(source: Source, table: Table, names: list[str] | None) -> Iterato
     except FileNotFoundError:
         # Sealed since the folder was listed: the part holds the same rows.
         if twin := sealed_twin(source.path):
-            yield from _scan_source(twin, table, names, _BATCH_ROWS)
+            yield from scan_source(twin, table, names, _BATCH_ROWS)
             return
         raise DataError.missing_path(source.path) from None
     if first is None:
@@ -311,7 +367,7 @@ def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:
         yield number, row, len(line)
 
 
-def _present(schema: pa.Schema, table: Table, names: list[str] | None, where: str) -> list[str]:
+def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
     """The columns to read from a file, which must have all that the table cannot do without."""
     wanted = names if names is not None else table.schema.names
     missing = [n for n in wanted if n not in schema.names and n not in table.optional]
@@ -320,7 +376,7 @@ def _present(schema: pa.Schema, table: Table, names: list[str] | None, where: st
     return [n for n in wanted if n in schema.names]
 
 
-def _shape(data: pa.Table, table: Table, names: list[str] | None, where: str) -> pa.Table:
+def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
     """``data`` with the types, order and metadata of the schema; columns asked for and not there are null."""
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
@@ -360,7 +416,7 @@ def broken_parquet(path: Path, error: Exception) -> DataError:
     return DataError.unreadable(path, why, "the file is cut off or damaged, or not Parquet: write it again")
 
 
-def _tokens(batch: pa.RecordBatch) -> np.ndarray:
+def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
     """Tokens in each row, int64: from the counts where the table has them, else the lengths of its id lists, else of its
     longest lists of numbers."""
     names = batch.schema.names

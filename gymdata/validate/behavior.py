@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, Evidence, Messages
+from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, UNKNOWN, Evidence, Messages
 from gymdata.rollouts.violations import Violation
 
 #: B801: a piece of at most this many tokens, repeated at least so often and over at least so many tokens.
@@ -116,8 +116,26 @@ class Behavior:
             known.append(e.parts.get(name, missing))
         self._rows += e.n
         if e.started is not None:
-            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths)
-            self._started.append(e.started)
+            known = e.started != UNKNOWN
+            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[known])
+            self._started.append(e.started[known])
+
+    def append(self, other: Behavior) -> None:
+        """Join what another has seen of the rows that follow."""
+        self._calls, self._cut, self._spelled = (
+            self._calls + other._calls, self._cut + other._cut, self._spelled + other._spelled
+        )  # fmt: skip
+        self._parsed, self._offered = self._parsed or other._parsed, self._offered or other._offered
+        self._first_cut = self._first_cut or other._first_cut
+        self._first_spelled = self._first_spelled or other._first_spelled
+        self._first = self._first or other._first
+        self._reward += other._reward
+        for name in {*self._parts, *other._parts}:
+            known = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
+            known += other._parts.get(name, [np.full(other._rows, np.nan)])
+        self._rows += other._rows
+        self._sizes += other._sizes
+        self._started += other._started
 
     def finish(self) -> list[Violation]:
         """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""

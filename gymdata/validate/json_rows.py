@@ -19,6 +19,7 @@ from gymdata.rollouts.turn_columns import (
     ROLES,
     SPELLED_CALL,
     TOOL_ERROR,
+    UNKNOWN,
     Evidence,
     Messages,
     TurnColumns,
@@ -60,13 +61,14 @@ class _Row:
     messages: list[dict[str, Any]]
 
 
-def scan(source: Source) -> Iterator[Evidence | Violation]:
-    """The batches of one JSONL or journal file, and violations for the rows that are in none."""
+def scan(source: Source, strange: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
+    """The batches of one JSONL or journal file, or a part of one, and violations for the rows that are in none. Keys that
+    nothing reads are counted in ``strange``, for ``unknown_keys``."""
     rows: list[_Row] = []
     tokens = 0
-    strange: dict[str, UnknownKey] = {}
+    first = source.part.rows if source.part is not None else 0
     try:
-        for number, line in enumerate(_lines(source)):
+        for number, line in enumerate(_lines(source), first):
             if isinstance(line, Violation):
                 yield line._replace(row=number)
                 continue
@@ -82,9 +84,13 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
                 yield _gather(rows)
                 rows, tokens = [], 0
     except DataError as error:
-        yield Violation("S101", rows[-1].number + 1 if rows else 0, detail=error.message)
+        yield Violation("S101", rows[-1].number + 1 if rows else first, detail=error.message)
     if rows:
         yield _gather(rows)
+
+
+def unknown_keys(strange: Mapping[str, UnknownKey]) -> Iterator[Violation]:
+    """What ``scan`` counted in a whole file."""
     for key, seen in strange.items():
         detail = f"unknown key {key!r} in {seen.rows:,} row(s), which nothing reads"
         yield Violation(
@@ -249,8 +255,7 @@ def _gather(rows: list[_Row]) -> Evidence:
         temperature=np.asarray([_number(v.get("temperature", 1.0)) or 0.0 for v in values], np.float32),
     )
     evidence.counts = _counts(rows)
-    if all("finish_reason" in t for t in turns):
-        evidence.cut = np.asarray([t["finish_reason"] == "length" for t in turns], np.bool_)
+    evidence.cut = np.asarray([t.get("finish_reason") == "length" for t in turns], np.bool_)
     for name in dict.fromkeys(name for v in values if isinstance(v.get("rewards"), dict) for name in v["rewards"]):
         given = [_number((v.get("rewards") or {}).get(name)) for v in values]
         evidence.parts[str(name)] = np.asarray([np.nan if one is None else one for one in given], np.float64)
@@ -259,13 +264,24 @@ def _gather(rows: list[_Row]) -> Evidence:
     return evidence
 
 
-def _started(values: list[Mapping[str, Any]]) -> np.ndarray | None:
-    """When each rollout began; None unless all tell."""
+def _started(values: list[Mapping[str, Any]]) -> np.ndarray:
+    """When each rollout began; ``UNKNOWN`` where it does not tell."""
     texts = [v.get("started_at") for v in values]
     try:
-        return np.asarray([t.rstrip("Z").removesuffix("+00:00") for t in texts], "datetime64[us]").astype(np.int64)  # type: ignore[union-attr]  # else AttributeError
-    except (AttributeError, ValueError):
-        return None
+        return np.asarray([_instant(t) for t in texts], "datetime64[us]").astype(np.int64)
+    except ValueError:
+        return np.asarray([_microseconds(t) for t in texts], np.int64)
+
+
+def _instant(text: Any) -> str:
+    return text.rstrip("Z").removesuffix("+00:00") if isinstance(text, str) else "NaT"
+
+
+def _microseconds(text: Any) -> int:
+    try:
+        return int(np.datetime64(_instant(text), "us").astype(np.int64))
+    except ValueError:
+        return UNKNOWN
 
 
 def _counts(rows: list[_Row]) -> dict[str, np.ndarray]:

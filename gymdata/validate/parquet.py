@@ -7,7 +7,7 @@ is streamed; what cannot be read is a violation that names the file, never an ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
 from gymdata.store.objects.streams import parquet_file
+from gymdata.store.paths import Part
 from gymdata.tuning import ahead, in_order
 
 _SCALARS = (
@@ -59,9 +60,9 @@ def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
     return wanted
 
 
-def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:
+def scan(path: Path, texts: bool = True, part: Part | None = None) -> Iterator[Evidence | Violation]:
     """The batches of one Parquet file, and violations for what is wrong with the file as a whole. ``texts``: as in
-    ``columns_read``."""
+    ``columns_read``; ``part``: only those row groups, and what is wrong with the file with the first of them."""
     try:
         file = parquet_file(path, memory_map=False, pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
@@ -69,9 +70,9 @@ def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:
         return
     with file:
         problems, usable = _file_problems(file)
-        yield from problems
+        yield from problems if part is None or not part.start else ()
         if usable:
-            yield from _batches(file, path, texts)
+            yield from _batches(file, path, texts, part or Part(0, file.num_row_groups, 0, 0))
 
 
 def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
@@ -97,11 +98,11 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _batches(file: pq.ParquetFile, path: Path, texts: bool) -> Iterator[Evidence | Violation]:
+def _batches(file: pq.ParquetFile, path: Path, texts: bool, part: Part) -> Iterator[Evidence | Violation]:
     columns = columns_read(file, texts)
-    row = 0
+    row = part.rows
     try:
-        for batch in _read_ahead(file, path, columns):
+        for batch in _read_ahead(file, path, columns, range(part.start, part.end)):
             try:
                 yield from _evidence(_typed(batch), row)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -157,12 +158,14 @@ def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | 
             yield *turns.locate(k), name, position
 
 
-def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_ahead(
+    file: pq.ParquetFile, path: Path, columns: list[str], wanted: Sequence[int]
+) -> Iterator[pa.RecordBatch]:
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     giant = any(g.total_byte_size > _GIANT for g in groups)
     if giant:
         rows = max(g.num_rows / max(g.total_byte_size, 1) for g in groups) * _STREAM_BYTES
-        yield from ahead(file.iter_batches(batch_size=max(1, int(rows)), columns=columns), 1)
+        yield from ahead(file.iter_batches(max(1, int(rows)), row_groups=wanted, columns=columns), 1)
         return
     metadata = file.metadata
 
@@ -172,7 +175,7 @@ def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterato
             table = own.read_row_group(index, columns=columns, use_threads=False)
         return list(table.to_batches())
 
-    filled = [i for i, group in enumerate(groups) if group.num_rows]
+    filled = [i for i in wanted if groups[i].num_rows]
     yield from in_order((functools.partial(read, i) for i in filled), _READERS, _READERS)
 
 

@@ -6,8 +6,11 @@ the order of files and rows; nothing is changed, and no token is judged by its t
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +25,54 @@ from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Viol
 from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.behavior import Behavior
+from gymdata.validate.json_columns import UnknownKey
+from gymdata.workers.pieces import name_of, pieces
+from gymdata.workers.processes import in_order
 
 
 def validate_rollouts(
-    sources: Iterable[Source],
+    sources: Sequence[Source],
     *,
     selection: Selection,
     run: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     reader: Reader | None = None,
+    workers: int = 1,
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
-    ``reader`` gives what decodes ids; it is called at the first break.
+    ``reader`` gives what decodes ids; it is called at the first break. ``workers``: processes that check parts of the files.
     """
-    report = ValidationReport()
+    report = ValidationReport(files=[str(source.path) for source in sources])
     across, behavior = checks.AcrossRows(), Behavior()
-    # Texts are read for nothing else.
-    behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
-    named = names_reward(run or {})
-    vocab = vocab_size if vocab_size is not None else vocabulary(run or {})
+    check = _Check(
+        selection.wants("T209"),
+        # Texts are read for nothing else.
+        any(code.startswith("B") for code in selection.select - selection.ignore),
+        vocab_size if vocab_size is not None else vocabulary(run or {}),
+        names_reward(run or {}),
+        reader,
+    )
     sampled_greedily = any_log_prob = False
     #: Of each file, the rows with token ids.
     with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
-    for source in sources:
-        file = str(source.path)
-        report.files.append(file)
+    checked = _checked_in_order(check, sources, across, behavior, workers)
+    for file, of_file in itertools.groupby(checked, lambda one: one.file):
         here: list[Violation] = []
+        strange: dict[str, UnknownKey] = {}
         before = report.tokens
-        for batch in _scan(source, behaves):
-            if isinstance(batch, Violation):
-                here.append(batch)
-                continue
-            report.rollouts += batch.n
-            report.turns += len(batch.turns)
-            report.tokens += batch.n_tokens
-            sampled_greedily = sampled_greedily or (
-                batch.temperature is not None and bool((batch.temperature == 0).any())
-            )
-            any_log_prob = any_log_prob or bool(np.isfinite(batch.turns.logprobs.values).any())
-            with_ids.setdefault(file, []).append(batch.rows[batch.turns.has_ids()])
-            digests = selection.wants("T209")
-            here += checks.check_batch(batch, vocab_size=vocab, reward_named=named, digests=digests, reader=reader)
-            across.add(batch, file)
-            if behaves:
-                here += behavior.add(batch, file)
+        for one in of_file:
+            report.rollouts += one.rollouts
+            report.turns += one.turns
+            report.tokens += one.tokens
+            sampled_greedily = sampled_greedily or one.greedy
+            any_log_prob = any_log_prob or one.log_probs
+            with_ids.setdefault(file, []).append(one.with_ids)
+            here += one.found
+            for key, seen in one.strange.items():
+                strange.setdefault(key, UnknownKey(seen.first)).rows += seen.rows
+        here += validate_rows.unknown_keys(strange)
         found += (
             v if v.file else v._replace(file=file)
             for v in downgrade_t205(sorted(here, key=_place), report.tokens > before)
@@ -83,6 +88,92 @@ def validate_rollouts(
     return report
 
 
+@dataclass(slots=True)
+class _Checked:
+    """What was found in a batch of a file, or beside its batches: all but what takes other rows to see."""
+
+    file: str
+    rollouts: int = 0
+    turns: int = 0
+    tokens: int = 0
+    #: Whether any temperature is 0, and whether there is any log-probability.
+    greedy: bool = False
+    log_probs: bool = False
+    with_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    found: list[Violation] = field(default_factory=list)
+    strange: dict[str, UnknownKey] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Check:
+    """The checks of a file or a part of one."""
+
+    digests: bool
+    behaves: bool
+    vocab_size: int | None
+    reward_named: bool
+    reader: Reader | None
+
+    def batches(self, source: Source, across: checks.AcrossRows, behavior: Behavior) -> Iterator[_Checked]:
+        """Batch by batch. ``across`` and ``behavior`` remember what they must of them."""
+        file = str(source.path)
+        rest = _Checked(file)
+        for batch in _scan(source, self.behaves, rest.strange):
+            if isinstance(batch, Violation):
+                yield _Checked(file, found=[batch])
+                continue
+            across.add(batch, file)
+            made = self._batch(batch, file)
+            if self.behaves:
+                made.found += behavior.add(batch, file)
+            yield made
+        yield rest
+
+    def _batch(self, batch: Evidence, file: str) -> _Checked:
+        found = checks.check_batch(
+            batch,
+            vocab_size=self.vocab_size,
+            reward_named=self.reward_named,
+            digests=self.digests,
+            reader=self.reader,
+        )
+        return _Checked(
+            file,
+            batch.n,
+            len(batch.turns),
+            batch.n_tokens,
+            batch.temperature is not None and bool((batch.temperature == 0).any()),
+            bool(np.isfinite(batch.turns.logprobs.values).any()),
+            batch.rows[batch.turns.has_ids()],
+            found,
+        )
+
+    def __call__(self, source: Source) -> tuple[list[_Checked], checks.AcrossRows, Behavior, bool]:
+        """All of a part, in a worker; and whether it ends before its end, as what follows in the file then would, too."""
+        across, behavior = checks.AcrossRows(), Behavior()
+        parts = list(self.batches(source, across, behavior))
+        ends = source.kind == "parquet" and any(v.code == "S101" for one in parts for v in one.found)
+        return parts, across, behavior, ends
+
+
+def _checked_in_order(
+    check: _Check, sources: Sequence[Source], across: checks.AcrossRows, behavior: Behavior, workers: int
+) -> Iterator[_Checked]:
+    if workers == 1:
+        for source in sources:
+            yield from check.batches(source, across, behavior)
+        return
+    ended = ""
+    with contextlib.closing(in_order(check, pieces(sources), workers, name_of)) as done:
+        for parts, rows, seen, ends in done:
+            file = parts[0].file
+            if file != ended:
+                across.append(rows)
+                behavior.append(seen)
+                yield from parts
+            ended = file if ends else ended
+
+
 def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Violation]) -> int:
     """How many of the rows of each file have none of the errors that were found."""
     bad: dict[str | None, list[int]] = {}
@@ -96,7 +187,7 @@ def behavior_of(path: str | Path) -> dict[str, str]:
     """What is odd in what the policy did, by code: how often, or what it is; nothing else is checked."""
     behavior, found = Behavior(), list[Violation]()
     for source in resolve(path):
-        for batch in _scan(source, True):
+        for batch in _scan(source, True, {}):
             if isinstance(batch, Evidence):
                 found += behavior.add(batch, str(source.path))
     counts = Counter(v.code for v in found)
@@ -117,16 +208,16 @@ def _place(v: Violation) -> tuple[int, int, str, int]:
     return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0
 
 
-def _scan(source: Source, texts: bool) -> Iterator[Evidence | Violation]:
+def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
     if source.kind == "parquet":
         # Late, so that JSON lines are validated without pyarrow.
         from gymdata.validate import parquet as validate_parquet
 
-        return validate_parquet.scan(source.path, texts)
+        return validate_parquet.scan(source.path, texts, source.part)
     if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
         # The run sealed it since it was found.
-        return _scan(sealed, texts)
-    return validate_rows.scan(source)
+        return _scan(sealed, texts, strange)
+    return validate_rows.scan(source, strange)
 
 
 def names_reward(run: Mapping[str, Any]) -> bool:

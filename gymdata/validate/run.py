@@ -9,6 +9,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_outpu
 from gymdata.store.reading import altered, reading
 
 if TYPE_CHECKING:
+    from gymdata.interop.nemo_gym import scan as nemo_gym
     from gymdata.rollouts.breaks import Reader
     from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
@@ -48,6 +50,7 @@ def validate(
     strict: bool = False,
     tokenizer: str | Path | None = None,
     decode: bool = False,
+    workers: int = 1,
     processes: int | None = None,
 ) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
@@ -55,9 +58,10 @@ def validate(
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
     recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors. ``tokenizer``: a
     folder whose vocabulary bounds the ids, and whose texts tell the cause of a break (the model folder that run.json names
-    serves for that, too); ``decode`` also compares generations with their messages' text. ``processes``
-    bounds the processes that scan one large JSONL file (default 2; forks only where that is safe). Raises DataError when
-    nothing can be read there, UsageError for an unknown code.
+    serves for that, too); ``decode`` also compares generations with their messages' text. ``workers``:
+    processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one large
+    JSONL file where there is one worker (default 2; forks only where that is safe). Raises DataError when nothing can be
+    read there, UsageError for an unknown code.
     """
     path = path_of(path, "validate")
     began = time.perf_counter()
@@ -73,9 +77,12 @@ def validate(
     if rollouts:
         from gymdata.validate.rollouts import validate_rollouts
 
-        _merge(report, validate_rollouts(rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader))
+        found = validate_rollouts(
+            rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader, workers=workers
+        )
+        _merge(report, found)
     if nemo:
-        _merge(report, _nemo(nemo, selection, vocab_size, reader, 2 if processes is None else processes))
+        _merge(report, _nemo(nemo, selection, vocab_size, reader, workers, 2 if processes is None else processes))
     if pairs:
         from gymdata.validate.pairs import validate_pairs
 
@@ -295,20 +302,35 @@ def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Read
     if tokenizer is None and run is None:
         return None
 
-    def read() -> Any:
+    return _Reads(tokenizer, run or {})
+
+
+class _Reads:
+    """Loads once in each process."""
+
+    def __init__(self, tokenizer: str | Path | None, run: Mapping[str, Any]) -> None:
+        self._of = tokenizer, run
+        self._loaded: list[Any] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Reads, self._of
+
+    def __call__(self) -> Any:
+        if not self._loaded:
+            self._loaded.append(self._load(*self._of))
+        return self._loaded[0]
+
+    @staticmethod
+    def _load(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Any:
         from gymdata.engines._transformers import reader_of
 
-        found = reader_of(tokenizer, run or {})
+        found = reader_of(tokenizer, run)
         try:
             return None if found is None else found()
         except MissingExtraError:
             if tokenizer is not None:
                 raise
             return None
-
-    import functools
-
-    return functools.cache(read)
 
 
 def _merge(report: ValidationReport, more: ValidationReport) -> None:
@@ -319,21 +341,49 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.violations += more.violations
 
 
+@dataclass(frozen=True, slots=True)
+class _Scans:
+    """The scan of NeMo Gym rows, with its file: of a file or a part of one."""
+
+    vocab: int | None
+    reader: Reader | None
+    behaves: bool
+    processes: int
+
+    def __call__(self, source: Source) -> tuple[str, nemo_gym.Part]:
+        from gymdata.interop.nemo_gym import scan as nemo_gym
+        from gymdata.validate.behavior import loops
+
+        more = (self.vocab, self.processes, self.reader, loops if self.behaves else None, source.part)
+        return str(source.path), nemo_gym.scan(source.path, source.compression, *more)
+
+
 def _nemo(
-    sources: list[Source], selection: Selection, vocab: int | None, reader: Reader | None, processes: int
+    sources: list[Source],
+    selection: Selection,
+    vocab: int | None,
+    reader: Reader | None,
+    workers: int,
+    processes: int,
 ) -> ValidationReport:
     from gymdata.interop.nemo_gym import scan as nemo_gym
-    from gymdata.validate.behavior import loops
     from gymdata.validate.nemo_behavior import behavior
+    from gymdata.workers.pieces import name_of, pieces
+    from gymdata.workers.processes import in_order
 
     behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
     report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []
-    for source in sources:
-        file = str(source.path)
-        part = nemo_gym.scan(source.path, source.compression, vocab, processes, reader, loops if behaves else None)
-        parts.append((file, part))
+    scan = _Scans(vocab, reader, behaves, processes if workers == 1 else 1)
+    cut = sources if workers == 1 else pieces(sources)
+    done: Iterator[tuple[str, nemo_gym.Part]] = in_order(scan, cut, workers, name_of)
+    for file, part in done:
+        if parts and parts[-1][0] == file:
+            parts[-1][1].append(part)
+        else:
+            parts.append((file, part))
+    for file, part in parts:
         report.rollouts += part.rollouts
         report.turns += part.turns
         report.tokens += part.tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.settings import Config, Workers
 
 
 class ValidateConfig(Config):
@@ -17,3 +17,4 @@ class ValidateConfig(Config):
         None, description="Tokenizer folder: checks ID bounds and explains breaks by text."
     )
     decode: bool = pydantic.Field(False, description="Also compare generations with their messages.")
+    workers: Workers = 1

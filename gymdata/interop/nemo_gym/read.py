@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gymdata.interop.importing import ODD, Check, Numbering, Reject, reason_of, run_id_of, turn_down
+from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.cut import Cut, cut
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
@@ -51,15 +51,17 @@ def table_rows(
     reject: Reject | None = None,
     rebuild: PromptRebuilder | None = None,
     check: Check | None = None,
+    numbering: Numbering | Unnumbered | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob that
     the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
-    those that ``check`` refuses, are given to it and skipped; without it they raise DataError.
+    those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering`` gives rows
+    their places.
     """
     run = run_id or run_id_of(sources)
-    numbering = Numbering()
+    numbering = numbering or Numbering()
     read = _Reader(rebuild)
     for source in sources:
         for number, line in iter_lines(source):
@@ -309,13 +311,12 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
     temperature: Any = params.get("temperature")
-    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
     kept: dict[str, Any] = {"keys": list(value), "response": response, "turns": parsed.places}
     if "reward" in value and type(value["reward"]) is not float:
         # 1 and 1.0 are one number and two texts.
         kept["reward"] = value["reward"]
     return {
-        "rollout_id": row.rollout_id or hashlib.blake2b(identity, digest_size=16).hexdigest(),
+        "rollout_id": row.rollout_id or rollout_id_of(run, group, index),
         "run_id": run,
         "task_id": group,
         "group_id": group,
@@ -343,6 +344,12 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }
+
+
+def rollout_id_of(run: str, group: str, index: int) -> str:
+    """The id of a row that has none of its own."""
+    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
+    return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
 def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:

@@ -38,6 +38,7 @@ from gymdata.rollouts.checks import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import BOM, Source
+from gymdata.store.paths import Part as FilePart
 from gymdata.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ class Part:
         self.rows_with_ids += [row + base for row in other.rows_with_ids]
         self.violations += [v._replace(row=v.row + base) for v in other.violations]
         self.across += [(a[0] + base, *a[1:]) for a in other.across]
-        self.settings += [(row + base, s) for row, s in other.settings]
+        known = {repr(s) for _, s in self.settings}
+        self.settings += [(row + base, s) for row, s in other.settings if repr(s) not in known]
         self.acts += [one._replace(row=one.row + base) for one in other.acts]
         self.loops += [(one[0] + base, *one[1:]) for one in other.loops]
 
@@ -406,9 +408,10 @@ def scan(
     processes: int = 1,
     reader: Reader | None = None,
     loops: Loops | None = None,
+    part: FilePart | None = None,
 ) -> Part:
-    """All rows of one file. ``processes`` > 1 cuts a plain file by bytes, where forking is safe. Raises DataError when the
-    file cannot be read to its end."""
+    """All rows of one file, or of a ``part`` of one, which count from its first. ``processes`` > 1 cuts a plain file by
+    bytes, where forking is safe. Raises DataError when the file cannot be read to its end."""
 
     def scanner() -> Scanner:
         return Scanner(vocab_size, reader, loops)
@@ -421,6 +424,8 @@ def scan(
             one.line(line)
         return one.finish()
     try:
+        if part is not None:
+            return scan_stretch(path, part.start, part.end, scanner())
         size = path.stat().st_size
         if processes > 1 and size >= WORTH_SPLITTING and may_fork():
             return _forked(path, size, scanner, processes)

@@ -1,0 +1,121 @@
+"""Rows of a table as rows of another project's format, in this process or in parts in several.
+
+Invariants: what is made of a row does not depend on the rows beside it; a row that a writer cannot take is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError
+from gymdata.interop import formats
+from gymdata.interop.importing import ODD, reason_of
+from gymdata.rollouts.checks import refuse_unsound_rows
+from gymdata.rollouts.schema import PAIRS, TABLES
+from gymdata.store.columns import to_rows
+from gymdata.store.tables import scan_source
+from gymdata.tuning import rare_collections
+from gymdata.workers.pieces import name_of, pieces
+from gymdata.workers.processes import in_order
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.store.paths import Source
+
+DIGITS = "digits of log-probabilities beyond float32"
+_BATCH_ROWS = 1024
+
+
+@dataclass(slots=True)
+class Export:
+    """The rows under ``path`` in a format, and the account of those that were made so far.
+
+    ``seen``: rows; ``lost``: what has no place in the format → in how many; ``turns``, ``turns_lost``: of NeMo Gym rows.
+    """
+
+    path: str
+    format: str
+    vocab_size: int | None
+    seen: int = 0
+    turns: int = 0
+    turns_lost: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    #: The row that is being made or written.
+    current: str | None = None
+
+    def made(self, sources: Sequence[Source], workers: int) -> Iterator[Any]:
+        """What ``formats.write`` takes, row by row."""
+        table = TABLES[formats.table_of(self.format)]
+        if workers == 1:
+            names = formats.columns(self.format)
+            batches = (batch for source in sources for batch in scan_source(source, table, names, _BATCH_ROWS))
+            yield from self._made(batches)
+            return
+        # A JSON file says with its first row which columns it has, so it is one piece.
+        cut = pieces(sources, table, lines=False, rows=_BATCH_ROWS)
+        with contextlib.closing(in_order(self, cut, workers, name_of)) as done:
+            for rows, account in done:
+                self.seen += account.seen
+                self.turns += account.turns
+                self.turns_lost += account.turns_lost
+                for what, n in account.lost.items():
+                    self.lost[what] += n
+                for self.current, row in rows:
+                    yield row
+
+    def __call__(self, source: Source) -> tuple[list[tuple[str | None, Any]], Export]:
+        """A piece, in a worker: what was made of each row, with its id, and the account."""
+        mine = replace(self, lost=Counter())
+        table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
+        batches = scan_source(source, table, names, _BATCH_ROWS)
+        with rare_collections():
+            try:
+                rows = [(mine.current, row) for row in mine._made(batches)]
+            except DataError:
+                raise
+            except ODD as error:
+                raise mine.unwritable(error) from error
+        return rows, mine
+
+    def unwritable(self, error: Exception) -> DataError:
+        """What odd JSON in messages, tools and extra does to a writer is the fault of its row."""
+        kind = "pair" if formats.table_of(self.format) == PAIRS.name else "rollout"
+        return DataError.unwritable_row(f"{self.path}: {kind} {self.current}", self.format, reason_of(error))
+
+    def _made(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+        if self.format == "nemo-gym":
+            from gymdata.interop.nemo_gym.token_text import rows as with_texts
+            from gymdata.interop.nemo_gym.write import nemo_gym_line
+
+            for row in self._rows(batches, with_texts):
+                line = nemo_gym_line(row)
+                self.turns += row["n_turns"]
+                self.turns_lost += line.lost
+                self.lost[DIGITS] += line.rounded
+                yield line.text
+            return
+        writer = formats.writer_of(self.format)
+        rows = to_rows if formats.columns(self.format) is None else _without_turns
+        for row in self._rows(batches, rows):
+            made = writer(row, self.lost)
+            if made is not None:
+                yield made
+
+    def _rows(self, batches: Iterable[pa.RecordBatch], rows: Any) -> Iterator[dict[str, Any]]:
+        name = "pair_id" if formats.table_of(self.format) == PAIRS.name else "rollout_id"
+        for batch in batches:
+            self.seen += batch.num_rows
+            refuse_unsound_rows(batch, self.path, self.vocab_size)
+            for row in rows(batch):
+                self.current = row[name]
+                yield row
+
+
+def _without_turns(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+    """Of a format that writes no ids, whose turns are only checked."""
+    return to_rows(batch.drop_columns(["turns"]))

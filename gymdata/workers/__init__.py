@@ -1,0 +1,1 @@
+"""Offline work by several processes: files in parts, and results in order."""
