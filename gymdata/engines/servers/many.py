@@ -166,6 +166,11 @@ class Server(Generic[M]):
     busy_since: float = field(default=0.0)
 
     @property
+    def name(self) -> str:
+        """What its answers call it: a replica has the name of its node as well."""
+        return str(getattr(self.sampler, "name", self.url))
+
+    @property
     def has_room(self) -> bool:
         """A group may be more than is left: waiting for all of it would leave the rest idle."""
         return self.in_flight < self.limit
@@ -259,7 +264,7 @@ class Pool(Generic[M]):
         """What each server did so far."""
         return [
             {
-                "url": server.sampler.facts().get("name") or server.url,
+                "url": server.name,
                 "engine_version": server.sampler.facts().get("engine_version"),
                 "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
                 self.answers: server.generations,
