@@ -114,8 +114,8 @@ def check_room(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], *
         f"{node.name} ({spelt(node.resources)}): {n}" for node, n in list(zip(nodes, room, strict=True))[:8]
     )
     raise UsageError(
-        f"{count} replicas of {each} can never be placed: {len(nodes)} nodes have room for {sum(room)}, each on one node: "
-        f"{listed}",
+        f"{count} replicas of {each} can never be placed: {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} "
+        f"room for {sum(room)}, each on one node: {listed}",
         hint=f"lower --replicas, --set {_FLAG.split()[1]}.num_cpus, .num_gpus or .resources, or {growing}",
     )
 
