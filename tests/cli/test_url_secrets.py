@@ -108,7 +108,10 @@ def test_collect_from_a_server(
         "8",
     ]
     run([*words, *more], out, capsys)
-    assert all(path.startswith(("/v1/", "/version")) and path.endswith(f"?token={SECRET}") for path in engine[1])
+    assert all(
+        path.startswith(("/v1/", "/version", "/inference/v1/")) and path.endswith(f"?token={SECRET}")
+        for path in engine[1]
+    )
     if not more:
         assert "token=***" in (out / "run.json").read_text()
         run(words, out, capsys)  # again: the same run, nothing to do
