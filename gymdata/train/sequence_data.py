@@ -223,7 +223,7 @@ def with_optimal_advantages(table: pa.Table, loss: str, where: str) -> pa.Table:
     if "optimal_value" not in table.column_names or table["optimal_value"].null_count:
         raise UsageError(
             f"--loss {loss} needs the column optimal_value, which {where} does not have in every row",
-            hint="`gymdata experience RUN --optimal-value-beta 0.5` writes it",
+            hint="`gymdata experience RUN --optimal-value-beta 0.5 -o OUT` writes it",
         )
     advantage = pc.subtract(pc.fill_null(table["reward"], np.nan), table["optimal_value"]).to_numpy()
     ids = Ragged.of(table["input_ids"], np.int32)

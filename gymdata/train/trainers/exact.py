@@ -146,7 +146,8 @@ class Exact:
             self.groups = groups
             saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
             self._note_sharing(
-                f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are shared"
+                f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are "
+                "shared; --prefix-sharing off trains in random order, to other weights"
             )
 
     def _note_sharing(self, text: str) -> None:
