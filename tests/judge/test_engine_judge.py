@@ -29,17 +29,22 @@ def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
         EngineJudge(str(DATA / "policy"))
 
 
-@pytest.mark.engine
-def test_a_judge_in_process_judges_a_run(tmp_path):
-    """Held to the schema, even a policy writes verdicts; raw words and token counts are kept; the next run starts no
-    engine."""
-    pytest.importorskip("vllm")
+def two_groups(folder: Path) -> Path:
+    """A run of two answers to each of two tasks."""
     rows = [
         rollout(task, n, 0.0, two_turns(1, 40 + n), text=text)
         for task in ("a", "b")
         for n, text in enumerate(("1220", "436"))
     ]
-    run = write_run(tmp_path / "run", rows)
+    return write_run(folder / "run", rows)
+
+
+@pytest.mark.engine
+def test_a_judge_in_process_judges_a_run(tmp_path):
+    """Held to the schema, even a policy writes verdicts; raw words and token counts are kept; the next run starts no
+    engine."""
+    pytest.importorskip("vllm")
+    run = two_groups(tmp_path)
     settings = {"path": str(run), "genrm": str(DATA / "policy"), "constrain": "on", "max_tokens": 200}
     summary = run_judge(**settings)
     table = read_table(run / "judge-policy", COMPARISONS)
@@ -57,12 +62,7 @@ def test_replicas_on_ray_judge_as_the_engine_in_this_process(tmp_path):
     """Two engines on a Ray that the command starts and stops: the same words and rewards, and an account of each replica."""
     pytest.importorskip("vllm")
     ray = pytest.importorskip("ray")
-    rows = [
-        rollout(task, n, 0.0, two_turns(1, 40 + n), text=text)
-        for task in ("a", "b")
-        for n, text in enumerate(("1220", "436"))
-    ]
-    run = write_run(tmp_path / "run", rows)
+    run = two_groups(tmp_path)
     settings = {"path": str(run), "genrm": str(DATA / "policy"), "constrain": "on", "max_tokens": 200}
     many = run_judge(**settings, replicas=2, replica={"num_cpus": 0.5}, output=tmp_path / "many")
     assert not ray.is_initialized()

@@ -103,7 +103,7 @@ class ServedPolicy:
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
     ) -> tuple[np.ndarray, None]:
         """As ``PolicyModel``; NaN for another ``shift`` than 0. Raises RefusedError for rows that were sampled at another
-        temperature than 1, and for ids that cannot be scored; UsageError when ``entropy`` is asked for."""
+        temperature than 1, and for ids that cannot be scored; UsageError for ``entropy``."""
         if entropy:
             raise UsageError("a server gives no entropies", hint="name the model's folder with -m, without --endpoint")
         if shift:
