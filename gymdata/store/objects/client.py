@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gymdata.errors import GymdataError, OutsideError, StoreError, redacted, require
+from gymdata.store.objects import _hub
 from gymdata.store.objects.places import Place, endpoint
 
 #: Read with one request: what a lost connection costs.
@@ -50,8 +51,16 @@ class TakenError(Exception):
     """A conditional write was refused: the object is not as the writer last knew it."""
 
 
+def check_installed(place: Place) -> None:
+    """Raise UsageError with the command that installs what a place needs, unless it is there."""
+    extra, module = ("hub", "huggingface_hub") if place.scheme == "hf" else ("s3", "obstore")
+    require(extra, module)
+
+
 def listed(place: Place, tries: int = 4) -> list[Object]:
     """Every object below a place, by key."""
+    if place.scheme == "hf":
+        return [Object(*one) for one in _hub.files(place)]
     import obstore
 
     try:
@@ -67,6 +76,8 @@ def listed(place: Place, tries: int = 4) -> list[Object]:
 
 def head(place: Place) -> Object | None:
     """One object; None where there is none."""
+    if place.scheme == "hf":
+        return Object(*found) if (found := _hub.file(place)) is not None else None
     import obstore
 
     with _attributed(place):
@@ -78,6 +89,9 @@ def head(place: Place) -> Object | None:
 
 def read(place: Place) -> tuple[bytes, str] | None:
     """The content and the tag of a small object; None where there is none."""
+    if place.scheme == "hf":
+        known = head(place)
+        return (_hub.piece(place, 0, known.size), known.tag) if known is not None else None
     import obstore
 
     with _attributed(place):
@@ -109,18 +123,24 @@ def fetch(place: Place, known: Object, target: Path) -> bool:
 
 def read_range(place: Place, known: Object, start: int, end: int) -> Any:
     """The bytes from ``start`` to ``end`` of an object, as a buffer; None when the object is no longer the ``known`` one."""
+    body = _hub.piece(place, start, end) if place.scheme == "hf" else _range(place, known, start, end)
+    if body is None:
+        return None
+    if len(body) != end - start:
+        raise OutsideError("object store", f"{place}: got {len(body):,} bytes of {end - start:,}", retryable=True)
+    return body
+
+
+def _range(place: Place, known: Object, start: int, end: int) -> Any:
     import obstore
     from obstore.exceptions import PreconditionError
 
     with _attributed(place):
         try:
             got = obstore.get(_store(place), place.key, options={"range": (start, end), "if_match": known.tag})
-            body = got.bytes()
+            return got.bytes()
         except (FileNotFoundError, PreconditionError):
             return None
-    if len(body) != end - start:
-        raise OutsideError("object store", f"{place}: got {len(body):,} bytes of {end - start:,}", retryable=True)
-    return body
 
 
 def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None = "any") -> str:
@@ -190,7 +210,7 @@ def _tag(one: Any) -> str:
 
 
 def _store(place: Place) -> Any:
-    require("s3", "obstore")
+    check_installed(place)
     bounds = os.environ.get(_REQUEST_S), os.environ.get(_TRIES_S)
     return _made(place.scheme, place.bucket, endpoint(place.scheme), os.getpid(), *bounds)
 
