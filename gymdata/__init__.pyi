@@ -146,6 +146,8 @@ def audit(
     command: Sequence[str] = (),
     progress: Progress | None = None,
     endpoint: ServerUrls = ...,
+    replicas: int | None = None,
+    ray: str | None = None,
     request_timeout: float = 300.0,
     wait_for_server: float = 600.0,
     limit: int | None = None,
@@ -155,6 +157,8 @@ def audit(
     device: str | None = None,
     dtype: Dtype = "auto",
     batch_tokens: int = 16384,
+    engine: Mapping[str, Any] = ...,
+    replica: Mapping[str, Any] = ...,
 ) -> AuditReport:
     """Compare the saved log-probabilities under ``path`` with those that ``model`` gives the same tokens.
 
@@ -166,6 +170,8 @@ def audit(
     Settings
     --------
     endpoint: Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.
+    replicas: Engines of the model on Ray that score the tokens (default: a forward pass here).
+    ray: Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).
     request_timeout: Seconds per request.
     wait_for_server: Seconds to wait for a server that stops answering.
     limit: Audit N rollouts, evenly spaced.
@@ -175,6 +181,9 @@ def audit(
     device: cpu, cuda or cuda:N (default: cuda if available).
     dtype: dtype of the forward pass.
     batch_tokens: Tokens per forward pass, padding included.
+    engine: Engine arguments of vLLM for --replicas, as they are.
+    replica: What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel
+        parts) and resources, Ray's own by name.
     """
 
 def collect(

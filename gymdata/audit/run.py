@@ -21,6 +21,7 @@ from gymdata.audit.context import Renderings, disagreeing_runs, logprob_settings
 from gymdata.audit.report import Audit, AuditReport
 from gymdata.audit.settings import AuditConfig
 from gymdata.engines.forward import load_policy
+from gymdata.engines.model_identity import policy_facts
 from gymdata.engines.port import PolicyModel
 from gymdata.errors import DataError, UsageError, require
 from gymdata.progress import Progress
@@ -63,7 +64,7 @@ def audit(
         resolve(source, ROLLOUTS)
     runs = [facts for source in sources for facts in lineage(source)]
     with contextlib.ExitStack() as stack:
-        served = stack.enter_context(_servers(config, progress)) if config.endpoint else None
+        served = stack.enter_context(_served(config, runs, progress)) if config.endpoint or config.replicas else None
         named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
         target = _target(sources, output, named, config)
         if target is not None:
@@ -93,15 +94,30 @@ def audit(
         return report
 
 
-def _servers(
-    config: AuditConfig, progress: Progress | None
+def _served(
+    config: AuditConfig, runs: Sequence[dict[str, Any]], progress: Progress | None
 ) -> contextlib.AbstractContextManager[tuple[dict[str, Any], ServedPolicy]]:
-    from gymdata.engines.servers.served_policy import served_policy
+    from gymdata.engines.servers.served_policy import at_endpoints, served_policy
 
+    model = config.model
+    if config.replicas is None:
+        servers = at_endpoints(config.endpoint, model, request_timeout_s=config.request_timeout)
+    else:
+        from gymdata.engines.servers._ray import replicated
+
+        model = model or _own_policy(runs)
+        facts = policy_facts(model)
+        servers = replicated(
+            config.replicas,
+            config.ray,
+            config.replica,
+            model,
+            config.engine,
+            policy_hash=facts["policy_hash"],
+            retries=5,
+        )
     hear = {} if progress is None else {"say": progress.message}
-    return served_policy(
-        config.endpoint, config.model, request_timeout_s=config.request_timeout, wait_s=config.wait_for_server, **hear
-    )
+    return served_policy(servers, model, wait_s=config.wait_for_server, **hear)
 
 
 def _compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -15,13 +15,22 @@ from gymdata.urls import ENGINE_KEYS, refuse_userinfo_in
 class AuditConfig(Config):
     """``gymdata audit``."""
 
-    key_only: ClassVar[Set[str]] = frozenset({"request_timeout"})
-    only_with: ClassVar[OnlyWith] = {"wait_for_server": ("--endpoint", lambda c: bool(c.endpoint))}
+    key_only: ClassVar[Set[str]] = frozenset({"request_timeout", "engine", "replica"})
+    only_with: ClassVar[OnlyWith] = {
+        "wait_for_server": ("--endpoint or --replicas", lambda c: bool(c.endpoint or c.replicas)),
+        **dict.fromkeys(("ray", "engine", "replica"), ("--replicas", lambda c: c.replicas is not None)),
+    }
 
     model: str | None = pydantic.Field(None, description="Model or LoRA adapter folder (default: the run's policy).")
     endpoint: ServerUrls = pydantic.Field(
         default_factory=list,
         description="Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.",
+    )
+    replicas: int | None = pydantic.Field(
+        None, ge=1, description="Engines of the model on Ray that score the tokens (default: a forward pass here)."
+    )
+    ray: str | None = pydantic.Field(
+        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
     )
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per request.")
     wait_for_server: float = pydantic.Field(
@@ -42,6 +51,15 @@ class AuditConfig(Config):
     dtype: Dtype = pydantic.Field("auto", description="dtype of the forward pass.")
     batch_tokens: int = pydantic.Field(16_384, ge=1, description="Tokens per forward pass, padding included.")
 
+    engine: dict[str, Any] = pydantic.Field(
+        default_factory=dict, description="Engine arguments of vLLM for --replicas, as they are."
+    )
+    replica: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
+        "parts) and resources, Ray's own by name.",
+    )
+
     @pydantic.field_validator("endpoint")
     @classmethod
     def _no_userinfo(cls, servers: list[str]) -> list[str]:
@@ -51,9 +69,12 @@ class AuditConfig(Config):
     def checked(self) -> AuditConfig:
         """This, or UsageError for settings of a forward pass in this process beside servers."""
         given = [name for name in ("device", "dtype", "batch_tokens", "write_as") if name in self.model_fields_set]
-        if self.endpoint and given and (value := getattr(self, given[0])) not in (None, "auto"):
+        if self.endpoint and self.replicas:
+            raise UsageError("--endpoint and --replicas were both given", hint="leave one of them out")
+        other = "--endpoint" if self.endpoint else "--replicas"
+        if (self.endpoint or self.replicas) and given and (value := getattr(self, given[0])) not in (None, "auto"):
             raise UsageError(
-                f"--{given[0].replace('_', '-')} {value} and --endpoint were both given",
-                hint="a server decides how it computes, and gives no entropies: leave one of them out",
+                f"--{given[0].replace('_', '-')} {value} and {other} were both given",
+                hint="a server or replica decides how it computes, and gives no entropies: leave one of them out",
             )
         return self

@@ -17,12 +17,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from gymdata.engines._transformers import local_folder
 from gymdata.engines.model_identity import base_of, policy_facts
@@ -144,23 +145,52 @@ class VllmSampler:
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        answer = await self._answer(list(ids), params, f"score-{uuid4().hex}")
+        rows = answer.prompt_logprobs or []
+        if len(rows) != len(ids):
+            raise OutsideError("engine", f"{len(rows):,} log-probabilities for the {len(ids):,} ids that were sent")
+        return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]
+
     async def _sample(
         self, request: SampleRequest, params: Callable[[SampleRequest], Any], sampling: Sampling, *, log_probs: bool
     ) -> list[Generation]:
+        prompt = list(request.prompt_token_ids)
+        answer = await self._answer(prompt, params(request), request.request_id)
+        made = [
+            _generation(list(answer.prompt_token_ids or ()), output, sampling, log_probs) for output in answer.outputs
+        ]
+        for generation in made:
+            check_generation(
+                generation,
+                max_tokens=request.max_tokens,
+                vocab_size=self._facts["vocab_size"],
+                sent=prompt,
+                log_probs=log_probs,
+            )
+        return made
+
+    async def _answer(self, prompt: list[int], params: Any, request_id: str) -> Any:
+        """vLLM's last output of one request. Raises OutsideError("engine")."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self._engine is None:
             raise OutsideError("engine", "the engine is not running", fatal=True)
-        prompt = list(request.prompt_token_ids)
         answer = None
         try:
             async for output in self._engine.generate(
                 # Of this form vLLM does not send every prompt through a thread that would tokenise it.
                 tokens_input(prompt),
-                params(request),
-                request.request_id,
+                params,
+                request_id,
                 lora_request=self._lora,
             ):
                 answer = output
@@ -175,18 +205,7 @@ class VllmSampler:
             raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
         if answer is None:
             raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
-        made = [
-            _generation(list(answer.prompt_token_ids or ()), output, sampling, log_probs) for output in answer.outputs
-        ]
-        for generation in made:
-            check_generation(
-                generation,
-                max_tokens=request.max_tokens,
-                vocab_size=self._facts["vocab_size"],
-                sent=prompt,
-                log_probs=log_probs,
-            )
-        return made
+        return answer
 
     @property
     def unfinished(self) -> int:

@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,6 +78,12 @@ class Replica:
         if self._sampler is None:
             return _FRESH
         return await self._answer(_sample(self._sampler, array("i", prompt).tolist(), request))
+
+    async def score(self, ids: bytes) -> Any:
+        """``ids``: int32."""
+        return (
+            await self._answer(self._sampler.score(array("i", ids).tolist())) if self._sampler is not None else _FRESH
+        )
 
     async def close(self) -> None:
         sampler, self._sampler = self._sampler, None
@@ -171,6 +177,10 @@ class ReplicaSampler:
             )
             for same, one in made
         ]
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
+        return list(await self._call("score", array("i", ids).tobytes()))
 
     async def close(self) -> None:
         """Nothing: the replica outlives a try to reach it."""

@@ -65,6 +65,10 @@ class Pooled(Protocol):
 class Member(Sampler, Pooled, Protocol):
     """One of several samplers of one policy."""
 
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
+        ...
+
 
 M = TypeVar("M", bound=Pooled)
 T = TypeVar("T")
@@ -84,6 +88,11 @@ class Places(Protocol):
         """Every server once, in order: its name as it may be shown, and what its sampler is made of."""
         ...
 
+    def check(self) -> str:
+        """What will be used, in words. Raises UsageError when that can never be had. Ray is started here where it is to
+        be, which only a program's main thread can do."""
+        ...
+
     async def open(self) -> None:
         """Before the first sampler is started."""
         ...
@@ -101,6 +110,9 @@ class Endpoints:
 
     def __init__(self, given: Sequence[str], address_of: Callable[[str], Address] = server_address) -> None:
         self._given, self._address_of = list(given), address_of
+
+    def check(self) -> str:
+        return f"{len(self.read())} server(s)"
 
     async def open(self) -> None:
         """Nothing: servers run already."""

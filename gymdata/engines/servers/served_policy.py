@@ -1,4 +1,4 @@
-"""A ``PolicyModel`` on vLLM servers: log-probabilities of tokens that were sampled, read as prompts.
+"""A ``PolicyModel`` on vLLM servers, or on replicas of an engine: log-probabilities of sampled tokens, read as prompts.
 
 Invariants: what a server scores is exactly the ids that were sent; a server that fails gives its sequences to another, so
 each is scored once; nothing is estimated: what a server cannot give (another temperature than 1, entropies, the output of
@@ -20,7 +20,7 @@ import numpy as np
 from gymdata.engines import model_identity
 from gymdata.engines.forward import tokenizer_facts
 from gymdata.engines.scoring import ToScore
-from gymdata.engines.servers.many import Endpoints, Servers
+from gymdata.engines.servers.many import Endpoints, Member, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import RefusedError, UsageError
 from gymdata.progress import Progress
@@ -33,29 +33,38 @@ _AHEAD = 512
 _IDS = 2**31
 
 
-@contextmanager
-def served_policy(
-    endpoints: Sequence[str],
-    model: str | None = None,
-    *,
-    request_timeout_s: float = 300.0,
-    wait_s: float = 600.0,
-    say: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[dict[str, Any], ServedPolicy]]:
-    """(what the model is, the model) as ``gymdata.engines.forward.load_policy``, until the end of the context.
-
-    ``endpoints``: base URLs of one model's servers, or ``@FILE`` of them; ``model``: its served name or folder, where they
-    serve several; ``wait_s``: how long to wait when none answers. Raises UsageError for a server of another model,
-    OutsideError("engine").
-    """
+def at_endpoints(endpoints: Sequence[str], model: str | None = None, *, request_timeout_s: float = 300.0) -> Servers:
+    """Servers of one model that are running: base URLs, or ``@FILE`` of them. ``model``: its served name or folder, where
+    they serve several."""
 
     def made(url: str) -> ServerSampler:
         # Prompts have no sampling settings, so both kinds of log-probabilities are alike.
         return ServerSampler(url, model, max_retries=0, request_timeout_s=request_timeout_s, allow_raw_logprobs=True)
 
-    policy = ServedPolicy(Servers(Endpoints(endpoints), made), wait_s, say)
+    return Servers(Endpoints(endpoints), made)
+
+
+@contextmanager
+def served_policy(
+    servers: Servers,
+    model: str | None = None,
+    *,
+    wait_s: float = 600.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[dict[str, Any], ServedPolicy]]:
+    """(what the model is, the model) as ``gymdata.engines.forward.load_policy``, until the end of the context.
+
+    ``servers`` are started here; ``model``: the served name or folder; ``wait_s``: how long to wait when none answers.
+    Raises UsageError for a server of another model, OutsideError("engine").
+    """
     try:
-        name = str(policy.facts["served_model"])
+        servers.places.check()
+    except BaseException:
+        asyncio.run(servers.close())
+        raise
+    policy = ServedPolicy(servers, wait_s, say)
+    try:
+        name = str(policy.facts["served_model"] or model)
         folder = next((one for one in (model, name) if one and Path(one).is_dir()), None)
         # Where the server reads the model, on this machine or not; only its tokenizer is taken from there.
         beside = next((one for one in (folder, policy.facts["served_from"]) if one and Path(one).is_dir()), None)
@@ -95,8 +104,8 @@ class ServedPolicy:
             say(note)
         self._longest = engine.get("max_model_len")
         self.facts: Mapping[str, Any] = {
-            "dtype": UNKNOWN, "device": f"{len(servers.servers)} server(s)", "served_model": engine["served_model"],
-            "served_from": engine["served_from"],
+            "dtype": engine.get("dtype") or UNKNOWN, "device": f"{len(servers.servers)} {servers.places.noun}(s)",
+            "served_model": engine.get("served_model"), "served_from": engine.get("served_from"),
         }  # fmt: skip
 
     def log_probs(
@@ -164,7 +173,8 @@ class ServedPolicy:
         async def worker() -> None:
             nonlocal done
             for row in rows:
-                found, _ = await self._servers.ask(partial(ServerSampler.score, ids=given.token_ids[row].tolist()))
+                ids = given.token_ids[row].tolist()
+                found, _ = await self._servers.ask(partial(_score, ids=ids))
                 # The first token has nothing before it, and is never scored.
                 scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
                 done += 1
@@ -178,3 +188,7 @@ class ServedPolicy:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _score(member: Member, ids: Sequence[int]) -> list[float]:
+    return await member.score(ids)
