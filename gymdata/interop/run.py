@@ -317,7 +317,8 @@ def _import_pairs(
         every = chain([] if first is None else [first], rows)
 
         def batches() -> Iterator[Any]:
-            while chunk := list(islice(every, 4096)):
+            # Few at a time: a row as Python objects is ten times as large as in columns.
+            for chunk in iter(lambda: list(islice(every, 512)), []):
                 summary.pairs += len(chunk)
                 yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
 
