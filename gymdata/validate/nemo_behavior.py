@@ -39,10 +39,12 @@ def behavior(parts: Sequence[tuple[str, Part]]) -> Iterator[Violation]:
     if first is not None and (text := unparsed(count, parsed=parsed, offered=offered)) is not None:
         yield _at("B805", *first, text, first[1].spelled_turn)
     if (text := equal_rewards(np.concatenate([part.across.rewards for _, part in parts]))) is not None:
-        file, kept, row = next(
-            (file, part.across, row) for file, part in parts if (row := part.across.first) is not None
+        firsts = ((file, part.across, part.across.first) for file, part in parts)
+        yield next(
+            Violation("B806", row, Names(kept)[row], detail=text, file=file)
+            for file, kept, row in firsts
+            if row is not None
         )
-        yield Violation("B806", row, Names(kept)[row], detail=text, file=file)
 
 
 def _at(code: str, file: str, one: RowActs, text: str, turn: int | None = None) -> Violation:

@@ -135,7 +135,7 @@ def across_rows(files: Sequence[tuple[str, Remembered]]) -> Iterator[Violation]:
 
     marks = _column(files, "marks")
     later = dict(_later(_column(files, "key"), marks > 0))
-    found: list[tuple[int, str, dict[str, str]]]
+    found: list[tuple[int, str, dict[str, Any]]]
     found = [(r, "D701", {"detail": f"first seen at {told(first)}"}) for r, first in later.items()]
     counts = np.ones(len(marks), np.bool_)
     counts[list(later)] = False
