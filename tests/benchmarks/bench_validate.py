@@ -240,7 +240,7 @@ def nemo(folder: Path, megabytes: int, times: int) -> Row:
         f"{ours:.2f} s",
         f"json.loads + list comparison, {rival:.2f} s",
         rival / ours,
-        at_least=2 if megabytes < 500 else 3,
+        at_least=2.5 if megabytes < 500 else 4,
     )
 
 
