@@ -19,7 +19,7 @@ from gymdata.interop import formats
 from gymdata.interop.exporting import Export
 from gymdata.interop.formats import FORMATS as FORMATS
 from gymdata.interop.formats import SOURCES as SOURCES
-from gymdata.interop.importing import ODD
+from gymdata.interop.importing import ODD, Keys
 from gymdata.interop.in_pieces import chat_of, fits, imported
 from gymdata.public import Report, Row, path_of, paths_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
@@ -271,7 +271,7 @@ def _write_rollouts(
 
 def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportSummary) -> None:
     """The same of rows that are batches."""
-    skip, seen = run.sealed_rows, set[str]()
+    skip, seen = run.sealed_rows, Keys()
 
     def counted() -> Iterator[pa.RecordBatch]:
         nonlocal skip
@@ -282,9 +282,7 @@ def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportS
             summary.breaks += int(breaks.sum())
             summary.without_token_data += int((turns == 0).sum())
             summary.without_reward += batch.column("reward").null_count
-            for name in batch.column("rollout_id").to_pylist():
-                summary.duplicates += name in seen
-                seen.add(name)
+            summary.duplicates += sum(not seen.add(name) for name in batch.column("rollout_id").to_pylist())
             done = min(skip, batch.num_rows)
             skip -= done
             if done < batch.num_rows:
@@ -318,7 +316,8 @@ def _import_pairs(
         every = chain([] if first is None else [first], rows)
 
         def batches() -> Iterator[Any]:
-            while chunk := list(islice(every, 4096)):
+            # Few at a time: a row as Python objects is ten times as large as in columns.
+            for chunk in iter(lambda: list(islice(every, 512)), []):
                 summary.pairs += len(chunk)
                 yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
 
@@ -345,11 +344,10 @@ def _import_pairs(
 
 
 def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator[tuple[dict[str, Any], int]]:
-    seen: set[str] = set()
+    seen = Keys()
     for row in rows:
         summary.rollouts += 1
-        summary.duplicates += row["rollout_id"] in seen
-        seen.add(row["rollout_id"])
+        summary.duplicates += not seen.add(row["rollout_id"])
         summary.turns += row["n_turns"]
         summary.breaks += row["n_breaks"]
         summary.without_token_data += not row["n_turns"]

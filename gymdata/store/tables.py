@@ -31,8 +31,9 @@ from gymdata.workers.arrow import packed, unpacked
 
 T = TypeVar("T")
 ROW_GROUP_TOKENS = 4_000_000
-#: Of a row group in memory.
+#: Of a row group in memory, and of one whose rows have no tokens: nothing else would bound it but its bytes.
 ROW_GROUP_BYTES = 128 << 20
+TEXT_GROUP_BYTES = 8 << 20
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
@@ -155,7 +156,8 @@ def _chunks(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]
 
 
 class ParquetSink:
-    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens and 128 MB, page checksums."""
+    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens and 128 MB (8 MB of rows without
+    tokens), page checksums."""
 
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
@@ -175,16 +177,18 @@ class ParquetSink:
         self._tokens = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        tokens = tokens_of(batch)
         # Rows without tokens, or with long texts, would make row groups of any size.
-        rows = max(1, batch.num_rows * ROW_GROUP_BYTES // max(1, batch.nbytes))
+        most = ROW_GROUP_BYTES if self._tokens or tokens.any() else TEXT_GROUP_BYTES
+        rows = max(1, batch.num_rows * most // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
             piece = batch.slice(start, rows)
-            if self._held and self._bytes + piece.nbytes > ROW_GROUP_BYTES:
+            if self._held and self._bytes + piece.nbytes > most:
                 self._flush()
-            self._add(piece)
+            self._add(piece, tokens[start : start + rows])
 
-    def _add(self, batch: pa.RecordBatch) -> None:
-        sizes = np.cumsum(tokens_of(batch))
+    def _add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
+        sizes = np.cumsum(tokens)
         start, before = 0, 0
         while start < batch.num_rows:
             room = before + ROW_GROUP_TOKENS - self._tokens

@@ -352,9 +352,10 @@ class _Scans:
 
     def __call__(self, source: Source) -> tuple[str, nemo_gym.Part]:
         from gymdata.interop.nemo_gym import scan as nemo_gym
-        from gymdata.validate.behavior import loops
+        from gymdata.interop.nemo_gym.acts import Odd
+        from gymdata.validate.behavior import loops, storm
 
-        more = (self.vocab, self.processes, self.reader, loops if self.behaves else None, source.part)
+        more = (self.vocab, self.processes, self.reader, Odd(loops, storm) if self.behaves else None, source.part)
         return str(source.path), nemo_gym.scan(source.path, source.compression, *more)
 
 
@@ -366,7 +367,7 @@ def _nemo(
     workers: int,
     processes: int,
 ) -> ValidationReport:
-    from gymdata.interop.nemo_gym import scan as nemo_gym
+    from gymdata.interop.nemo_gym.across import across_rows
     from gymdata.validate.nemo_behavior import behavior
     from gymdata.workers.pieces import name_of, pieces
     from gymdata.workers.processes import in_order
@@ -398,10 +399,11 @@ def _nemo(
             for row, settings in part.settings:
                 if biases := sampling_biases(settings):
                     found.append(Violation("L304", row, detail=", ".join(biases), file=file))
-    found += nemo_gym.across_rows(parts)
+    found += across_rows([(file, part.across) for file, part in parts])
     found += behavior(parts) if behaves else ()
-    bad = rows_with_errors(found)
-    report.trainable = sum((file, row) not in bad for file, part in parts for row in part.rows_with_ids)
+    kept = {file: part.across for file, part in parts}
+    bad = sum(kept[file or ""].has_ids(row) for file, row in rows_with_errors(found))
+    report.trainable = sum(one.with_ids for one in kept.values()) - bad
     order = {file: index for index, (file, _) in enumerate(parts)}
     found.sort(key=lambda v: (order[v.file or ""], v.row, -1 if v.turn is None else v.turn))
     report.violations = selection.apply(found)

@@ -1,8 +1,8 @@
 """What memory and CPU time offline commands take as rollouts grow: 4.6 M tokens × 1, 4 and 16, through the command line.
 
 Run: ``python -m tests.benchmarks scale``, or ``python -m tests.benchmarks.bench_scale WORD …`` for the commands whose names
-hold one of these words (what they read is made first). ``python -m tests.benchmarks.scale_rows`` measures 10 million
-rollouts.
+hold one of these words (what they read is made first); sizes among the words are the only ones that are measured (``4 16
+nemo-gym``). ``python -m tests.benchmarks.scale_rows`` measures 10 million rollouts.
 
 Each command is a process of its own. Its peak memory at 16 times the tokens may be at most 1.2 times of that at 4 times. The
 trainings' lines are their preparation, which writes what is trained, without a trainer; ``python -m tests.benchmarks
@@ -201,5 +201,7 @@ def _row(what: str, costs: dict[int, Cost], tokens: dict[int, int]) -> Row:
 if __name__ == "__main__":
     from tests.benchmarks.rows import markdown
 
-    chosen = [name for name in COMMANDS if not sys.argv[1:] or any(word in name for word in sys.argv[1:])]
-    print(markdown(main(chosen)))
+    sizes = [int(word) for word in sys.argv[1:] if word.isdecimal()] or SIZES
+    words = [word for word in sys.argv[1:] if not word.isdecimal()] or [""]
+    chosen = [name for name in COMMANDS if any(word in name for word in words)]
+    print(markdown(main(chosen, sizes)))

@@ -46,15 +46,13 @@ def native_batch(first: int, rollouts: int, rng: np.random.Generator, vocabulary
         "generation_token_ids": nested(pa.array(_zipf(rng, n * GENERATED, vocabulary)), GENERATED, n),
         "generation_log_probs": nested(pa.array(-rng.exponential(1.0, n * GENERATED).astype(np.float32)), GENERATED, n),
         "finish_reason": pa.array(["stop"] * n),
-        "agent": pa.nulls(n, pa.string()),
-        "reward": pa.nulls(n, pa.float64()),
-        "top_log_probs": pa.nulls(n, ROLLOUTS.schema.field("turns").type.value_type.field("top_log_probs").type),
         "digest": pa.array(np.zeros(n, np.int64)),
     }
     fields = list(ROLLOUTS.schema.field("turns").type.value_type)
 
     def turns() -> pa.ListArray:
-        return nested(pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields), TURNS, rollouts)
+        made = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in fields]
+        return nested(pa.StructArray.from_arrays(made, fields=fields), TURNS, rollouts)
 
     columns["digest"] = pa.array(_digests(turns(), index))
     names = [f"{first + i:032x}" for i in range(rollouts)]
@@ -181,11 +179,11 @@ print(time.perf_counter() - began)
 """
 OURS_NATIVE = """
 import sys, time
+from gymdata.validate.parquet import columns_read
 from gymdata.validate.run import validate
-import gymdata.validate.parquet
 import pyarrow.parquet as pq
 file = pq.ParquetFile(sys.argv[1])
-file.read_row_group(0, columns=gymdata.validate.parquet.columns_read(file))
+file.read_row_group(0, columns=columns_read(file))
 began = time.perf_counter()
 report = validate(sys.argv[1])
 took = time.perf_counter() - began
@@ -242,7 +240,7 @@ def nemo(folder: Path, megabytes: int, times: int) -> Row:
         f"{ours:.2f} s",
         f"json.loads + list comparison, {rival:.2f} s",
         rival / ours,
-        at_least=2 if megabytes < 500 else 3,
+        at_least=2.5 if megabytes < 500 else 4,
     )
 
 

@@ -161,6 +161,21 @@ def test_tokens_spelt_as_ids_are_turns(tmp_path: Path) -> None:
     assert [json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines()] == [good, words]
 
 
+def test_lines_of_one_trajectory_are_counted_in_run_json(tmp_path: Path) -> None:
+    """Lines of one trajectory take one entry of run.json together, and lists among them and bad lines keep their places."""
+    one = [plain("a", str(n)) for n in range(9)]
+    lines = [one[0], one[1], one[2], {"reward": 1}, {"reward": 2}, one[3], [[one[4], one[5]], one[6]], one[7], one[8]]
+    file = write_lines(tmp_path / "a.jsonl", lines)
+    assert import_rollouts(file, tmp_path / "run").rollouts == 9
+    assert read_run_json(tmp_path / "run")["documents"] == [
+        {"kind": "trajectory", "times": 3}, {"kind": "bad", "times": 2}, {"kind": "trajectory"},
+        {"kind": "list", "sizes": [2, None]}, {"kind": "trajectory"}, {"kind": "trajectory"},
+    ]  # fmt: skip
+    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "nat-trajectories")
+    back = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert back == [line for line in lines if "reward" not in line or "episode" in line]
+
+
 def test_a_score_given_since_is_exported(tmp_path: Path) -> None:
     """The exported reward is the row's, not the source's."""
     file = write_lines(tmp_path / "a.jsonl", [plain("a", "1")])

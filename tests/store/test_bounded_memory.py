@@ -102,7 +102,7 @@ def test_flips_are_kept_in_columns() -> None:
 
 def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without tokens are not held until the end, and a batch that is too large is cut; no row is lost."""
-    monkeypatch.setattr(tables, "ROW_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(tables, "TEXT_GROUP_BYTES", 20_000)
     rows = {name: ["x"] * 1_000 for name in SCORES.schema.names} | {"value": np.arange(1_000.0)}
     table = pa.table([pa.array(rows[f.name], f.type) for f in SCORES.schema], schema=SCORES.arrow)
     sink = ParquetSink(tmp_path / "x.parquet", SCORES, SCORES.arrow)

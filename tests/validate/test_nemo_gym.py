@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import gzip
+import hashlib
 import json
+import os
+import signal
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,10 @@ from hypothesis import strategies as st
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym import scan as nemo_gym
+from gymdata.interop.nemo_gym.across import Names, across_rows
+from gymdata.interop.nemo_gym.acts import Odd
+from gymdata.rollouts.ragged import Ragged
+from gymdata.validate.behavior import loops, storm
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
@@ -118,6 +126,11 @@ def test_sampling_settings_and_vocabulary(tmp_path: Path) -> None:
     assert all(int(i or 0) >= 900 for i in ids)
 
 
+def kept(part: nemo_gym.Part) -> tuple[bytearray, list[str | None]]:
+    names = Names(part.across)
+    return part.across.records, [names[row] for row in range(len(part.across))]
+
+
 @pytest.mark.parametrize("end", ["\n", ""])
 def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches that begin anywhere, joined, give what one scan gives; so does a second process, and gzip."""
@@ -133,13 +146,73 @@ def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: p
     for cut in [1, 2, *np.linspace(3, size - 1, 60).astype(int).tolist(), size]:
         first = nemo_gym.scan_stretch(path, 0, cut, nemo_gym.Scanner())
         first.append(nemo_gym.scan_stretch(path, cut, size, nemo_gym.Scanner()))
-        assert (first.rows, first.violations, first.across) == (9, whole.violations, whole.across)
+        assert (first.rows, first.violations, kept(first)) == (9, whole.violations, kept(whole))
     monkeypatch.setattr(nemo_gym, "WORTH_SPLITTING", 1)
     monkeypatch.setattr(nemo_gym, "may_fork", lambda: True)
     forked = nemo_gym.scan(path, processes=2)
-    assert (forked.violations, forked.across, forked.tokens) == (whole.violations, whole.across, whole.tokens)
+    assert (forked.violations, kept(forked), forked.tokens) == (whole.violations, kept(whole), whole.tokens)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert validate(tmp_path / "a.jsonl.gz").by_code == {"L303": 1, "T206": 1}
+
+
+def test_a_killed_process_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a second process dies of hides nothing: its rows are looked at again."""
+    parent = os.getpid()
+
+    def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    monkeypatch.setattr(nemo_gym, "WORTH_SPLITTING", 1)
+    monkeypatch.setattr(nemo_gym, "may_fork", lambda: True)
+    path = write_lines(tmp_path / "a.jsonl", clean_rows(n=8))
+    part = nemo_gym.scan(path, processes=2, odd=Odd(loops, lambda bad, every: None))
+    assert (part.rows, part.across.with_ids, part.violations) == (8, 8, [])
+
+
+def test_what_is_seen_across_rows_and_files(tmp_path: Path) -> None:
+    """Rows with an id and without, copies in another file, rewards of which one is missing, and a line that is no row."""
+    rows = clean_rows(n=8)
+    for row, name in zip(rows, ["x", "ä", None, "x", None, None, "ä", "y"], strict=True):
+        row |= {} if name is None else {"rollout_id": name}
+        row |= {"group_id": "g", "reward": 0.5}
+    rows[2]["reward"] = None
+    lines = ["nothing", *rows, rows[2]]
+    a = write_lines(tmp_path / "a.jsonl", lines)
+    write_lines(tmp_path / "b.jsonl", [rows[4], rows[7]])
+    for kw in ({"processes": 1}, {"workers": 2}):
+        found = validate(f"{tmp_path}/*.jsonl", select=["D", "R503"], **kw).violations
+        assert [(Path(v.file or "").name, v.row, v.rollout_id, v.code, v.got or v.detail) for v in found] == [
+            ("a.jsonl", 1, "x", "R503", "0.5 for all 5"),
+            ("a.jsonl", 4, "x", "D701", f"first seen at {a} row 1"),
+            ("a.jsonl", 7, "ä", "D701", f"first seen at {a} row 2"),
+            ("a.jsonl", 9, None, "D701", f"first seen at {a} row 3"),
+            ("b.jsonl", 0, None, "D701", f"first seen at {a} row 5"),
+            ("b.jsonl", 1, "y", "D701", f"first seen at {a} row 8"),
+        ]
+
+
+def test_few_bytes_of_a_row_are_kept(tmp_path: Path) -> None:
+    """A row takes less than 80 bytes, its id of 32 included, and less than 40 more while rows are compared."""
+    rows = [
+        nemo_row([([n, 1], [n, 2])], f"q{n // 8}", n / 7, n) | {"rollout_id": hashlib.md5(b"%d" % n).hexdigest()}
+        for n in range(30_000)
+    ]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    del rows
+    tracemalloc.start()
+    try:
+        part = nemo_gym.scan(path, odd=Odd(loops, storm))
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        assert [v.code for v in across_rows([(str(path), part.across)])] == []
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (part.rows, part.violations) == (30_000, [])
+    assert held < 80 * 30_000
+    assert most - held < 40 * 30_000
 
 
 def test_both_parsers_agree_on_rows(tmp_path: Path) -> None:

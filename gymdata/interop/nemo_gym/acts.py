@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gymdata.rollouts.ragged import Ragged
@@ -34,6 +35,59 @@ class RowActs(NamedTuple):
     last_turn: int
     #: (turn, sampled tokens) of calls that said nothing.
     silent: tuple[tuple[int, int], ...]
+
+
+class Odd(NamedTuple):
+    """What checks of behavior call odd: lists that repeat themselves, and so many errors of so many tool results."""
+
+    loops: Loops
+    storm: Callable[[int, int], str | None]
+
+
+@dataclass(slots=True)
+class PathActs:
+    """Many rows: counts, and the rows themselves where one of them alone is odd."""
+
+    odd: list[RowActs] = field(default_factory=list)
+    #: Rows that tell whether their last call was cut, and those where it was.
+    known: int = 0
+    cut: int = 0
+    first_cut: RowActs | None = None
+    #: Messages that spell a call in their text.
+    spelled: int = 0
+    first_spelled: RowActs | None = None
+    parsed: bool = False
+    offered: bool = False
+
+    def add(self, one: RowActs, row: int, rollout_id: str | None, odd: Odd) -> None:
+        """The next row."""
+        storm = odd.storm(one.failed, one.results) is not None
+        if storm or one.silent or one.cut or one.spelled:
+            one = one._replace(row=row, rollout_id=rollout_id)
+        if storm or one.silent:
+            self.odd.append(one)
+        self.known += one.cut is not None
+        if one.cut:
+            self.cut += 1
+            self.first_cut = self.first_cut or one
+        if one.spelled:
+            self.spelled += one.spelled
+            self.first_spelled = self.first_spelled or one
+        self.parsed, self.offered = self.parsed or one.parsed, self.offered or one.offered
+
+    def append(self, other: PathActs, base: int) -> None:
+        """Join the rows that follow, which count from ``base``."""
+
+        def moved(one: RowActs | None) -> RowActs | None:
+            return None if one is None else one._replace(row=one.row + base)
+
+        self.odd += [one._replace(row=one.row + base) for one in other.odd]
+        self.known, self.cut, self.spelled = (
+            self.known + other.known, self.cut + other.cut, self.spelled + other.spelled
+        )  # fmt: skip
+        self.first_cut = self.first_cut or moved(other.first_cut)
+        self.first_spelled = self.first_spelled or moved(other.first_spelled)
+        self.parsed, self.offered = self.parsed or other.parsed, self.offered or other.offered
 
 
 class Acts:

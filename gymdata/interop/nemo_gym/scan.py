@@ -22,14 +22,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import xxhash
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym.acts import Loops, RowActs
+from gymdata.interop.nemo_gym.across import Remembered
+from gymdata.interop.nemo_gym.acts import Loops, Odd, PathActs
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
@@ -90,13 +90,23 @@ def _forked(path: Path, size: int, scanner: Callable[[], Scanner], processes: in
     whole = scan_stretch(path, 0, bounds[1], scanner())
     failed = False
     for pid, pipe in children:
+        # From the pipe itself: the bytes of all would be as much memory again.
         with os.fdopen(pipe, "rb") as stream:
-            data = stream.read()
-        failed = os.waitpid(pid, 0)[1] != 0 or failed
-        if not failed:
-            whole.append(pickle.loads(data))
+            part = _received(stream)
+        failed = os.waitpid(pid, 0)[1] != 0 or part is None or failed
+        if part is not None and not failed:
+            whole.append(part)
     # A child that died (out of memory, killed) says nothing about the rows: look again, alone.
     return scan_stretch(path, 0, size, scanner()) if failed else whole
+
+
+def _received(stream: BinaryIO) -> Part | None:
+    """What a child found; None when it died before it had sent all of that."""
+    try:
+        part: Part = pickle.load(stream)
+    except (EOFError, pickle.UnpicklingError):
+        return None
+    return part
 
 
 def _child(path: Path, start: int, end: int, scanner: Callable[[], Scanner]) -> tuple[int, int]:
@@ -171,8 +181,6 @@ def _int32(data: bytes) -> tokens.Ids:
 
 
 _CHECK_EVERY = 2_000_000
-#: (row, group, hash of the generations or None, reward or None, rollout_id or None, hash of the line)
-Across = tuple[int, str, int | None, float | None, str | None, int]
 
 
 def recognise(line: bytes) -> bool:
@@ -192,13 +200,11 @@ class Part:
     tokens: int = 0
     turns_with_ids: int = 0
     turns_with_log_probs: int = 0
-    #: Rows that have a turn with ids of its prompt and its generation.
-    rows_with_ids: list[int] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
-    across: list[Across] = field(default_factory=list)
+    across: Remembered = field(default_factory=Remembered)
     settings: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    #: What the model did, row by row, and (row, rollout id, turn, period, start, end, sampled tokens) of loops.
-    acts: list[RowActs] = field(default_factory=list)
+    #: What the model did, and (row, rollout id, turn, period, start, end, sampled tokens) of loops.
+    acts: PathActs = field(default_factory=PathActs)
     loops: list[tuple[int, str | None, int, int, int, int, int]] = field(default_factory=list)
 
     def append(self, other: Part) -> None:
@@ -210,25 +216,24 @@ class Part:
         self.tokens += other.tokens
         self.turns_with_ids += other.turns_with_ids
         self.turns_with_log_probs += other.turns_with_log_probs
-        self.rows_with_ids += [row + base for row in other.rows_with_ids]
         self.violations += [v._replace(row=v.row + base) for v in other.violations]
-        self.across += [(a[0] + base, *a[1:]) for a in other.across]
+        self.across.append(other.across)
         known = {repr(s) for _, s in self.settings}
         self.settings += [(row + base, s) for row, s in other.settings if repr(s) not in known]
-        self.acts += [one._replace(row=one.row + base) for one in other.acts]
+        self.acts.append(other.acts, base)
         self.loops += [(one[0] + base, *one[1:]) for one in other.loops]
 
 
 class Scanner:
     """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` tells the cause of breaks;
-    ``loops`` finds what repeats itself, and without it nothing of behavior is gathered."""
+    ``odd`` finds what repeats itself and the like, and without it nothing of behavior is gathered."""
 
-    def __init__(self, vocab_size: int | None = None, reader: Reader | None = None, loops: Loops | None = None) -> None:
+    def __init__(self, vocab_size: int | None = None, reader: Reader | None = None, odd: Odd | None = None) -> None:
         self.part = Part()
         self._reader = reader
         self._limit = vocab_size if vocab_size is not None else 2**31
-        self._read = nemo_rows.RowReader(acts=loops is not None)
-        self._loops = loops
+        self._read = nemo_rows.RowReader(acts=odd is not None)
+        self._odd = odd
         # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
         self._ids: list[bytes] = []
         self._id_owner: list[tuple[int, str | None, int, int, str]] = []
@@ -245,12 +250,14 @@ class Scanner:
             row = self._read(line)
         except nemo_rows.BadRow as bad:
             self.part.violations.append(Violation(bad.code, number, detail=bad.detail, **bad.more))
+            self.part.across.bad()
             return
         self._row(number, line, row)
 
     def finish(self) -> Part:
         """The findings, after the last line."""
         self._check()
+        self.part.across.close()
         self.part.violations.sort(key=lambda v: (v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0))
         return self.part
 
@@ -304,8 +311,6 @@ class Scanner:
             part.tokens += (len(prompt) - fresh) // 8 + len(generation) // 8
             self._waiting += len(prompt) - fresh + 2 * len(generation)
             held_prompt, held_generation, first = prompt, generation, False
-        if part.turns_with_ids > before:
-            part.rows_with_ids.append(number)
         if odd:
             part.violations += relations(number, row, self._reader)
         for fault in row.faults:
@@ -314,10 +319,11 @@ class Scanner:
                     fault.code, number, name, fault.turn, expected=fault.expected, got=fault.got, detail=fault.detail
                 )
             )
-        if row.acts is not None:
-            part.acts.append(row.acts._replace(row=number, rollout_id=name))
+        if self._odd is not None and row.acts is not None:
+            part.acts.add(row.acts, number, name, self._odd)
         self._reward(number, row)
-        self._remember(number, line, row, generations)
+        part.across.add(line, row, generations, part.turns_with_ids > before)
+        self._settings(number, row)
         if self._waiting > _CHECK_EVERY * 8:
             self._check()
 
@@ -329,10 +335,7 @@ class Scanner:
                 Violation("R502", number, row.rollout_id, expected="a finite number", got=str(row.reward))
             )
 
-    def _remember(self, number: int, line: bytes, row: nemo_rows.Row, generations: list[bytes]) -> None:
-        same = xxhash.xxh3_64_intdigest(b"".join(generations)) if generations else None
-        whole = xxhash.xxh3_64_intdigest(line.strip())
-        self.part.across.append((number, row.group, same, row.reward, row.rollout_id, whole))
+    def _settings(self, number: int, row: nemo_rows.Row) -> None:
         key = repr(row.settings)
         if row.settings and key not in self._known_settings:
             self._known_settings.add(key)
@@ -345,8 +348,8 @@ class Scanner:
             self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)
         if not all_negative(lps):
             self.part.violations += odd_log_probs(self._lps, self._lp_owner)
-        if self._loops is not None:
-            self._find_loops(self._loops)
+        if self._odd is not None:
+            self._find_loops(self._odd.loops)
         self._ids, self._id_owner, self._lps, self._lp_owner, self._waiting = [], [], [], [], 0
 
     def _find_loops(self, loops: Loops) -> None:
@@ -376,45 +379,20 @@ def all_negative(data: bytes) -> bool:
     return not data[7::8].translate(None, _FINITE_NEGATIVE)
 
 
-def across_rows(parts: list[tuple[str, Part]]) -> Iterator[Violation]:
-    """D701, D702 and R503 over all rows of all files."""
-    seen: dict[str | int, str] = {}
-    generations: dict[tuple[str, int], str] = {}
-    groups: dict[str, list[Any]] = {}
-    for file, part in parts:
-        for row, group, same, reward, name, whole in part.across:
-            here = f"{file} row {row}"
-            before = seen.setdefault(name if name is not None else whole, here)
-            if before != here:
-                yield Violation("D701", row, name, detail=f"first seen at {before}", file=file)
-                continue
-            if same is not None:
-                twin = generations.setdefault((group, same), here)
-                if twin != here:
-                    yield Violation("D702", row, name, detail=f"same tokens as {twin}", file=file)
-            if reward is not None:
-                known = groups.setdefault(group, [row, name, file, reward, 0, False])
-                known[4] += 1
-                known[5] = known[5] or reward != known[3]
-    for row, name, file, reward, n, varies in groups.values():
-        if n > 1 and not varies and math.isfinite(reward):
-            yield Violation("R503", row, name, got=f"{reward:g} for all {n}", file=file)
-
-
 def scan(
     path: Path,
     compression: Any = None,
     vocab_size: int | None = None,
     processes: int = 1,
     reader: Reader | None = None,
-    loops: Loops | None = None,
+    odd: Odd | None = None,
     part: FilePart | None = None,
 ) -> Part:
     """All rows of one file, or of a ``part`` of one, which count from its first. ``processes`` > 1 cuts a plain file by
     bytes, where forking is safe. Raises DataError when the file cannot be read to its end."""
 
     def scanner() -> Scanner:
-        return Scanner(vocab_size, reader, loops)
+        return Scanner(vocab_size, reader, odd)
 
     if compression is not None:
         from gymdata.store.lines import iter_lines

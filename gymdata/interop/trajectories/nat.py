@@ -121,7 +121,7 @@ def table_rows(
     for source in sources:
         for line, value, text in documents(source):
             if shapes is not None:
-                shapes.append({"kind": "bad"} if isinstance(value, BadItem) else shape_of(value))
+                add_shape(shapes, {"kind": "bad"} if isinstance(value, BadItem) else shape_of(value))
             for place, one in [((0, 0), value)] if isinstance(value, BadItem) else places(value):
                 try:
                     row = _row(one, run, numbering)
@@ -134,6 +134,14 @@ def table_rows(
                     turn_down(bad.code, at + bad.reason, source, line, text, reject, "a trajectory", error)
                 else:
                     yield row
+
+
+def add_shape(shapes: Shapes, shape: dict[str, Any]) -> None:
+    """That of the next document. Lines of one trajectory each are counted: a file may have millions of them."""
+    if len(shapes) > 1 and "sizes" not in shapes[-1] and shapes[-1]["kind"] == shapes[-2]["kind"]:
+        shapes[-2]["times"] = shapes[-2].get("times", 1) + 1
+        del shapes[-1]
+    shapes.append(shape)
 
 
 def take_out(shape: dict[str, Any], group: int) -> None:
@@ -463,7 +471,7 @@ def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Any
         known = [shape for shape in shapes or () if shape["kind"] != "bad"]
         if sum(map(_count, known)) != len(groups):
             known = []
-        if known and (lines or len(known) == 1):
+        if known and (lines or sum(map(_times, known)) == 1):
             _restore(known, one, out)
         elif lines:
             out.writelines(one(k) + b"\n" for k in range(len(groups)))
@@ -486,9 +494,14 @@ class _Reader:
         return self._spill.read(self._ends[number + 1] - self._ends[number])
 
 
+def _times(shape: Mapping[str, Any]) -> int:
+    """How many documents of this shape follow each other."""
+    return int(shape.get("times", 1))
+
+
 def _count(shape: Mapping[str, Any]) -> int:
     if shape["kind"] == "trajectory":
-        return 1
+        return _times(shape)
     return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
 
 
@@ -496,7 +509,7 @@ def _restore(shapes: Sequence[Mapping[str, Any]], one: _Reader, out: IO[bytes]) 
     numbers = iter(range(sum(map(_count, shapes))))
     for shape in shapes:
         if shape["kind"] == "trajectory":
-            out.write(one(next(numbers)))
+            out.write(b"\n".join(map(one, islice(numbers, _times(shape)))))
         else:
             groups = _lists(shape["sizes"], numbers)
             if shape["kind"] == "collection":

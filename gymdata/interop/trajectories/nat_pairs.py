@@ -17,7 +17,7 @@ from typing import Any
 
 from gymdata.interop.importing import ODD, BadItem, Check, Reject, documents, turn_down
 from gymdata.interop.text_export import TOOLS, has_tools
-from gymdata.interop.trajectories.nat import Shapes, is_nat, places, shape_of, take_out
+from gymdata.interop.trajectories.nat import Shapes, add_shape, is_nat, places, shape_of, take_out
 from gymdata.interop.trajectories.own import (
     OWN,
     equal,
@@ -140,7 +140,7 @@ def table_rows(
     for source in sources:
         for line, value, text in documents(source):
             if shapes is not None and is_nat(value):
-                shapes.append(shape_of(value))
+                add_shape(shapes, shape_of(value))
             for place, one in _values(value):
                 try:
                     row = _row(one, run_id)
