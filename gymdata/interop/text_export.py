@@ -7,12 +7,24 @@ their text. Token ids and log-probabilities are in none of these formats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from gymdata.rollouts.messages import json_text, loads, parsed
+from gymdata.rollouts.ragged import list_parts
+from gymdata.rollouts.schema import MESSAGE
+from gymdata.store.columns import to_rows
 from gymdata.store.lines import spelled
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A message as ``rows`` gives it: the columns of ``_SAID``, and whether a turn wrote it. A dict of each would take as long
+#: to make as the message in the other format.
+Said = tuple[str, str | None, str | None, str | None, str | None, str | None, bool]
+_SAID = ("role", "content", "reasoning", "tool_call_id", "name", "tool_calls")
 Losses = Counter[str]
 #: A row in another format, or None when it has no place there.
 Writer = Callable[[Mapping[str, Any], Losses], dict[str, Any] | None]
@@ -27,10 +39,33 @@ CALL_TEXT = "tool calls as they were sampled (a chat template writes them its ow
 EMPTY = "rollouts without an assistant message"
 
 
+def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a batch as the writers take them: messages as ``Said``, and no turns, which are only checked."""
+    chats = [field.name for field in batch.schema if _is_chat(field.type)]
+    said = [_said(batch.column(name)) for name in chats]
+    rest = to_rows(batch.drop_columns([name for name in batch.schema.names if name in (*chats, "turns")]))
+    for row, *messages in zip(rest, *said, strict=True):
+        yield row | dict(zip(chats, messages, strict=True))
+
+
+def _is_chat(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_list(kind) and kind.value_type == MESSAGE
+
+
+def _said(messages: pa.ListArray) -> Iterator[list[Said]]:
+    offsets, flat = list_parts(messages)
+    columns = [flat.field(name).to_numpy(zero_copy_only=False).tolist() for name in _SAID]
+    columns.append(flat.field("turn").is_valid().to_numpy(zero_copy_only=False).tolist())
+    every: list[Any] = list(zip(*columns, strict=True))
+    return (every[first:last] for first, last in pairwise(offsets.tolist()))
+
+
 def trl_messages(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """``messages`` (and ``tools``): conversational language modelling, for SFT."""
     _count(row, lost)
-    messages = [chat_message(m) for m in row["messages"]]
+    messages = [chat_message(*m) for m in row["messages"]]
     if not any(m["role"] == "assistant" for m in messages):
         lost[EMPTY] += 1
         return None
@@ -40,7 +75,7 @@ def trl_messages(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
 def trl_prompt_completion(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """``prompt`` up to the first assistant message, ``completion`` from it on."""
     _count(row, lost)
-    messages = [chat_message(m) for m in row["messages"]]
+    messages = [chat_message(*m) for m in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
     if first is None:
         lost[EMPTY] += 1
@@ -54,7 +89,7 @@ def trl_preference(pair: Mapping[str, Any], lost: Losses) -> dict[str, Any] | No
     lost[LOG_PROBS] += bool(len(pair["chosen_logprobs"]) or len(pair["rejected_logprobs"]))
     lost[ENDS] += bool(len(pair["chosen_ids"]) or len(pair["rejected_ids"]))
     lost[CALL_TEXT] += any(_calls(pair[side]) for side in ("chosen", "rejected"))
-    made: dict[str, Any] = {side: [chat_message(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
+    made: dict[str, Any] = {side: [chat_message(*m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     lost["weights other than 1"] += pair["weight"] != 1
     return made | _tools(pair) | {"margin": spelled(pair["margin"])}
 
@@ -63,16 +98,16 @@ def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """OpenAI's fine-tuning rows: ``messages`` with arguments as text, ``tools``."""
     _count(row, lost)
     messages = []
-    for message in row["messages"]:
-        made = chat_message(message)
-        lost[REASONING] += made.pop("reasoning_content", None) is not None
-        if made["role"] not in _OPENAI_ROLES:
+    for role, content, reasoning, *more in row["messages"]:
+        if reasoning is not None:
+            lost[REASONING] += 1
+        if role not in _OPENAI_ROLES:
             lost[ROLES] += 1
-            made["role"] = "user"
+            role = "user"
+        made = chat_message(role, content, None, *more)
         for call in made.get("tool_calls", ()):
             function = call.get("function")
-            if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
-                arguments = function.get("arguments")
+            if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
                 function["arguments"] = json_text(arguments if arguments is not None else {})
         messages.append(made)
     if not any(m["role"] == "assistant" for m in messages):
@@ -84,7 +119,7 @@ def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
 def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """A row of verl's prompt table: the first prompt, and what the task knows of its answer."""
     _count(row, lost)
-    messages = row["messages"]
+    messages = [{"role": role, "content": content or ""} for role, content, *_ in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
     lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
@@ -96,7 +131,7 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     lost["ground truth (none known in the task)"] += truth is None
     return {
         "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
-        "prompt": [{"role": m["role"], "content": m["content"] or ""} for m in messages[:first]],
+        "prompt": messages[:first],
         "ability": str(task.get("ability") or ""),
         "reward_model": {"style": "rule", "ground_truth": truth if isinstance(truth, str) else json_text(truth)},
         "extra_info": {
@@ -110,24 +145,29 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     }
 
 
-def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def chat_message(
+    role: str,
+    content: str | None,
+    reasoning: str | None,
+    tool_call_id: str | None,
+    name: str | None,
+    tool_calls: str | None,
+    _of_turn: bool,
+) -> dict[str, Any]:
     """A message of the table in the shape of chat templates: no nulls, calls as objects."""
-    made: dict[str, Any] = {"role": message["role"], "content": message["content"]}
-    text = message["tool_calls"]
-    calls = None if text is None else _finite(text)
+    made: dict[str, Any] = {"role": role, "content": content}
+    calls = None if tool_calls is None else _finite(tool_calls)
     if isinstance(calls, list) and calls:
         made["tool_calls"] = calls
-    elif made["content"] is None:
+    elif content is None:
         made["content"] = ""
-    for name, key in _OF_MESSAGES:
-        value = message[name]
-        if value is not None:
-            made[key] = value
+    if reasoning is not None:
+        made["reasoning_content"] = reasoning
+    if tool_call_id is not None:
+        made["tool_call_id"] = tool_call_id
+    if name is not None:
+        made["name"] = name
     return made
-
-
-#: Column of messages → key.
-_OF_MESSAGES = (("reasoning", "reasoning_content"), ("tool_call_id", "tool_call_id"), ("name", "name"))
 
 
 def _finite(text: Any) -> Any:
@@ -139,8 +179,8 @@ def _finite(text: Any) -> Any:
     return value if plain else spelled(value)
 
 
-def _calls(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(m.get("tool_calls") and m.get("turn") is not None for m in messages)
+def _calls(messages: Sequence[Said]) -> bool:
+    return any(calls and of_turn for *_, calls, of_turn in messages)
 
 
 def has_tools(row: Mapping[str, Any]) -> bool:
@@ -149,8 +189,12 @@ def has_tools(row: Mapping[str, Any]) -> bool:
 
 
 def _tools(row: Mapping[str, Any]) -> dict[str, Any]:
-    tools = _finite(row.get("tools"))
+    tools = _known_tools(row.get("tools"))
     return {"tools": tools} if isinstance(tools, list) and tools else {}
+
+
+#: Many rollouts are given the same.
+_known_tools = lru_cache(16)(_finite)
 
 
 def _count(row: Mapping[str, Any], lost: Losses) -> None:

@@ -6,7 +6,6 @@ any JSON is taken, and what is no text becomes JSON text.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -203,8 +202,10 @@ class _Strict(json.JSONEncoder):
     def encode(self, o: Any) -> str:
         if self._chunks is not None and not isinstance(o, str):
             # It looks for no circles, which the slower way names.
-            with contextlib.suppress(RecursionError):
+            try:
                 return "".join(self._chunks(o, 0))
+            except RecursionError:
+                pass
         return super().encode(o)
 
 
