@@ -51,7 +51,7 @@ def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 def _is_chat(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    return pa.types.is_list(kind) and kind.value_type == MESSAGE
+    return bool(pa.types.is_list(kind) and kind.value_type == MESSAGE)
 
 
 def _said(messages: pa.ListArray) -> Iterator[list[Said]]:

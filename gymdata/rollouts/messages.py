@@ -150,17 +150,19 @@ def walk(
     for item in _flat(items):
         if not written_by_model(item):
             borders.other()
-            yield from ((borders.count - 1, one) for one in waiting)
-            waiting = []
+            if waiting:
+                yield from ((borders.count - 1, one) for one in waiting)
+                waiting = []
             yield borders.count - 1, item
             continue
         begins = borders.model(item.get("type"), holds(item))
         if borders.trailing > 0:
             waiting.append(item)
             continue
-        theirs = borders.count - 1 - (begins == 1)
-        yield from ((theirs, one) for one in waiting)
-        waiting = []
+        if waiting:
+            theirs = borders.count - 1 - (begins == 1)
+            yield from ((theirs, one) for one in waiting)
+            waiting = []
         yield borders.count - 1, item
     yield from ((borders.count - 1, one) for one in waiting)
 
