@@ -171,9 +171,11 @@ def rows_of(name: str) -> Callable[[pa.RecordBatch], Iterable[Row]]:
 
 def columns(name: str) -> Sequence[str] | None:
     """The columns of rollouts that a format is written from; None for all of them."""
-    from gymdata.interop.text_export import COLUMNS, WRITERS
+    from gymdata.interop.text_export import COLUMNS, VERL_COLUMNS, WRITERS
 
-    return COLUMNS if name in WRITERS and name not in OF_PAIRS else None
+    if name not in WRITERS or name in OF_PAIRS:
+        return None
+    return VERL_COLUMNS if name == "verl" else COLUMNS
 
 
 def _encoder(name: str) -> Callable[[Any], bytes]:

@@ -207,19 +207,9 @@ def _count(row: Mapping[str, Any], lost: Losses) -> None:
     lost["breaks and branches"] += row["n_breaks"] > 0
 
 
-#: What the writers of rollouts read. Turns are looked at before, for what no consumer may take.
-COLUMNS = (
-    "rollout_id",
-    "task_id",
-    "rollout_index",
-    "reward",
-    "n_turns",
-    "n_breaks",
-    "messages",
-    "tools",
-    "task",
-    "turns",
-)
+#: What the writers of rollouts read; turns are looked at before, for what no consumer may take. verl's knows the task, too.
+COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
+VERL_COLUMNS = (*COLUMNS, "task_id", "rollout_index", "task")
 #: Format → (its writer, the table it is made from).
 WRITERS: dict[str, tuple[Writer, str]] = {
     "trl-messages": (trl_messages, "rollouts"),
