@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gymdata.rollouts.messages import json_text, loads, parsed
+import numpy as np
+import orjson
+
+from gymdata.rollouts.messages import has_long_number, json_text, loads, parsed
 from gymdata.rollouts.ragged import list_parts
 from gymdata.rollouts.schema import MESSAGE
 from gymdata.store.columns import to_rows
@@ -21,10 +24,10 @@ from gymdata.store.lines import spelled
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A message as ``rows`` gives it: the columns of ``_SAID``, and whether a turn wrote it. A dict of each would take as long
-#: to make as the message in the other format.
-Said = tuple[str, str | None, str | None, str | None, str | None, str | None, bool]
-_SAID = ("role", "content", "reasoning", "tool_call_id", "name", "tool_calls")
+#: A message as ``rows`` gives it: the columns of ``_SAID``, the value of its calls, and whether it has calls that a turn
+#: wrote. A dict of each would take as long to make as the message in the other format.
+Said = tuple[str, str | None, str | None, str | None, str | None, Any, bool]
+_SAID = ("role", "content", "reasoning", "tool_call_id", "name")
 Losses = Counter[str]
 #: A row in another format, or None when it has no place there.
 Writer = Callable[[Mapping[str, Any], Losses], dict[str, Any] | None]
@@ -56,10 +59,19 @@ def _is_chat(kind: pa.DataType) -> bool:
 
 def _said(messages: pa.ListArray) -> Iterator[list[Said]]:
     offsets, flat = list_parts(messages)
-    columns = [flat.field(name).to_numpy(zero_copy_only=False).tolist() for name in _SAID]
-    columns.append(flat.field("turn").is_valid().to_numpy(zero_copy_only=False).tolist())
-    every: list[Any] = list(zip(*columns, strict=True))
-    return (every[first:last] for first, last in pairwise(offsets.tolist()))
+    columns = [_listed(flat.field(name)) for name in _SAID]
+    calls = _listed(flat.field("tool_calls"))
+    of_turn = _listed(flat.field("turn").is_valid())
+    sampled = [bool(text) and known for text, known in zip(calls, of_turn, strict=True)]
+    # Looked for in all of them at once, what hardly any has.
+    careful = has_long_number("".join(filter(None, calls)).encode())
+    every = zip(*columns, map(_finite if careful else _plain, calls), sampled, strict=True)
+    return (list(islice(every, size)) for size in np.diff(offsets).tolist())
+
+
+def _listed(array: pa.Array) -> list[Any]:
+    values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+    return values
 
 
 def trl_messages(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
@@ -151,12 +163,11 @@ def chat_message(
     reasoning: str | None,
     tool_call_id: str | None,
     name: str | None,
-    tool_calls: str | None,
-    _of_turn: bool,
+    calls: Any,
+    _sampled: bool,
 ) -> dict[str, Any]:
     """A message of the table in the shape of chat templates: no nulls, calls as objects."""
     made: dict[str, Any] = {"role": role, "content": content}
-    calls = None if tool_calls is None else _finite(tool_calls)
     if isinstance(calls, list) and calls:
         made["tool_calls"] = calls
     elif content is None:
@@ -170,17 +181,31 @@ def chat_message(
     return made
 
 
-def _finite(text: Any) -> Any:
+def _finite(text: str | None) -> Any:
     """A JSON column, numbers that are not finite spelled; None when it is null or no JSON."""
+    if text is None:
+        return None
     try:
         value, plain = parsed(text)
-    except (TypeError, AttributeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    return value if plain else spelled(value)
+    try:
+        return value if plain else spelled(value)
+    except RecursionError:
+        # Too deep for any writer, which then names its row.
+        return value
+
+
+def _plain(text: str | None) -> Any:
+    """The same of a text without long numbers."""
+    try:
+        return None if text is None else orjson.loads(text)
+    except ValueError:
+        return _finite(text)
 
 
 def _calls(messages: Sequence[Said]) -> bool:
-    return any(calls and of_turn for *_, calls, of_turn in messages)
+    return any(sampled for *_, sampled in messages)
 
 
 def has_tools(row: Mapping[str, Any]) -> bool:

@@ -389,12 +389,17 @@ _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG = re.compile(rb'(?<![\w."])\d{19}')
 
 
+def has_long_number(data: bytes) -> bool:
+    """Whether JSON text may have a whole number of more than 64 bits, of which orjson makes another."""
+    return b"0" * 19 in data.translate(_DIGITS) and _LONG.search(data) is not None
+
+
 def parsed(text: str) -> tuple[Any, bool]:
     """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
     are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
     try:
         data = text.encode()
-        if b"0" * 19 not in data.translate(_DIGITS) or not _LONG.search(data):
+        if not has_long_number(data):
             return orjson.loads(data), True
     except ValueError:
         pass
