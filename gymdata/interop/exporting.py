@@ -16,7 +16,6 @@ from gymdata.interop import formats
 from gymdata.interop.importing import ODD, reason_of
 from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, TABLES
-from gymdata.store.columns import to_rows
 from gymdata.store.tables import scan_source
 from gymdata.tuning import rare_collections
 from gymdata.workers.pieces import name_of, pieces
@@ -100,8 +99,7 @@ class Export:
                 yield line.text
             return
         writer = formats.writer_of(self.format)
-        rows = to_rows if formats.columns(self.format) is None else _without_turns
-        for row in self._rows(batches, rows):
+        for row in self._rows(batches, formats.rows_of(self.format)):
             made = writer(row, self.lost)
             if made is not None:
                 yield made
@@ -114,8 +112,3 @@ class Export:
             for row in rows(batch):
                 self.current = row[name]
                 yield row
-
-
-def _without_turns(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    """Of a format that writes no ids, whose turns are only checked."""
-    return to_rows(batch.drop_columns(["turns"]))

@@ -18,6 +18,8 @@ from gymdata.errors import DataError, UsageError
 from gymdata.store import find_run_json, read_run_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
     from gymdata.store.paths import Source
 
@@ -42,6 +44,8 @@ SUFFIXES = {
     "atif": (".jsonl", ".json"),
 }
 _EXPECTED = "NeMo Gym rows, trajectories or DPO rows of the NeMo Agent Toolkit, or ATIF trajectories"
+#: Bytes of lines that are written at once.
+_BUFFER = 1 << 20
 #: Of a row group of verl's table.
 _ROWS = 8_192
 Row = Mapping[str, Any]
@@ -144,7 +148,7 @@ def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: S
     # Lines of NeMo Gym rows have their ends.
     end = b"" if as_list or name == "nemo-gym" else b"\n"
     count = 0
-    with path.open("wb") as file:
+    with path.open("wb", buffering=_BUFFER) as file:
         for row in rows:
             if as_list and count:
                 # One trajectory is the document itself, as its users have it; several are a list.
@@ -157,11 +161,21 @@ def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: S
     return count
 
 
+def rows_of(name: str) -> Callable[[pa.RecordBatch], Iterable[Row]]:
+    """What gives the rows of a batch as ``writer_of`` takes them."""
+    from gymdata.interop import text_export
+    from gymdata.store.columns import to_rows
+
+    return text_export.rows if name in text_export.WRITERS else to_rows
+
+
 def columns(name: str) -> Sequence[str] | None:
     """The columns of rollouts that a format is written from; None for all of them."""
-    from gymdata.interop.text_export import COLUMNS, WRITERS
+    from gymdata.interop.text_export import COLUMNS, VERL_COLUMNS, WRITERS
 
-    return COLUMNS if name in WRITERS and name not in OF_PAIRS else None
+    if name not in WRITERS or name in OF_PAIRS:
+        return None
+    return VERL_COLUMNS if name == "verl" else COLUMNS
 
 
 def _encoder(name: str) -> Callable[[Any], bytes]:

@@ -7,12 +7,27 @@ their text. Token ids and log-probabilities are in none of these formats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from gymdata.rollouts.messages import json_text, loads, parsed
+import numpy as np
+import orjson
+
+from gymdata.rollouts.messages import has_long_number, json_text, loads, parsed
+from gymdata.rollouts.ragged import list_parts
+from gymdata.rollouts.schema import MESSAGE
+from gymdata.store.columns import to_rows
 from gymdata.store.lines import spelled
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A message as ``rows`` gives it: the columns of ``_SAID``, the value of its calls, and whether it has calls that a turn
+#: wrote. A dict of each would take as long to make as the message in the other format.
+Said = tuple[str, str | None, str | None, str | None, str | None, Any, bool]
+_SAID = ("role", "content", "reasoning", "tool_call_id", "name")
 Losses = Counter[str]
 #: A row in another format, or None when it has no place there.
 Writer = Callable[[Mapping[str, Any], Losses], dict[str, Any] | None]
@@ -27,10 +42,42 @@ CALL_TEXT = "tool calls as they were sampled (a chat template writes them its ow
 EMPTY = "rollouts without an assistant message"
 
 
+def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a batch as the writers take them: messages as ``Said``, and no turns, which are only checked."""
+    chats = [field.name for field in batch.schema if _is_chat(field.type)]
+    said = [_said(batch.column(name)) for name in chats]
+    rest = to_rows(batch.drop_columns([name for name in batch.schema.names if name in (*chats, "turns")]))
+    for row, *messages in zip(rest, *said, strict=True):
+        yield row | dict(zip(chats, messages, strict=True))
+
+
+def _is_chat(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) and kind.value_type == MESSAGE)
+
+
+def _said(messages: pa.ListArray) -> Iterator[list[Said]]:
+    offsets, flat = list_parts(messages)
+    columns = [_listed(flat.field(name)) for name in _SAID]
+    calls = _listed(flat.field("tool_calls"))
+    of_turn = _listed(flat.field("turn").is_valid())
+    sampled = [bool(text) and known for text, known in zip(calls, of_turn, strict=True)]
+    # Looked for in all of them at once, what hardly any has.
+    careful = has_long_number("".join(filter(None, calls)).encode())
+    every = zip(*columns, map(_finite if careful else _plain, calls), sampled, strict=True)
+    return (list(islice(every, size)) for size in np.diff(offsets).tolist())
+
+
+def _listed(array: pa.Array) -> list[Any]:
+    values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
 def trl_messages(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """``messages`` (and ``tools``): conversational language modelling, for SFT."""
     _count(row, lost)
-    messages = [chat_message(m) for m in row["messages"]]
+    messages = [chat_message(*m) for m in row["messages"]]
     if not any(m["role"] == "assistant" for m in messages):
         lost[EMPTY] += 1
         return None
@@ -40,7 +87,7 @@ def trl_messages(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
 def trl_prompt_completion(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """``prompt`` up to the first assistant message, ``completion`` from it on."""
     _count(row, lost)
-    messages = [chat_message(m) for m in row["messages"]]
+    messages = [chat_message(*m) for m in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
     if first is None:
         lost[EMPTY] += 1
@@ -54,7 +101,7 @@ def trl_preference(pair: Mapping[str, Any], lost: Losses) -> dict[str, Any] | No
     lost[LOG_PROBS] += bool(len(pair["chosen_logprobs"]) or len(pair["rejected_logprobs"]))
     lost[ENDS] += bool(len(pair["chosen_ids"]) or len(pair["rejected_ids"]))
     lost[CALL_TEXT] += any(_calls(pair[side]) for side in ("chosen", "rejected"))
-    made: dict[str, Any] = {side: [chat_message(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
+    made: dict[str, Any] = {side: [chat_message(*m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     lost["weights other than 1"] += pair["weight"] != 1
     return made | _tools(pair) | {"margin": spelled(pair["margin"])}
 
@@ -63,16 +110,16 @@ def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """OpenAI's fine-tuning rows: ``messages`` with arguments as text, ``tools``."""
     _count(row, lost)
     messages = []
-    for message in row["messages"]:
-        made = chat_message(message)
-        lost[REASONING] += made.pop("reasoning_content", None) is not None
-        if made["role"] not in _OPENAI_ROLES:
+    for role, content, reasoning, *more in row["messages"]:
+        if reasoning is not None:
+            lost[REASONING] += 1
+        if role not in _OPENAI_ROLES:
             lost[ROLES] += 1
-            made["role"] = "user"
+            role = "user"
+        made = chat_message(role, content, None, *more)
         for call in made.get("tool_calls", ()):
             function = call.get("function")
-            if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
-                arguments = function.get("arguments")
+            if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
                 function["arguments"] = json_text(arguments if arguments is not None else {})
         messages.append(made)
     if not any(m["role"] == "assistant" for m in messages):
@@ -84,7 +131,7 @@ def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
 def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     """A row of verl's prompt table: the first prompt, and what the task knows of its answer."""
     _count(row, lost)
-    messages = row["messages"]
+    messages = [{"role": role, "content": content or ""} for role, content, *_ in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
     lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
@@ -96,7 +143,7 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     lost["ground truth (none known in the task)"] += truth is None
     return {
         "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
-        "prompt": [{"role": m["role"], "content": m["content"] or ""} for m in messages[:first]],
+        "prompt": messages[:first],
         "ability": str(task.get("ability") or ""),
         "reward_model": {"style": "rule", "ground_truth": truth if isinstance(truth, str) else json_text(truth)},
         "extra_info": {
@@ -110,37 +157,55 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     }
 
 
-def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def chat_message(
+    role: str,
+    content: str | None,
+    reasoning: str | None,
+    tool_call_id: str | None,
+    name: str | None,
+    calls: Any,
+    _sampled: bool,
+) -> dict[str, Any]:
     """A message of the table in the shape of chat templates: no nulls, calls as objects."""
-    made: dict[str, Any] = {"role": message["role"], "content": message["content"]}
-    text = message["tool_calls"]
-    calls = None if text is None else _finite(text)
+    made: dict[str, Any] = {"role": role, "content": content}
     if isinstance(calls, list) and calls:
         made["tool_calls"] = calls
-    elif made["content"] is None:
+    elif content is None:
         made["content"] = ""
-    for name, key in _OF_MESSAGES:
-        value = message[name]
-        if value is not None:
-            made[key] = value
+    if reasoning is not None:
+        made["reasoning_content"] = reasoning
+    if tool_call_id is not None:
+        made["tool_call_id"] = tool_call_id
+    if name is not None:
+        made["name"] = name
     return made
 
 
-#: Column of messages → key.
-_OF_MESSAGES = (("reasoning", "reasoning_content"), ("tool_call_id", "tool_call_id"), ("name", "name"))
-
-
-def _finite(text: Any) -> Any:
+def _finite(text: str | None) -> Any:
     """A JSON column, numbers that are not finite spelled; None when it is null or no JSON."""
+    if text is None:
+        return None
     try:
         value, plain = parsed(text)
-    except (TypeError, AttributeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    return value if plain else spelled(value)
+    try:
+        return value if plain else spelled(value)
+    except RecursionError:
+        # Too deep for any writer, which then names its row.
+        return value
 
 
-def _calls(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(m.get("tool_calls") and m.get("turn") is not None for m in messages)
+def _plain(text: str | None) -> Any:
+    """The same of a text without long numbers."""
+    try:
+        return None if text is None else orjson.loads(text)
+    except ValueError:
+        return _finite(text)
+
+
+def _calls(messages: Sequence[Said]) -> bool:
+    return any(sampled for *_, sampled in messages)
 
 
 def has_tools(row: Mapping[str, Any]) -> bool:
@@ -149,8 +214,12 @@ def has_tools(row: Mapping[str, Any]) -> bool:
 
 
 def _tools(row: Mapping[str, Any]) -> dict[str, Any]:
-    tools = _finite(row.get("tools"))
+    tools = _known_tools(row.get("tools"))
     return {"tools": tools} if isinstance(tools, list) and tools else {}
+
+
+#: Many rollouts are given the same.
+_known_tools = lru_cache(16)(_finite)
 
 
 def _count(row: Mapping[str, Any], lost: Losses) -> None:
@@ -163,19 +232,9 @@ def _count(row: Mapping[str, Any], lost: Losses) -> None:
     lost["breaks and branches"] += row["n_breaks"] > 0
 
 
-#: What the writers of rollouts read. Turns are looked at before, for what no consumer may take.
-COLUMNS = (
-    "rollout_id",
-    "task_id",
-    "rollout_index",
-    "reward",
-    "n_turns",
-    "n_breaks",
-    "messages",
-    "tools",
-    "task",
-    "turns",
-)
+#: What the writers of rollouts read; turns are looked at before, for what no consumer may take. verl's knows the task, too.
+COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
+VERL_COLUMNS = (*COLUMNS, "task_id", "rollout_index", "task")
 #: Format → (its writer, the table it is made from).
 WRITERS: dict[str, tuple[Writer, str]] = {
     "trl-messages": (trl_messages, "rollouts"),

@@ -6,7 +6,6 @@ any JSON is taken, and what is no text becomes JSON text.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,17 +150,19 @@ def walk(
     for item in _flat(items):
         if not written_by_model(item):
             borders.other()
-            yield from ((borders.count - 1, one) for one in waiting)
-            waiting = []
+            if waiting:
+                yield from ((borders.count - 1, one) for one in waiting)
+                waiting = []
             yield borders.count - 1, item
             continue
         begins = borders.model(item.get("type"), holds(item))
         if borders.trailing > 0:
             waiting.append(item)
             continue
-        theirs = borders.count - 1 - (begins == 1)
-        yield from ((theirs, one) for one in waiting)
-        waiting = []
+        if waiting:
+            theirs = borders.count - 1 - (begins == 1)
+            yield from ((theirs, one) for one in waiting)
+            waiting = []
         yield borders.count - 1, item
     yield from ((borders.count - 1, one) for one in waiting)
 
@@ -203,8 +204,10 @@ class _Strict(json.JSONEncoder):
     def encode(self, o: Any) -> str:
         if self._chunks is not None and not isinstance(o, str):
             # It looks for no circles, which the slower way names.
-            with contextlib.suppress(RecursionError):
+            try:
                 return "".join(self._chunks(o, 0))
+            except RecursionError:
+                pass
         return super().encode(o)
 
 
@@ -386,12 +389,17 @@ _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG = re.compile(rb'(?<![\w."])\d{19}')
 
 
+def has_long_number(data: bytes) -> bool:
+    """Whether JSON text may have a whole number of more than 64 bits, of which orjson makes another."""
+    return b"0" * 19 in data.translate(_DIGITS) and _LONG.search(data) is not None
+
+
 def parsed(text: str) -> tuple[Any, bool]:
     """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
     are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
     try:
         data = text.encode()
-        if b"0" * 19 not in data.translate(_DIGITS) or not _LONG.search(data):
+        if not has_long_number(data):
             return orjson.loads(data), True
     except ValueError:
         pass

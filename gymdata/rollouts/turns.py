@@ -121,6 +121,8 @@ class TurnEncoder:
         self.n_context_tokens = 0
         self.n_generated_tokens = 0
         self._open: dict[int, Ids] = {}
+        #: What makes, joined, the prompt and generation of the last turn, where ``extend`` made it.
+        self._pieces: list[Ids] = []
 
     @property
     def n_breaks(self) -> int:
@@ -134,6 +136,9 @@ class TurnEncoder:
         log_probs = np.array(call.generation_log_probs, dtype=np.float32)
         # One NaN stands for all: its payload would not survive JSON, and the digest covers these bytes.
         log_probs[np.isnan(log_probs)] = np.float32("nan")
+        if self._pieces:
+            self._open[len(self.turns) - 1] = np.concatenate(self._pieces)
+            self._pieces = []
         parent, shared = self._parent(prompt)
         turn = self._append(call, parent, shared, prompt[shared:], generation, log_probs)
         if parent >= 0 and shared == len(self._open[parent]):
@@ -144,12 +149,16 @@ class TurnEncoder:
     def extend(self, call: Call) -> Turn:
         """Append a call that continues the last turn; of its prompt, ``call`` has only what is new. Arrays are contiguous,
         of int32 and float32, no log-probability is NaN, and there is at least one generated token."""
-        parent = len(self.turns) - 1
-        before = self._open.pop(parent) if parent >= 0 else np.empty(0, np.int32)
-        new, generation = call.prompt_token_ids, call.generation_token_ids
-        turn = self._append(call, parent, len(before), new, generation, call.generation_log_probs)
-        self._open[parent + 1] = np.concatenate((before, new, generation))
-        return turn
+        parent, shared = len(self.turns) - 1, 0
+        if parent >= 0:
+            before = self.turns[parent]
+            shared = before["prefix_length"] + len(before["prompt_delta_ids"]) + len(before["generation_token_ids"])
+            if not self._pieces:
+                self._pieces.append(self._open.pop(parent))
+        self._pieces += (call.prompt_token_ids, call.generation_token_ids)
+        return self._append(
+            call, parent, shared, call.prompt_token_ids, call.generation_token_ids, call.generation_log_probs
+        )
 
     def _append(self, call: Call, parent: int, shared: int, delta: Ids, generation: Ids, log_probs: Floats) -> Turn:
         parent_digest = self.turns[parent]["digest"] if parent >= 0 else 0

@@ -160,11 +160,11 @@ def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
 
 def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
     known = frozenset(f.name for f in kind)
-    for value in values:
-        if not value.keys() <= known:
-            raise _MismatchError(
-                "", f"unknown field(s) {', '.join(sorted(value.keys() - known))}", ", ".join(sorted(known))
-            )
+    if not set().union(*values) <= known:
+        wrong = next(value for value in values if not value.keys() <= known)
+        raise _MismatchError(
+            "", f"unknown field(s) {', '.join(sorted(wrong.keys() - known))}", ", ".join(sorted(known))
+        )
     children = []
     for f in kind:
         # Arrow makes the name each time that it is wanted.

@@ -232,6 +232,24 @@ def test_the_bridge_is_what_follows_the_end_of_turn_that_closes_the_assistant():
     assert bridge_ids([5, 6, 7, 2, 10], [5, 6, 7, 2, 9, 21, 22, 40], {2}) == [9, 21, 22, 40]
 
 
+def test_calls_that_continue_are_the_same_turns_by_their_new_ids():
+    """A call given by what is new in its prompt is the turn that its whole prompt makes, and later calls see it as such."""
+    new = [([1, 2], [3]), ([4], [5]), ([], [6])]
+    later = [call([1, 2, 3, 4, 9], [7]), call([1, 2, 3, 4, 5, 6, 8], [2]), call([1, 2, 3, 4, 5, 6], [7])]
+    by_new, whole = TurnEncoder(), TurnEncoder()
+    held: list[int] = []
+    for prompt, generation in new:
+        by_new.extend(call(prompt, generation))
+        whole.add(call(held + prompt, generation))
+        held += prompt + generation
+    for one in later:
+        assert str(by_new.add(one)) == str(whole.add(one))
+        by_new.extend(call([4], [4]))
+        last = whole.turns[-1]
+        whole.add(call([*expand_prompts(whole.turns)[-1].tolist(), *last["generation_token_ids"].tolist(), 4], [4]))
+    assert str(by_new.turns) == str(whole.turns)
+
+
 @pytest.mark.parametrize("held", [[1, 7, 2], [1, 7]])
 def test_the_next_prompt_closes_the_turn_once(held: list[int]):
     """A turn cut by its length limit gets the end-of-turn token; one that sampled it does not get it twice."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ import numpy.typing as npt
 import orjson
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, meant_role, parsed, written_by_model
+from gymdata.rollouts.messages import TOKEN_KEYS, meant_role, parsed, written_by_model
 
-_HEAD = re.compile(rb'"(?:prompt_token_ids|generation_token_ids|generation_log_probs)"[ \t]*:[ \t]*(\[)')
+#: In the order in which the fast way takes lists; a search for one name is many times as fast as for any of three.
+_HEADS = [re.compile(rb'"%b"[ \t]*:[ \t]*\[' % name.encode()) for name in TOKEN_KEYS]
 #: Stands for list n in the values; a text of the row that looks so is not in the place of a list.
 _PLACE = "\0{}"
 _SPACE = b" \t\r\n"
@@ -51,8 +52,7 @@ def cut(line: bytes, parser: Any) -> Cut | None:
             return None
         rest, lists = found
         value, plain = parsed(rest.decode())
-        keys = _keys(rest)
-        if not plain or type(value) is not dict or keys is None or keys != _keys(orjson.dumps(value)):
+        if not plain or type(value) is not dict or not _same_keys(rest, orjson.dumps(value)):
             return None
         response = value["response"]
         places = _take_out(response["output"], len(lists))
@@ -81,12 +81,15 @@ def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
     kept: list[bytes] = []
     lists: list[bytes] = []
     at = 0
-    while head := _HEAD.search(line, at):
+    for number, heads in enumerate(cycle(_HEADS)):
+        head = heads.search(line, at)
+        if head is None:
+            break
         begin = head.end()
         end = line.find(b"]", begin)
         if end < 0 or line[head.start() - 1] == ord("\\"):
             return None
-        kept += (line[at : begin - 1], b'"\\u0000%d"' % len(lists))
+        kept += (line[at : begin - 1], b'"\\u0000%d"' % number)
         lists.append(line[begin:end])
         at = end + 1
     if not lists:
@@ -95,11 +98,16 @@ def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
     return b"".join(kept), lists
 
 
-def _keys(text: bytes) -> int | None:
-    """How many keys an object's text has: as many as the text of its value, where none stands twice. None where that cannot
-    be seen."""
-    bare = text.translate(None, _SPACE)
-    return None if b'\\\\":' in bare else bare.count(b'":') - bare.count(b'\\":')
+def _same_keys(text: bytes, written: bytes) -> bool:
+    """Whether an object's text has as many keys as ``written``, the text of its value, where none stands twice. False where
+    that cannot be seen."""
+    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
+    # Most are spelled alike, which is seen sooner than it is counted.
+    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours))
+
+
+def _keys(bare: bytes) -> int:
+    return bare.count(b'":') - bare.count(b'\\":')
 
 
 class _Values(nemo_rows.PlainLists):
@@ -125,8 +133,8 @@ def _take_out(output: list[Any], count: int) -> list[int] | None:
         if not written_by_model(item):
             if item.get("type") != "function_call_output" and meant_role(item.get("role")) is not None:
                 return None
-        elif PROMPT in item:
-            for name in (PROMPT, GENERATION, LOG_PROBS):
+        elif not item.keys().isdisjoint(TOKEN_KEYS):
+            for name in TOKEN_KEYS:
                 if item.pop(name, None) != _PLACE.format(at):
                     return None
                 at += 1

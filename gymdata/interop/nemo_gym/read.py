@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ def _of_cut(found: Cut) -> _Parsed | None:
         narrow = given.astype(np.float32)
     if not np.isfinite(narrow).all():
         return None
-    ends = np.cumsum([len(part) for part in found.generation]).tolist()
+    ends = list(accumulate(map(len, found.generation)))
     rounded = digits_lost(given, narrow, ends)
     held = {id(output[index]) for index in found.turns}
     walked = list(walk(output, lambda item: id(item) in held))
