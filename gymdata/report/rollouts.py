@@ -23,6 +23,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import FUNCTION, TOOL, from_arrow
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, scan_batches
+from gymdata.store.tables import read_coded
 
 Numbers = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
@@ -130,7 +131,7 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any
 
 def figures(path: str | Path, threshold: float) -> dict[str, Any]:
     """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``."""
-    table = _scalars(path)
+    table = read_coded([path], ROLLOUTS, _COLUMNS, _TEXTS)
     rewards = Rewards.of(table)
     return {
         "rewards": _rewards(table, rewards),
@@ -143,20 +144,6 @@ def figures(path: str | Path, threshold: float) -> dict[str, Any]:
         **_over_time(table, Path(path)),
         "examples": _examples(table, path),
     }
-
-
-def _scalars(path: str | Path) -> pa.Table:
-    """A row a rollout. Of texts each is kept once: those of ten million rollouts would take gigabytes."""
-
-    def coded(batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [c.dictionary_encode() if n in _TEXTS else c for n, c in zip(_COLUMNS, batch.columns, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, _COLUMNS)
-
-    fields = [ROLLOUTS.schema.field(name) for name in _COLUMNS]
-    kinds = [pa.dictionary(pa.int32(), f.type) if f.name in _TEXTS else f.type for f in fields]
-    schema = pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
-    batches = list(map(coded, scan_batches(path, ROLLOUTS, _COLUMNS)))
-    return pa.Table.from_batches(batches, schema).unify_dictionaries()
 
 
 def _rewards(table: pa.Table, rewards: Rewards) -> dict[str, Any]:

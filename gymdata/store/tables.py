@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +64,20 @@ def scan_batches(
     names = _chosen(table, columns)
     for source in resolve(path, table):
         yield from scan_source(source, table, names, batch_size)
+
+
+def read_coded(paths: Iterable[str | Path], table: Table, columns: Sequence[str], texts: Collection[str]) -> pa.Table:
+    """``columns`` of all rows under ``paths``, those of ``texts`` as dictionaries, one for all rows: for texts that many of
+    ten million rows share."""
+    fields = [table.schema.field(name) for name in columns]
+    schema = pa.schema([(f.name, pa.dictionary(pa.int32(), f.type) if f.name in texts else f.type) for f in fields])
+
+    def coded(batch: pa.RecordBatch) -> pa.RecordBatch:
+        pairs = zip(batch.columns, columns, strict=True)
+        return pa.RecordBatch.from_arrays([c.dictionary_encode() if n in texts else c for c, n in pairs], schema=schema)
+
+    batches = [coded(batch) for path in paths for batch in scan_batches(path, table, columns)]
+    return pa.Table.from_batches(batches, schema).unify_dictionaries()
 
 
 def has_rows(source: Source, table: Table) -> bool:
