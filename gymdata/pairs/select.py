@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.rollouts.ragged import Array, Ragged, first_like, repeats
+from gymdata.rollouts.ragged import Array, Ragged, first_like
 from gymdata.rollouts.schema import PAIRS, conform
 from gymdata.tuning import give_back
 
@@ -348,32 +348,37 @@ class _Candidates:
 
     def _contradicted(self, key: np.ndarray, prompt: np.ndarray | None) -> npt.NDArray[np.bool_]:
         """Pairs of two contents that another pair has the other way round, under the same prompt; all are alive."""
-        content = first_like(key) if prompt is None else first_like(prompt, key)
+        kind = self.ordered.row.dtype
+        content = (first_like(key) if prompt is None else first_like(prompt, key)).astype(kind)
+        content[key == 0] = -1
         better, worse = content[self.chosen], content[self.rejected]
-        known = (better != worse) & (key[better] != 0) & (key[worse] != 0)
+        known = np.flatnonzero((better != worse) & (better >= 0) & (worse >= 0))
+        better, worse = better[known], worse[known]
         # The same number for both ways, but for its last bit.
         way = np.minimum(better, worse).astype(np.uint64) << np.uint64(32)
         way |= np.maximum(better, worse).astype(np.uint64) << np.uint64(1)
         way |= (better > worse).astype(np.uint64)
         del better, worse
-        seen = np.unique(way[known])
-        both = seen[1:][(seen[1:] ^ seen[:-1]) == 1]
-        if not len(both):
-            return np.zeros(len(way), dtype=bool)
-        way |= np.uint64(1)
-        at = np.minimum(np.searchsorted(both, way), len(both) - 1)
-        found: npt.NDArray[np.bool_] = known & (both[at] == way)
+        ordered = np.sort(way)
+        both = ordered[1:][(ordered[1:] ^ ordered[:-1]) == 1]
+        del ordered
+        found = np.zeros(len(self.first), dtype=bool)
+        if len(both):
+            way |= np.uint64(1)
+            at = np.minimum(np.searchsorted(both, way), len(both) - 1)
+            found[known[both[at] == way]] = True
         return found
 
     def drop_duplicates(self) -> None:
         content = self.column("content_key")
         if content is None:
             return
-        # The candidates are in an order that does not depend on the rows', so the kept copy does not either.
-        order = np.argsort(-self.margin, kind="stable")
         both = content[self.chosen] * (int(content.max(initial=0)) + 1) + content[self.rejected]
-        copies = np.empty(len(order), dtype=bool)
-        copies[order] = repeats(both[order])
+        # The candidates are in an order that does not depend on the rows', so the kept copy does not either.
+        order = np.lexsort((-self.margin, both))
+        both = both[order]
+        copies = np.zeros(len(order), dtype=bool)
+        copies[order[1:][both[1:] == both[:-1]]] = True
         self.drop("duplicate", copies)
         self.compact()
 

@@ -38,7 +38,6 @@ PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 #: Batches of a Parquet file that are decoded while those before them are looked at.
 _BATCHES_AHEAD = 2
-_PAGE_BYTES = 8 << 20
 
 
 def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None) -> pa.Table:
@@ -177,9 +176,9 @@ class ParquetSink:
             path,
             schema.with_metadata(table.metadata),
             compression="zstd",
-            # Token ids repeat over long distances, so they gain by a higher level and larger pages; floats gain nothing.
+            # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.
             compression_level={c: table.id_level for c in leaves if c.endswith("_ids.list.element")},
-            data_page_size=_PAGE_BYTES,
+            data_page_size=table.page_bytes,
             use_dictionary=[c for c in table.dictionary if c in leaves],
             use_byte_stream_split=[c for c in table.split if c in leaves],
             write_statistics=[c for c in leaves if "." not in c],
