@@ -18,6 +18,7 @@ _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"),
+    "hf": ("HF_ENDPOINT",),
 }
 SPOOL = "GYMDATA_SPOOL"
 #: A Path has lost one of the two slashes.
@@ -102,10 +103,9 @@ def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
     scheme, _, rest = url.partition("://")
     scheme = {"gcs": "gs", "s3a": "s3", "azure": "az"}.get(scheme.lower(), scheme.lower())
     if scheme not in _ENDPOINTS:
-        hint = "fetch it first: `hf download`" if scheme == "hf" else None
-        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}", hint=hint)
+        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}")
     bucket, _, key = rest.partition("/")
-    if "@" in bucket or "?" in rest or "#" in rest:
+    if ("@" in bucket and scheme != "hf") or "?" in rest or "#" in rest:
         raise UsageError(
             f"{url}: credentials and options do not belong in the path",
             hint="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
@@ -126,6 +126,14 @@ def mirrored(path: str | Path) -> Place | None:
             scheme = parts[0].partition("@")[0]
             return Place(scheme, parts[1], str(PurePosixPath(*parts[2:])) if len(parts) > 2 else "", spool)
     return None
+
+
+def is_spool(folder: Path) -> bool:
+    """Whether a folder looks like a spool: what lies in it is on an object store, or is to go there."""
+    files = folder / "files"
+    if not (files.is_dir() and (folder / "state").is_dir()):
+        return False
+    return all(one.name.partition("@")[0] in _ENDPOINTS for one in files.iterdir())
 
 
 def is_odd(key: str) -> bool:
