@@ -53,8 +53,8 @@ class Moments:
         n = int(weights.sum())
         if not n:
             return cls()
-        mean = float(numbers @ weights) / n
-        return cls(n, mean, float(np.square(numbers - mean) @ weights))
+        mean = float((numbers * weights).sum()) / n
+        return cls(n, mean, float((np.square(numbers - mean) * weights).sum()))
 
 
 def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
@@ -71,7 +71,8 @@ def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(numbers.mean())
         apart = numbers - mean
-        result = (state or Moments()) + Moments(len(numbers), mean, float(apart @ apart))
+        # Not the product with itself: that takes threads, and their number would decide on the last digits.
+        result = (state or Moments()) + Moments(len(numbers), mean, float(np.square(apart, out=apart).sum()))
     if not math.isfinite(result.m2):
         raise DataError.too_large("rewards or advantages", float(np.abs(numbers).max()))
     return result

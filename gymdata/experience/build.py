@@ -21,6 +21,7 @@ from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
 from gymdata.experience.group_rewards import Shaped, ShapeSettings
+from gymdata.experience.scalars import Scalars
 from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import COMPARING, NOT_RETURNS, ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
@@ -31,7 +32,7 @@ from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.store import scan_batches
-from gymdata.store.lineage import vocabulary
+from gymdata.store.lineage import keys_of, vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
 BATCH_ROWS = 4_096
@@ -91,7 +92,7 @@ class Crediting:
     def __init__(
         self,
         sources: Sequence[str | Path],
-        rollouts: pa.Table,
+        rollouts: Scalars,
         scores: np.ndarray,
         config: ExperienceConfig,
         score: str,
@@ -100,9 +101,7 @@ class Crediting:
     ) -> None:
         self.sources, self.rollouts, self.config, self.score = sources, rollouts, config, score
         self.scores, self.max_new, self.parts = scores, max_new, parts
-        self.ids = rollouts["rollout_id"].combine_chunks()
-        names = rollouts["group_id"].combine_chunks().dictionary_encode()
-        self.groups, self.group_ids = names.indices.to_numpy(), names.dictionary
+        self.groups, self.group_ids = rollouts.groups, rollouts.group_ids
         self.comparing = config.estimator in COMPARING
         settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
         taught = config.teacher is not None or config.estimator == "teacher"
@@ -112,7 +111,12 @@ class Crediting:
             whiten=settings.whiten or config.estimator == "gdpo",
             teacher_coef=config.teacher_coef if taught else 0.0,
         )
-        self.evidence = read_evidence(config.token_columns, self.ids)
+        self.evidence: Mapping[str, pa.ListArray] = {}
+        if config.token_columns is not None:
+            assert rollouts.named is not None
+            self.evidence = read_evidence(config.token_columns, rollouts.named["rollout_id"].combine_chunks())
+        # Texts of all rollouts: they are not needed any more.
+        rollouts.named = None
         #: The value after each rollout's last token, where a critic gave one.
         self.after: np.ndarray | None = None
         self._turns: np.ndarray | None = None
@@ -124,14 +128,14 @@ class Crediting:
     def shape(self, report: ExperiencesReport) -> Shaped:
         """Rewards of all rollouts, shaped; fills the account."""
         config, rollouts = self.config, self.rollouts
-        why = np.zeros(rollouts.num_rows, np.int64)
+        why = np.zeros(len(rollouts), np.int8)
         uses_outcome, uses_steps = config.rewards != "steps", config.rewards != "outcome"
-        if uses_outcome and uses_steps and config.reward is None and _is_sum_of_steps(rollouts):
+        if uses_outcome and uses_steps and config.reward is None and rollouts.reward_names == {SUM_OF_STEPS}:
             raise UsageError("the reward of these rollouts is the sum of their steps, which would count twice",
                              hint="--rewards steps; or score them, and name the score with --reward")  # fmt: skip
         outcome = self.scores.copy() if uses_outcome else None
         if config.estimator == "teacher":
-            outcome = np.zeros(rollouts.num_rows)
+            outcome = np.zeros(len(rollouts))
         steps = owner = None
         if outcome is not None:
             why[np.isnan(outcome)], why[np.isinf(outcome)] = 1, 2
@@ -144,10 +148,10 @@ class Crediting:
             has = np.bincount(owner[np.isfinite(steps)], minlength=len(why)) > 0
             why[(why == 0) & ~has & (outcome is None)] = 1
             why[infinite] = 2
-        truncated = pc.equal(rollouts["status"], "truncated").to_numpy()
+        truncated = rollouts.truncated
         if config.truncated == "drop":
             why[(why == 0) & truncated] = 3
-        generated = rollouts["n_generated_tokens"].to_numpy()
+        generated = rollouts.generated
         if outcome is not None:
             outcome[why > 0] = np.nan
         if steps is not None and owner is not None:
@@ -165,11 +169,11 @@ class Crediting:
             reason: self.group_ids.take(pa.array(codes)).to_pylist() for reason, codes in shaped.dropped.items()
         }
         report.counts |= {
-            "rollouts": rollouts.num_rows, "groups": len(self.group_ids),
+            "rollouts": len(rollouts), "groups": len(self.group_ids),
             "groups_dropped": sum(map(len, shaped.dropped.values())), "rollouts_used": int(shaped.kept.sum()),
         }  # fmt: skip
         if not shaped.kept.any():
-            raise _all_dropped(report, rollouts.num_rows)
+            raise _all_dropped(report, len(rollouts))
         cut = int((shaped.kept & truncated).sum())
         if cut and (config.critic is None if config.estimator == "gae" else config.gamma < 1):
             report.notes.append(f"{cut:,} truncated rollouts count as ended: no value is known after their last token")
@@ -225,18 +229,17 @@ class Crediting:
                 hint="collect with gymdata, or import files that carry token ids",
             )
 
-    def batches(self) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch]]:
-        """(row of the first rollout, the batch's sequences, its ids and turns), in the order of ``rollouts``."""
+    def batches(self, carried: Sequence[str] = ()) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch]]:
+        """(row of the first rollout, the batch's sequences, its ids, turns and columns ``carried``), in the order of
+        ``rollouts``."""
         row, sizes = 0, {source: vocabulary(source) for source in self.sources}
         for source in self.sources:
-            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), BATCH_ROWS):
+            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns", *carried), BATCH_ROWS):
+                # A run that is being collected may have grown; the new rows were not scored when we began.
+                batch = batch.slice(0, len(self.rollouts) - row)
                 ids = batch.column("rollout_id")
-                known = self.ids.slice(row, batch.num_rows)
-                if len(known) < batch.num_rows or not ids.equals(known):
-                    if row + batch.num_rows <= len(self.ids):
-                        raise DataError(f"{source}: changed while it was read", hint="run the command again")
-                    # A run that is being collected has grown; the new rows were not scored when we began.
-                    batch = batch.slice(0, len(known))
+                if not np.array_equal(keys_of(ids), self.rollouts.keys[row : row + len(ids)]):
+                    raise DataError(f"{source}: changed while it was read", hint="run the command again")
                 if batch.num_rows:
                     turns = batch.column("turns")
                     found = stitch(turns, ids, self.config.abandoned, where=str(source), vocab_size=sizes[source])
@@ -252,20 +255,20 @@ class Crediting:
         teacher: PolicyModel | None = None,
     ) -> None:
         """Fill reference log-probs, entropy, values and the teacher's log-probs of the kept rollouts from models."""
-        temperature = self.rollouts["temperature"].to_numpy()
-        scored = score_tokens(self.batches(), shaped.kept, temperature, policy, critic, progress, teacher)
+        scored = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, policy, critic, progress, teacher)
         twice = sorted(set(scored.columns) & set(self.evidence))
         if twice:
             raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
         self.evidence = {**self.evidence, **scored.columns}
-        truncated = pc.equal(self.rollouts["status"], "truncated").to_numpy()
-        self.after = None if scored.after is None else np.where(truncated, scored.after, 0.0)
+        self.after = None if scored.after is None else np.where(self.rollouts.truncated, scored.after, 0.0)
 
-    def credited(self, shaped: Shaped) -> Iterator[tuple[int, RolloutSequences, experiences.Credited, int]]:
-        """Every batch with its credit, before whitening; the last item is its number of rollouts."""
+    def credited(
+        self, shaped: Shaped, carried: Sequence[str] = ()
+    ) -> Iterator[tuple[int, RolloutSequences, experiences.Credited, pa.RecordBatch]]:
+        """Every batch with its credit, before whitening; the last item is its rows (see ``batches``)."""
         if self.config.estimator == "otb" and self._baseline is None:
             self._baseline = self._baseline_of(shaped)
-        for row, sequences, batch, given in self._with_returns(shaped):
+        for row, sequences, batch, given in self._with_returns(shaped, carried):
             if self._baseline is not None:
                 mine, offsets, groups = self._kept_tokens(shaped, row, sequences)
                 beside = given.advantages - given.returns
@@ -273,11 +276,11 @@ class Crediting:
                 given.advantages = beside
             if self.config.target_agents:
                 given.restrict(sequences.sampled.of_agents(self.config.target_agents))
-            yield row, sequences, given, batch.num_rows
+            yield row, sequences, given, batch
 
     def _baseline_of(self, shaped: Shaped) -> credit.TokenBaseline:
         """What is expected at each place of each group's rollouts."""
-        made = credit.TokenBaseline.of(self.groups, self.rollouts["n_generated_tokens"].to_numpy() * shaped.kept)
+        made = credit.TokenBaseline.of(self.groups, self.rollouts.generated * shaped.kept)
         for row, sequences, batch, given in self._with_returns(shaped):
             sampled, kept = sequences.sampled, shaped.kept[row : row + batch.num_rows]
             mine, offsets, groups = self._kept_tokens(shaped, row, sequences)
@@ -297,7 +300,7 @@ class Crediting:
         return by_rollout.spread(kept), offsets_of(by_rollout.lengths[kept]), self.groups[row : row + len(kept)][kept]
 
     def _with_returns(
-        self, shaped: Shaped
+        self, shaped: Shaped, carried: Sequence[str] = ()
     ) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch, experiences.Credited]]:
         """Every batch with its credit, before baselines of places."""
         by_turn = self.config.estimator in ("gigpo", "rae")
@@ -307,7 +310,7 @@ class Crediting:
                 step_weight=self.config.step_weight, decay=self.config.baseline_decay,
             )  # fmt: skip
         turn = 0
-        for row, sequences, batch in self.batches():
+        for row, sequences, batch in self.batches(carried):
             n, sampled = batch.num_rows, sequences.sampled
             outcome = None if shaped.outcome is None else np.nan_to_num(shaped.outcome[row : row + n])
             columns = {name: column.slice(row, n) for name, column in self.evidence.items()}
@@ -345,7 +348,7 @@ class Crediting:
             and shaped.steps is None
         ):
             # Every sampled token of a rollout has its outcome: no need to look at the tokens.
-            generated = self.rollouts["n_generated_tokens"].to_numpy()[shaped.kept]
+            generated = self.rollouts.generated[shaped.kept]
             return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
         total = credit.Moments()
         if discounted and shaped.outcome is not None and shaped.steps is None:
@@ -355,14 +358,14 @@ class Crediting:
                 returns = experiences.discounted(outcome, offsets_of(lengths), self.settings.gamma)
                 total = credit.running_moments(total, returns if kept.all() else returns[np.repeat(kept, lengths)])
             return total
-        for row, sequences, given, n in self.credited(shaped):
-            mine = tokens_of(given.advantages, sequences, shaped.kept[row : row + n])
+        for row, sequences, given, batch in self.credited(shaped):
+            mine = tokens_of(given.advantages, sequences, shaped.kept[row : row + batch.num_rows])
             total = credit.running_moments(total, mine)
         return total
 
     def _generated(self, shaped: Shaped) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(row of the first rollout, how many tokens each sampled, which are kept) of the same batches as ``batches``."""
-        generated, row = self.rollouts["n_generated_tokens"].to_numpy(), 0
+        generated, row = self.rollouts.generated, 0
         for source in self.sources:
             for batch in scan_batches(source, ROLLOUTS, ("rollout_id",), BATCH_ROWS):
                 here = slice(row, min(row + batch.num_rows, len(generated)))
@@ -393,21 +396,13 @@ def kl_account(seen: credit.Moments, rollouts: int, config: ExperienceConfig) ->
     return found
 
 
-def _is_sum_of_steps(rollouts: pa.Table) -> bool:
-    """Whether ``collect`` found no reward but those of the steps."""
-    names = pc.struct_field(rollouts["rewards"].combine_chunks().flatten(), "name")
-    return bool(pc.unique(names).to_pylist() == [SUM_OF_STEPS])
-
-
 def tokens_of(values: np.ndarray, sequences: RolloutSequences, kept: np.ndarray) -> np.ndarray:
     """The numbers of the sampled tokens of kept rollouts."""
     return values if kept.all() else values[sequences.sampled.logprobs.spread(kept)]
 
 
-def read_evidence(path: Path | None, ids: pa.Array) -> Mapping[str, pa.ListArray]:
-    """Token columns for every rollout, in order; empty without a file. Of an audit's folder, its columns are meant."""
-    if path is None:
-        return {}
+def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
+    """Token columns for every rollout, in order. Of an audit's folder, its columns are meant."""
     if path.is_dir():
         path = path / f"{AUDIT.name}.parquet"
     from gymdata.store.objects.streams import parquet_file

@@ -17,24 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, kl_account, refuse_short_horizon, tokens_of
 from gymdata.experience.group_rewards import Shaped
+from gymdata.experience.scalars import Scalars
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
-from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
-from gymdata.store import StageOutput, read_run_json, read_table
-from gymdata.store.lineage import Paths, changed_rollouts, concat, parent_of, refuse_duplicates, run_folder, scores_of
+from gymdata.rollouts.schema import EXPERIENCES
+from gymdata.store import StageOutput, read_run_json
+from gymdata.store.lineage import Paths, changed_rollouts, parent_of, run_folder, scores_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.tuning import ahead
-
-_SCALARS = (
-    "rollout_id", "run_id", "task_id", "group_id", "policy_hash", "policy_version", "status", "reward", "rewards",
-    "temperature", "n_breaks", "n_generated_tokens",
-)  # fmt: skip
 
 
 def experience(
@@ -74,10 +70,8 @@ def _build(
     command: Sequence[str],
     progress: Progress | None,
 ) -> ExperiencesReport:
-    rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
-    if not rollouts.num_rows:
-        raise DataError.empty(sources[0], "scored rollouts")
-    refuse_duplicates(rollouts)
+    by_name = config.estimator == "gdpo" or config.reward is not None or config.rewards == "steps+outcome"
+    rollouts = Scalars.read(sources, named=by_name or config.token_columns is not None)
     score, values, scored_by, parts = _scores(sources, rollouts, config)
     work = Crediting(
         sources,
@@ -111,16 +105,15 @@ def _build(
 
 
 def _scores(
-    sources: Sequence[str | Path], rollouts: pa.Table, config: ExperienceConfig
+    sources: Sequence[str | Path], rollouts: Scalars, config: ExperienceConfig
 ) -> tuple[str, np.ndarray, list[Path], dict[str, np.ndarray] | None]:
     """The score's name, one score a rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
     if config.estimator != "gdpo":
-        score, values, scored_by = scores_of(sources, rollouts, config.reward)
+        if config.reward is None:
+            return "reward", rollouts.reward, [], None
+        score, values, scored_by = scores_of(sources, rollouts.named, config.reward)
         return score, pc.fill_null(values, np.nan).to_numpy(), scored_by, None
-    named = config.reward_parts
-    if not named:
-        there = pc.unique(rollouts["rewards"].combine_chunks().flatten().field("name")).to_pylist()
-        named = tuple(sorted(there))
+    named = config.reward_parts or tuple(sorted(rollouts.reward_names))
     if not named:
         raise RefusedError(
             "--estimator gdpo compares the named parts of a reward, and these rollouts have none",
@@ -129,7 +122,7 @@ def _scores(
         )
     parts, files = {}, []
     for name in named:
-        _, values, scored_by = scores_of(sources, rollouts, name)
+        _, values, scored_by = scores_of(sources, rollouts.named, name)
         parts[name] = pc.fill_null(values, np.nan).to_numpy()
         files += scored_by
     return " + ".join(named), np.sum(list(parts.values()), axis=0), files, parts
@@ -144,25 +137,23 @@ def _write(
     progress: Progress | None,
 ) -> None:
     moments = work.moments(shaped)
-    carried = work.rollouts.drop_columns(["reward", "rewards"])
-    carried = carried.append_column("reward", pa.array(work.scores, from_pandas=True))
-    carried = carried.append_column("weight", pa.array(shaped.weight))
+    ours = {"reward": work.scores, "weight": shaped.weight}
     if work.config.optimal_value_beta is not None:
-        optimal = credit.optimal_value(work.scores, work.config.optimal_value_beta, work.groups)
-        carried = carried.append_column("optimal_value", pa.array(optimal))
-    carried = carried.combine_chunks()
+        ours["optimal_value"] = credit.optimal_value(work.scores, work.config.optimal_value_beta, work.groups)
     counts = dict.fromkeys(("sequences", "trained_tokens", "tokens", "abandoned_turns", "rollouts_cut"), 0)
     seen = seen_kl = credit.Moments()
 
     def made() -> Iterator[pa.Table]:
         nonlocal seen, seen_kl
-        for row, sequences, given, n in work.credited(shaped):
+        for row, sequences, given, batch in work.credited(shaped, experiences.CARRIED):
+            n = batch.num_rows
             kept = shaped.kept[row : row + n]
             seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept))
             if given.kl is not None:
                 seen_kl = credit.running_moments(seen_kl, tokens_of(given.kl, sequences, kept))
             finished = experiences.finish(given, work.settings, moments)
-            table = experiences.rows(sequences, finished, carried.slice(row, n))
+            numbers = {name: pa.array(of[row : row + n], from_pandas=name == "reward") for name, of in ours.items()}
+            table = experiences.rows(sequences, finished, batch, numbers)
             if not kept.all():
                 table = table.filter(pa.array(kept[sequences.rollout]))
             counts["abandoned_turns"] += sequences.abandoned
@@ -171,7 +162,7 @@ def _write(
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
             counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
             if progress is not None:
-                progress.update(done=row + n, total=work.rollouts.num_rows, tokens=counts["tokens"])
+                progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
             yield table
 
     # Compressing leaves Python's lock alone, so the next batches are made meanwhile.

@@ -19,18 +19,8 @@ from gymdata.rollouts.ragged import Array, Ragged
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
 
-#: Columns of the rollout that every one of its sequences carries.
-CARRIED = (
-    "run_id",
-    "task_id",
-    "group_id",
-    "rollout_id",
-    "reward",
-    "weight",
-    "temperature",
-    "policy_hash",
-    "policy_version",
-)
+#: Columns of the rollout, beside its id, that every one of its sequences carries as they are.
+CARRIED = ("run_id", "task_id", "group_id", "temperature", "policy_hash", "policy_version")
 #: Token columns that may come from outside: one number a sampled token, in turn order.
 EVIDENCE = ("ref_logprobs", "values", "entropy", "teacher_logprobs", "sum_pi_squared")
 
@@ -191,9 +181,12 @@ def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | 
     return given
 
 
-def rows(sequences: RolloutSequences, given: Credited, rollouts: pa.Table) -> pa.Table:
-    """The experiences rows of ``sequences``; ``rollouts`` has the columns ``CARRIED``, one row a rollout of the batch."""
-    carried = {name: rollouts[name] for name in (*CARRIED, "optimal_value") if name in rollouts.schema.names}
+def rows(
+    sequences: RolloutSequences, given: Credited, rollouts: pa.RecordBatch, numbers: Mapping[str, pa.Array]
+) -> pa.Table:
+    """The experiences rows of ``sequences``. ``rollouts`` has ids and the columns ``CARRIED``, one row a rollout of the
+    batch, and ``numbers`` further columns like that."""
+    carried = {**{name: rollouts.column(name) for name in ("rollout_id", *CARRIED)}, **numbers}
     if not np.array_equal(sequences.rollout, np.arange(rollouts.num_rows)):
         of = pa.array(sequences.rollout)
         carried = {name: column.take(of) for name, column in carried.items()}

@@ -151,7 +151,7 @@ class _Plan:
 
 def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) -> Funnel:
     config, table = plan.config, columns.table
-    funnel = Funnel(table["rollout_id"].to_pylist(), columns.groups)
+    funnel = Funnel(table["rollout_id"], columns.groups)
     index = table["rollout_index"].to_numpy()
     # All are checked before the first is evaluated.
     for expression in plan.where:
@@ -171,9 +171,18 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
         score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False)
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
-        values = columns.values[plan.balance].to_pylist()
-        funnel.balance(plan.balance, [None if v is None else _category(v) for v in values], config.seed)
+        funnel.balance(plan.balance, *_categories(columns.values[plan.balance]), config.seed)
     return funnel
+
+
+def _categories(values: pa.Array) -> tuple[np.ndarray, list[str]]:
+    """The place of each value's name among all names, -1 where there is no value; and the names."""
+    encoded = values.dictionary_encode()
+    names = [_category(value) for value in encoded.dictionary.to_pylist()]
+    # Two numbers may have one name: 0.0 and -0.0.
+    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    of = np.array([place[name] for name in names] + [-1], np.int32)
+    return of[pc.fill_null(encoded.indices, -1).to_numpy()], list(place)
 
 
 def _category(value: Any) -> str:

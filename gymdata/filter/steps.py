@@ -7,17 +7,20 @@ reward is never counted as 0.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
+#: Ids that are Python objects at a time.
+_TEXTS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Step:
 class Funnel:
     """Rows going through steps. ``alive``: which are left; ``steps``: what became of the others."""
 
-    def __init__(self, rollout_ids: Sequence[str], groups: Array) -> None:
+    def __init__(self, rollout_ids: pa.ChunkedArray, groups: Array) -> None:
         """``groups``: each row's group as a code from 0."""
         self.alive: Mask = np.ones(len(groups), bool)
         self.steps: list[Step] = []
@@ -62,38 +65,76 @@ class Funnel:
 
     def dedupe(self, keys: Array, index: Array) -> None:
         """Keep, of the rows of a group with one ``key``, that with the lowest ``index``. A key of 0 is nobody's double."""
-        double = self._after_first(1, keys != 0, of={"group": self._groups, "key": keys}, order={"index": index})
+        double = self._after_first(1, keys != 0, of=[self._groups, keys], order=[index])
         self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
     def best(self, n: int, by: str, score: Array, index: Array) -> None:
         """Keep the ``n`` highest scores of each group; one that is not finite does not count. Ties go to the lower index."""
         finite = np.isfinite(score)
-        beyond = self._after_first(n, finite, of={"group": self._groups}, order={"score": -score + 0.0, "index": index})
+        beyond = self._after_first(n, finite, of=[self._groups], order=[-score + 0.0, index])
         self.drop("best-n", f"{n} by {by}", {f"no {by}": ~finite, f"not among the best {n}": beyond})
 
-    def balance(self, by: str, categories: Sequence[str | None], seed: int) -> None:
-        """Keep as many rows of every category as the rarest living one has, drawn by a seeded hash of their ids."""
-        known = np.array([category is not None for category in categories], bool)
-        counts = Counter(category for category, alive in zip(categories, self.alive & known, strict=True) if alive)
+    def balance(self, by: str, categories: Array, names: Sequence[str], seed: int) -> None:
+        """Keep as many rows of every category as the rarest living one has, drawn by a seeded hash of their ids.
+
+        ``categories``: each row's place in ``names``, -1 for none."""
+        known = categories >= 0
+        there, living = (np.bincount(categories[rows], minlength=len(names)) for rows in (known, self.alive & known))
+        counts = {name: n for name, n in zip(names, living.tolist(), strict=True) if n}
         least = min(counts.values(), default=0)
-        drawn = np.array([xxhash.xxh3_64_intdigest(name.encode(), seed) for name in self._ids], np.uint64)
-        over = self._after_first(least, known, of={"category": categories}, order={"drawn": drawn})
-        gone = sorted({c for c in categories if c is not None} - counts.keys())
+        over = self._after_first(least, known, of=[categories], order=[self._drawn(seed)])
+        gone = sorted(name for name, n in zip(names, there.tolist(), strict=True) if n and name not in counts)
         notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items(), key=lambda item: str(item[0]))]
         notes += [f"{category}: none was left" for category in gone]
         reasons = {f"no {by}": ~known, f"over the {least:,} of the rarest": over}
         self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
 
-    def _after_first(self, n: int, able: Mask, *, of: Mapping[str, Any], order: Mapping[str, Array]) -> Mask:
+    def _drawn(self, seed: int) -> Array:
+        """A number for each rollout that its id and the seed say."""
+        found = np.empty(len(self.alive), np.uint64)
+        at = 0
+        for chunk in self._ids.chunks:
+            for start in range(0, len(chunk), _TEXTS):
+                # A slice at a time: as Python objects, ids take three times as much.
+                texts = chunk.slice(start, _TEXTS).to_pylist()
+                found[at : at + len(texts)] = [xxhash.xxh3_64_intdigest(text.encode(), seed) for text in texts]
+                at += len(texts)
+        return found
+
+    def _after_first(self, n: int, able: Mask, *, of: Sequence[Array], order: Sequence[Array]) -> Mask:
         """Living rows that are ``able``, but for the first ``n`` of those that are alike in ``of``: by ``order``, then by
         rollout id, whatever their order in the file."""
-        import polars as pl
-
-        rows = pl.LazyFrame({**of, **order, "id": self._ids}).with_row_index("row").filter(pl.Series(self.alive & able))
-        later = rows.sort(*order, "id").filter(pl.int_range(pl.len()).over(*of) >= n).select("row").collect()["row"]
+        rows = np.flatnonzero(self.alive & able)
+        columns = [column[rows] for column in (*of, *order)]
+        places = np.lexsort(columns[::-1])
+        alike = _like_the_one_before(columns[: len(of)], places)
+        self._by_id(rows, places, alike & _like_the_one_before(columns[len(of) :], places))
+        begin = np.flatnonzero(~alike)
+        later = np.arange(len(places)) - np.repeat(begin, np.diff(begin, append=len(places))) >= n
         found = np.zeros(len(self.alive), bool)
-        found[later.to_numpy()] = True
+        found[rows[places[later]]] = True
         return found
+
+    def _by_id(self, rows: Array, places: Array, tied: Mask) -> None:
+        """Sort ``places`` by rollout id where they are ``tied`` with the one before."""
+        at = np.flatnonzero(tied | np.append(tied[1:], False))
+        if not len(at):
+            return
+        run = np.cumsum(~tied[at])
+        ids = self._ids.take(pa.array(rows[places[at]]))
+        rank = np.empty(len(at), np.int64)
+        rank[pc.sort_indices(ids).to_numpy()] = np.arange(len(at))
+        places[at] = places[at][np.lexsort((rank, run))]
 
     def _n_groups(self) -> int:
         return len(np.unique(self._groups[self.alive]))
+
+
+def _like_the_one_before(columns: Sequence[Array], places: Array) -> Mask:
+    """Which of ``places`` has the same values in all ``columns`` as the place before it."""
+    same = np.zeros(len(places), bool)
+    same[1:] = True
+    for column in columns:
+        ordered = column[places]
+        same[1:] &= ordered[1:] == ordered[:-1]
+    return same

@@ -41,6 +41,7 @@ from gymdata.store.lineage import (
 )
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.store.tables import read_coded
 from gymdata.tuning import give_back
 
 _SCALARS = (
@@ -182,7 +183,7 @@ def _build(
     judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
     name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
     columns = _SCALARS if name is None else (*_SCALARS, "rewards")
-    rollouts = concat([read_table(p, ROLLOUTS, columns) for p in sources])
+    rollouts = read_coded(sources, ROLLOUTS, columns, ("task_id", "group_id", "status"))
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts)
@@ -296,7 +297,7 @@ def _count_branches(rollouts: pa.Table, breaks: str) -> int:
 def _sides(pairs_made: PairBatches, config: PairsConfig) -> dict[str, PairBatches]:
     if config.split is None:
         return {"train": pairs_made}
-    tasks = pairs_made.task_ids
+    tasks = pairs_made.task_ids.cast(pa.string())
     held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
     is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
     return {"train": pairs_made.only(~is_held), "heldout": pairs_made.only(is_held)}

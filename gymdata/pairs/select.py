@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.rollouts.ragged import Array, Ragged, repeats
+from gymdata.rollouts.ragged import Array, Ragged, first_like
 from gymdata.rollouts.schema import PAIRS, conform
 from gymdata.tuning import give_back
 
@@ -95,41 +95,47 @@ def select_pairs(
     _check_settings(strategy, min_margin, max_per_task, length_balance)
     counts, ordered = PairCounts(), _Ordered(frame)
     ordered.describe(counts)
-    first, second = ordered.candidates(strategy)
-    chosen, rejected = ordered.row[first], ordered.row[second]
-    with np.errstate(over="ignore"):
-        margin = ordered.score[first] - ordered.score[second]
-    _refuse_far_apart(frame, ordered, first, second, margin)
-    counts.candidates = len(margin)
-    pairs = _Candidates(frame, chosen, rejected, margin, counts)
-    pairs.drop("tie", margin <= TOLERANCE)
-    pairs.drop("margin", margin <= min_margin + TOLERANCE)
-    for reason, bad in reject(chosen, rejected) if reject is not None else ():
-        pairs.drop(reason, bad)
+    pairs = _Candidates(frame, ordered, *ordered.candidates(strategy), counts)
+    _refuse_far_apart(frame, pairs)
+    counts.candidates = len(pairs.first)
+    pairs.drop("tie", pairs.margin <= TOLERANCE)
+    pairs.drop("margin", pairs.margin <= min_margin + TOLERANCE)
+    pairs.compact()
+    if reject is not None:
+        for reason, bad in reject(pairs.chosen.astype(np.int64), pairs.rejected.astype(np.int64)):
+            pairs.drop(reason, bad)
     pairs.drop_by_content(truncated)
     if duplicates == "drop":
         pairs.drop_duplicates()
-    pairs.cap(max_per_task, ordered, first, second)
+    pairs.cap(max_per_task)
     pairs.balance(length_balance, seed)
-    kept = np.flatnonzero(pairs.alive)
-    groups = ordered.group[first[kept]]
+    pairs.compact()
+    groups = ordered.group[pairs.first]
     order = np.argsort(groups, kind="stable")
-    kept = kept[order]
-    counts.pairs = len(kept)
+    counts.pairs = len(order)
     counts.groups_paired = len(_run_starts(groups[order]))
     counts.groups_all_dropped = (
         counts.groups - counts.groups_too_small - counts.groups_without_variance - counts.groups_paired
     )
-    return Selection(chosen[kept], rejected[kept], margin[kept], counts)
+    chosen, rejected = (side[order].astype(np.int64) for side in (pairs.chosen, pairs.rejected))
+    return Selection(chosen, rejected, pairs.margin[order], counts)
 
 
 def eligible(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
     """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
     ordered = _Ordered(frame)
+    needed = np.zeros(frame.num_rows, dtype=bool)
+    if strategy == "all":
+        # Whoever is far enough from any of its group is so from the best or the worst.
+        score, last = ordered.score, ordered.start + ordered.size - 1
+        with np.errstate(over="ignore"):
+            apart = np.maximum(np.repeat(score[ordered.start], ordered.size) - score,
+                               score - np.repeat(score[last], ordered.size))  # fmt: skip
+        needed[ordered.row[apart > min_margin + TOLERANCE]] = True
+        return needed
     first, second = ordered.candidates(strategy)
     with np.errstate(over="ignore"):
         wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
-    needed = np.zeros(frame.num_rows, dtype=bool)
     needed[ordered.row[first[wide]]] = True
     needed[ordered.row[second[wide]]] = True
     return needed
@@ -146,13 +152,13 @@ def _check_settings(strategy: str, min_margin: float, max_per_task: int | None, 
         raise UsageError.bad_value("length_balance", balance, "a share between 0 and 1")
 
 
-def _refuse_far_apart(frame: pa.Table, ordered: _Ordered, first: _Rows, second: _Rows, margin: np.ndarray) -> None:
-    far = np.flatnonzero(~np.isfinite(margin))
+def _refuse_far_apart(frame: pa.Table, pairs: _Candidates) -> None:
+    far = np.flatnonzero(~np.isfinite(pairs.margin))
     if not len(far):
         return
-    at = int(far[0])
-    names = [frame["rollout_id"][int(ordered.row[side[at]])].as_py() for side in (first, second)]
-    scores = [f"{ordered.score[side[at]]:g}" for side in (first, second)]
+    ordered, sides = pairs.ordered, [int(side[far[0]]) for side in (pairs.first, pairs.second)]
+    names = [frame["rollout_id"][int(ordered.row[at])].as_py() for at in sides]
+    scores = [f"{ordered.score[at]:g}" for at in sides]
     raise RefusedError(
         f"{len(far):,} pair(s) have a margin beyond float64 (first: rollouts {names[0]} and {names[1]}, scores {scores[0]} "
         f"and {scores[1]})",
@@ -180,7 +186,8 @@ class _Ordered:
         if _any_equal_neighbours([key[order] for key in keys]):
             # Two rollouts of one group with one index (files of two runs): only their ids tell them apart.
             order = _sorted_by([*keys, ranks(frame["rollout_id"])[0][scored]])
-        self.row: _Rows = scored[order]
+        # Candidates are several times as many as rollouts, and each is two of these.
+        self.row = scored[order].astype(np.int32 if self.total <= np.iinfo(np.int32).max else np.int64)
         self.score: npt.NDArray[np.float64] = scores[self.row]
         self.index: _Rows = index[self.row]
         #: Group ids in the order of their text.
@@ -216,7 +223,8 @@ class _Ordered:
 
     def _grid(self) -> tuple[_Rows, _Rows]:
         """Every two of a group. Groups of one size are done together, in blocks that bound the memory."""
-        firsts, seconds = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        kind = self.row.dtype
+        firsts, seconds = [np.empty(0, kind)], [np.empty(0, kind)]
         for size in np.unique(self.size[self.size >= 2]):
             i, j = np.triu_indices(int(size), 1)
             starts = self.start[self.size == size]
@@ -229,8 +237,8 @@ class _Ordered:
                 better, worse = np.minimum(one, other), np.maximum(one, other)
                 with np.errstate(over="ignore"):
                     order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
-                firsts.append(np.take_along_axis(better, order, axis=1).ravel())
-                seconds.append(np.take_along_axis(worse, order, axis=1).ravel())
+                firsts.append(np.take_along_axis(better, order, axis=1).ravel().astype(kind))
+                seconds.append(np.take_along_axis(worse, order, axis=1).ravel().astype(kind))
         return np.concatenate(firsts), np.concatenate(seconds)
 
 
@@ -273,13 +281,32 @@ def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:
 
 
 class _Candidates:
-    """Candidates and which of them are still pairs; each is dropped at most once, for the first reason met."""
+    """Candidates, as positions (better, worse) in ``ordered``, and which of them are still pairs; each is dropped at most
+    once, for the first reason met."""
 
-    def __init__(
-        self, frame: pa.Table, chosen: _Rows, rejected: _Rows, margin: npt.NDArray[np.float64], counts: PairCounts
-    ) -> None:
-        self.frame, self.chosen, self.rejected, self.margin, self.counts = frame, chosen, rejected, margin, counts
-        self.alive = np.ones(len(chosen), dtype=bool)
+    def __init__(self, frame: pa.Table, ordered: _Ordered, first: Array, second: Array, counts: PairCounts) -> None:
+        self.frame, self.ordered, self.first, self.second, self.counts = frame, ordered, first, second, counts
+        self.alive = np.ones(len(first), dtype=bool)
+
+    @property
+    def chosen(self) -> Array:
+        return self.ordered.row[self.first]
+
+    @property
+    def rejected(self) -> Array:
+        return self.ordered.row[self.second]
+
+    @property
+    def margin(self) -> npt.NDArray[np.float64]:
+        found: npt.NDArray[np.float64] = self.ordered.score[self.first]
+        with np.errstate(over="ignore"):
+            found -= self.ordered.score[self.second]
+        return found
+
+    def compact(self) -> None:
+        """Forget those that were dropped."""
+        self.first, self.second = self.first[self.alive], self.second[self.alive]
+        self.alive = np.ones(len(self.first), dtype=bool)
 
     def drop(self, reason: str, bad: npt.NDArray[np.bool_]) -> None:
         self.counts.dropped[reason] += int((self.alive & bad).sum())
@@ -310,43 +337,55 @@ class _Candidates:
             self.drop("nothing_generated", (generated[a] == 0) | (generated[b] == 0))
         if cut is not None and truncated == "drop":
             self.drop("truncated", cut[a] | cut[b])
-        bad = np.zeros(len(a), dtype=bool)
+        del a, b
+        self.compact()
+        bad = np.zeros(len(self.first), dtype=bool)
         for key in (generation, text):
             if key is not None:
                 bad |= self._contradicted(key, prompt)
         self.drop("contradictory", bad)
+        self.compact()
 
     def _contradicted(self, key: np.ndarray, prompt: np.ndarray | None) -> npt.NDArray[np.bool_]:
-        """Pairs of two contents that another pair has the other way round, under the same prompt."""
-        import polars as pl
-
-        live = np.flatnonzero(self.alive)
-        better, worse = key[self.chosen[live]], key[self.rejected[live]]
-        under = prompt[self.chosen[live]] if prompt is not None else np.zeros(len(live), np.uint64)
-        low, high = np.minimum(better, worse), np.maximum(better, worse)
-        cases = pl.LazyFrame({"row": live, "under": under, "low": low, "high": high, "up": better > worse})
-        both_ways = pl.col("up").any() & ~pl.col("up").all()
-        odd = cases.filter(pl.col("low") != pl.col("high"), pl.col("low") != 0)
-        odd = odd.filter(both_ways.over("under", "low", "high"))
-        bad = np.zeros(len(self.alive), dtype=bool)
-        bad[odd.collect()["row"].to_numpy()] = True
-        return bad
+        """Pairs of two contents that another pair has the other way round, under the same prompt; all are alive."""
+        kind = self.ordered.row.dtype
+        content = (first_like(key) if prompt is None else first_like(prompt, key)).astype(kind)
+        content[key == 0] = -1
+        better, worse = content[self.chosen], content[self.rejected]
+        known = np.flatnonzero((better != worse) & (better >= 0) & (worse >= 0))
+        better, worse = better[known], worse[known]
+        # The same number for both ways, but for its last bit.
+        way = np.minimum(better, worse).astype(np.uint64) << np.uint64(32)
+        way |= np.maximum(better, worse).astype(np.uint64) << np.uint64(1)
+        way |= (better > worse).astype(np.uint64)
+        del better, worse
+        ordered = np.sort(way)
+        both = ordered[1:][(ordered[1:] ^ ordered[:-1]) == 1]
+        del ordered
+        found = np.zeros(len(self.first), dtype=bool)
+        if len(both):
+            way |= np.uint64(1)
+            at = np.minimum(np.searchsorted(both, way), len(both) - 1)
+            found[known[both[at] == way]] = True
+        return found
 
     def drop_duplicates(self) -> None:
         content = self.column("content_key")
         if content is None:
             return
-        live = np.flatnonzero(self.alive)
+        both = content[self.chosen] * (int(content.max(initial=0)) + 1) + content[self.rejected]
         # The candidates are in an order that does not depend on the rows', so the kept copy does not either.
-        order = live[np.argsort(-self.margin[live], kind="stable")]
-        sides = (content[self.chosen[order]], content[self.rejected[order]])
-        copies = np.zeros(len(self.alive), dtype=bool)
-        copies[order] = repeats(sides[0] * (int(content.max(initial=0)) + 1) + sides[1])
+        order = np.lexsort((-self.margin, both))
+        both = both[order]
+        copies = np.zeros(len(order), dtype=bool)
+        copies[order[1:][both[1:] == both[:-1]]] = True
         self.drop("duplicate", copies)
+        self.compact()
 
-    def cap(self, most: int | None, ordered: _Ordered, first: _Rows, second: _Rows) -> None:
+    def cap(self, most: int | None) -> None:
         if most is None:
             return
+        ordered, first, second = self.ordered, self.first, self.second
         live = np.flatnonzero(self.alive)
         task, n_tasks = ranks(self.frame["task_id"])
         task = task[self.chosen[live]]

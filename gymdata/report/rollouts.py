@@ -22,13 +22,15 @@ import pyarrow.compute as pc
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import FUNCTION, TOOL, from_arrow
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
-from gymdata.store import read_failures, read_table, scan_batches
+from gymdata.store import read_failures, scan_batches
+from gymdata.store.tables import read_coded
 
 Numbers = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
-COLUMNS = (
-    "rollout_id", "task_id", "group_id", "status", "stop_reason", "reward", "rewards", "n_turns",
-    "n_breaks", "n_context_tokens", "n_generated_tokens", "started_at", "duration_s",
+_TEXTS = ("task_id", "group_id", "status", "stop_reason")
+_COLUMNS = (
+    *_TEXTS, "reward", "rewards", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "started_at",
+    "duration_s",
 )  # fmt: skip
 #: Bins of a histogram, and points of a curve over time.
 _BINS, _POINTS = 20, 24
@@ -88,9 +90,10 @@ class Rewards:
 
 def codes_of(texts: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
     """A number for each text, and the text of each number."""
+    kind = texts.type.value_type if pa.types.is_dictionary(texts.type) else texts.type
     encoded = texts.dictionary_encode().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], texts.type).dictionary_encode()
+        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], kind).dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
 
 
@@ -128,7 +131,7 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any
 
 def figures(path: str | Path, threshold: float) -> dict[str, Any]:
     """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``."""
-    table = read_table(path, ROLLOUTS, COLUMNS)
+    table = read_coded([path], ROLLOUTS, _COLUMNS, _TEXTS)
     rewards = Rewards.of(table)
     return {
         "rewards": _rewards(table, rewards),
@@ -139,7 +142,7 @@ def figures(path: str | Path, threshold: float) -> dict[str, Any]:
         "breaks": int(pc.sum(pc.greater(table["n_breaks"], 0)).as_py() or 0),
         **_of_turns(path),
         **_over_time(table, Path(path)),
-        "examples": _examples(table),
+        "examples": _examples(table, path),
     }
 
 
@@ -294,25 +297,41 @@ def _seconds(at: Any) -> float:
         return math.nan
 
 
-def _examples(table: pa.Table) -> dict[str, str]:
+def _examples(table: pa.Table, path: str | Path) -> dict[str, str]:
     """Ids of the best, the worst and a typical rollout: that of the median reward, and of the median length among equal."""
-    ids, sizes = table["rollout_id"], table["n_generated_tokens"].to_numpy()
+    sizes = table["n_generated_tokens"].to_numpy()
     values = pc.fill_null(table["reward"], math.nan).to_numpy()
     rows = np.flatnonzero(np.isfinite(values))
     if not len(rows):
-        return {"typical": ids[int(np.argsort(sizes, kind="stable")[len(ids) // 2])].as_py()} if len(ids) else {}
+        middle = np.argsort(sizes, kind="stable")[len(sizes) // 2 :][:1]
+        return _least_ids(path, {"typical": middle}) if len(sizes) else {}
     by_length = float(np.median(sizes[rows]))
 
-    def near(value: float) -> str:
+    def near(value: float) -> npt.NDArray[np.int64]:
         same = rows
         for apart in (np.abs(values - value), np.abs(sizes - by_length)):
             same = same[apart[same] == apart[same].min()]
-        return str(pc.min(ids.take(pa.array(same))).as_py())
+        return same
 
-    middle = float(np.quantile(values[rows], 0.5, method="lower"))
-    found = {"best": near(float(values[rows].max())), "worst": near(float(values[rows].min())), "typical": near(middle)}
+    half = float(np.quantile(values[rows], 0.5, method="lower"))
+    ends = {"best": float(values[rows].max()), "worst": float(values[rows].min()), "typical": half}
+    found = _least_ids(path, {name: near(value) for name, value in ends.items()})
     # With two kinds of reward the typical one is the best or the worst.
     return {name: one for i, (name, one) in enumerate(found.items()) if one not in list(found.values())[:i]}
+
+
+def _least_ids(path: str | Path, rows: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, str]:
+    """Of the rollouts in some rows (rising), the id that comes first."""
+    found: dict[str, str] = {}
+    at = 0
+    for batch in scan_batches(path, ROLLOUTS, ("rollout_id",)):
+        for name, of in rows.items():
+            here = of[np.searchsorted(of, at) : np.searchsorted(of, at + batch.num_rows)] - at
+            if len(here):
+                least = pc.min(batch.column("rollout_id").take(pa.array(here))).as_py()
+                found[name] = min(found.get(name, least), least)
+        at += batch.num_rows
+    return {name: found[name] for name in rows}
 
 
 def _counts(column: Any) -> dict[str, int]:

@@ -26,6 +26,7 @@ from gymdata.store.lineage import parent_paths
 from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
+from gymdata.tuning import give_back
 
 __all__ = ["ReportPage", "report"]
 
@@ -118,7 +119,9 @@ def _figures(path: Path, threshold: float) -> dict[str, Any]:
     stages = stage_figures(path)
     rollouts = _NO_ROLLOUTS
     if stage_table(path) is None and resolve(path, ROLLOUTS):
-        rollouts = {**rollout_figures(path, threshold), "validation": _validation(path)}
+        of_rollouts = rollout_figures(path, threshold)
+        give_back()
+        rollouts = {**of_rollouts, "validation": _validation(path)}
         rollouts["examples"] = _examples(path, rollouts["examples"])
     elif not any(stages[key] for key in ("pairs", "scores", "experiences", "judge", "training", "epochs")):
         raise DataError.empty(path, "rollouts, pairs, scores, experiences, judgements or a training")

@@ -7,9 +7,10 @@ fails on a rollout gives a row with status ``failed`` and no value.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
 from gymdata.signals import run_async
 from gymdata.stats import mean_ci
-from gymdata.store import StageOutput, find_run_json, read_table, resolve, scan_batches
+from gymdata.store import StageOutput, find_run_json, resolve, scan_batches
 from gymdata.store.lineage import parent_of
 from gymdata.store.objects.fetching import located
 from gymdata.store.paths import output_file
@@ -165,12 +166,10 @@ def _write_scores(
     made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
     if not len(values):
         raise DataError.empty(config.path, "rollouts to score")
-    there = read_table(target, SCORES) if target.exists() and not config.overwrite else None
-    if there is None:
-        out.batches(target.name, _plain(made), SCORES, SCORES.arrow)
-    else:
-        new = _changed(pa.Table.from_batches(_plain(made), SCORES.arrow), there)
-        out.table(target.name, pa.concat_tables([there, new]), SCORES)
+    rows = _plain(made)
+    if target.exists() and not config.overwrite:
+        rows = itertools.chain(scan_batches(target, SCORES), _changed(rows, target))
+    out.batches(target.name, rows, SCORES, SCORES.arrow)
     mean, low, high = mean_ci(np.frombuffer(values.value), np.frombuffer(values.task, np.int64))
     summary = ScoreSummary(
         path=str(target.parent if config.output is None else target),
@@ -188,15 +187,29 @@ def _write_scores(
     return summary
 
 
-def _changed(rows: pa.Table, there: pa.Table) -> pa.Table:
-    """``rows`` without those that say what the last row of their rollout and name says already, so that a scoring that
-    is repeated, or was killed when it had written, adds nothing."""
+def _changed(rows: Iterable[pa.RecordBatch], there: Path) -> Iterator[pa.RecordBatch]:
+    """``rows`` without those that say what the last row of their rollout and name in ``there`` says already, so that a
+    scoring that is repeated, or was killed when it had written, adds nothing."""
+    parts = [_hashes(batch) for batch in scan_batches(there, SCORES)]
+    keys, contents = (np.concatenate(part) for part in zip(*parts, strict=True))
+    del parts
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    last = np.append(keys[1:] != keys[:-1], True)
+    keys, contents = keys[last], contents[order[last]]
+    for batch in rows:
+        key, content = _hashes(batch)
+        at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        # What the whole row is decides: two rollouts with one key would only be written again.
+        yield batch.filter(pa.array((keys[at] != key) | (contents[at] != content)))
+
+
+def _hashes(rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+    """64 bits for the rollout and name of each row, and 64 for all that it says."""
     import polars as pl
 
-    last = pl.DataFrame(pl.from_arrow(there)).unique(["rollout_id", "name"], keep="last")
-    new = pl.DataFrame(pl.from_arrow(rows))
-    changed = new.join(last, on=new.columns, how="anti", nulls_equal=True, maintain_order="left")
-    return changed.to_arrow().cast(rows.schema)
+    frame = pl.DataFrame(pl.from_arrow(rows))
+    return frame.select("rollout_id", "name").hash_rows().to_numpy(), frame.hash_rows().to_numpy()
 
 
 async def _score_all(

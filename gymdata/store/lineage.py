@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,7 +25,6 @@ from gymdata.store.objects.places import is_url
 from gymdata.store.paths import find_run_json, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
-from gymdata.tuning import give_back
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -91,8 +91,36 @@ def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
 
 
 def refuse_duplicates(rollouts: pa.Table) -> None:
-    extra = rollouts.num_rows - pc.count_distinct(rollouts["rollout_id"]).as_py()
-    give_back()
+    """Raises RefusedError when a rollout is there more than once."""
+    refuse_repeats(keys_of(rollouts["rollout_id"]), rollouts["rollout_id"].chunks)
+
+
+def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each id, (n,): equal ids have equal ones, in one process. A tenth of the room of the ids."""
+    import polars as pl
+
+    chunks = getattr(ids, "chunks", [ids])
+    # Polars makes a view of 16 bytes of each text: of a chunk at a time they are few.
+    found = [pl.Series(pl.from_arrow(chunk)).hash().to_numpy() for chunk in chunks]
+    return np.concatenate(found) if found else np.empty(0, np.uint64)
+
+
+def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array]) -> None:
+    """``refuse_duplicates`` of those that ``keys_of`` gave ``keys``; ``ids``, in chunks, are read only where keys are equal,
+    which different ids may have."""
+    ordered = np.sort(keys)
+    twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    del ordered
+    if not len(twice):
+        return
+    row, alike = 0, []
+    for chunk in ids:
+        # A run that is being collected has grown since.
+        some = chunk.slice(0, len(keys) - row)
+        alike.append(some.filter(pa.array(np.isin(keys[row : row + len(some)], twice))))
+        row += len(some)
+    named = pa.chunked_array(alike, pa.string())
+    extra = len(named) - pc.count_distinct(named).as_py()
     if extra:
         raise RefusedError(
             f"{extra:,} rollout(s) are there more than once",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,6 @@ PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 #: Batches of a Parquet file that are decoded while those before them are looked at.
 _BATCHES_AHEAD = 2
-_PAGE_BYTES = 8 << 20
 
 
 def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None) -> pa.Table:
@@ -65,6 +64,20 @@ def scan_batches(
     names = _chosen(table, columns)
     for source in resolve(path, table):
         yield from scan_source(source, table, names, batch_size)
+
+
+def read_coded(paths: Iterable[str | Path], table: Table, columns: Sequence[str], texts: Collection[str]) -> pa.Table:
+    """``columns`` of all rows under ``paths``, those of ``texts`` as dictionaries, one for all rows: for texts that many of
+    ten million rows share."""
+    fields = [table.schema.field(name) for name in columns]
+    schema = pa.schema([(f.name, pa.dictionary(pa.int32(), f.type) if f.name in texts else f.type) for f in fields])
+
+    def coded(batch: pa.RecordBatch) -> pa.RecordBatch:
+        pairs = zip(batch.columns, columns, strict=True)
+        return pa.RecordBatch.from_arrays([c.dictionary_encode() if n in texts else c for c, n in pairs], schema=schema)
+
+    batches = [coded(batch) for path in paths for batch in scan_batches(path, table, columns)]
+    return pa.Table.from_batches(batches, schema).unify_dictionaries()
 
 
 def has_rows(source: Source, table: Table) -> bool:
@@ -165,9 +178,9 @@ class ParquetSink:
             path,
             schema.with_metadata(table.metadata),
             compression="zstd",
-            # Token ids repeat over long distances, so they gain by a higher level and larger pages; floats gain nothing.
+            # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.
             compression_level={c: table.id_level for c in leaves if c.endswith("_ids.list.element")},
-            data_page_size=_PAGE_BYTES,
+            data_page_size=table.page_bytes,
             use_dictionary=[c for c in table.dictionary if c in leaves],
             use_byte_stream_split=[c for c in table.split if c in leaves],
             write_statistics=[c for c in leaves if "." not in c],

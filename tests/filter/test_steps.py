@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 
@@ -14,6 +15,7 @@ from gymdata.filter.steps import Funnel
 from gymdata.stats import STATISTICS, group_statistic
 
 rewards = st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf])
+NAMES = ["a", "b"]
 rows = st.lists(
     st.tuples(st.integers(0, 3), rewards, st.sampled_from(["a", "b", None]), st.integers(0, 2)), min_size=1, max_size=12
 )
@@ -24,10 +26,11 @@ def funnel_of(given_rows: list[Any], order: list[int]) -> tuple[Funnel, dict[str
     columns = {
         "index": np.array([k for k, *_ in picked]),
         "reward": np.array([reward for _, _, reward, _, _ in picked]),
-        "category": [category for _, _, _, category, _ in picked],
+        "category": np.array([-1 if c is None else NAMES.index(c) for _, _, _, c, _ in picked]),
         "key": np.array([key for *_, key in picked], np.uint64),
     }
-    return Funnel([f"r{k}" for k, *_ in picked], np.array([group for _, group, *_ in picked])), columns
+    ids = pa.chunked_array([[f"r{k}"] for k, *_ in picked])
+    return Funnel(ids, np.array([group for _, group, *_ in picked])), columns
 
 
 def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], Funnel]:
@@ -37,7 +40,7 @@ def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], 
     elif step == "best":
         funnel.best(2, "reward", columns["reward"], columns["index"])
     else:
-        funnel.balance("category", columns["category"], seed=3)
+        funnel.balance("category", columns["category"], NAMES, seed=3)
     return {f"r{order[k]}" for k in np.flatnonzero(funnel.alive)}, funnel
 
 
@@ -77,6 +80,14 @@ def test_every_category_has_the_same_number(given_rows: list[Any]) -> None:
     left = [c for k, (_, _, c, _) in enumerate(given_rows) if f"r{k}" in names]
     least = min((had.count(c) for c in set(had)), default=0)
     assert sorted(left) == sorted(c for c in set(had) for _ in range(least))
+
+
+def test_ids_tell_apart_what_is_equal_otherwise() -> None:
+    """Of rollouts of one group with one score and one index, which two runs have, the first ids stay."""
+    ids = pa.chunked_array([["c", "a"], ["x", "b", "d"]])
+    funnel = Funnel(ids, np.array([0, 0, 1, 0, 0]))
+    funnel.best(2, "reward", np.array([1.0, 1.0, 0.0, 1.0, 0.5]), np.zeros(5, np.int64))
+    assert np.flatnonzero(funnel.alive).tolist() == [1, 2, 3]
 
 
 @given(rows)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pytest
 
+from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import SCORES
 from gymdata.store import write_run_json, write_table
-from gymdata.store.lineage import scores_of
+from gymdata.store.lineage import keys_of, refuse_repeats, scores_of
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
 
@@ -26,3 +29,21 @@ def test_the_last_score_of_a_rollout_counts(tmp_path: Path) -> None:
     _, values, files = scores_of([run], table, "later")
     assert values.to_pylist() == [None, 0.75, None]
     assert [path.name for path in files] == ["scores-later"]
+
+
+def test_keys_of_ids_do_not_depend_on_chunks() -> None:
+    """Equal ids have equal keys, wherever they stand, and other ids other ones."""
+    ids = pa.chunked_array([["a", "b"], ["a", "a much longer id than the others"]])
+    keys = keys_of(ids)
+    assert keys.dtype == np.uint64
+    assert keys[0] == keys[2] == keys_of(pa.array(["x", "a"]).slice(1))[0]
+    assert len(set(keys.tolist())) == 3
+    assert len(keys_of(pa.chunked_array([], pa.string()))) == 0
+
+
+def test_equal_keys_are_not_equal_ids() -> None:
+    """Rollouts are refused as doubles by their ids, and not because two ids share a key."""
+    ids = pa.array(["a", "b", "c", "grown"])
+    refuse_repeats(np.full(3, 7, np.uint64), [ids.slice(0, 2), ids.slice(2)])
+    with pytest.raises(RefusedError, match="1 rollout"):
+        refuse_repeats(np.array([7, 8, 7], np.uint64), [pa.array(["a", "b"]), pa.array(["a", "a"])])
