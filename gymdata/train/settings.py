@@ -139,6 +139,10 @@ class TrainConfig(Config):
             found["accelerate_config"] = str(self.accelerate_config.resolve())
         return found
 
+    def called(self, key: str) -> str:
+        below = f"trainer.{key}"
+        return super().called(below if below in self._names else key)
+
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> Self:
         """The settings that a job file holds."""
@@ -340,8 +344,8 @@ class TrainSftConfig(RolloutsConfig):
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
         "pack_length": ("--packing", lambda c: c.packing),
-        "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
     }
+    not_with: ClassVar[OnlyWith] = {"packing": ("--distill", lambda c: not c.distill)}
 
     select: Literal["best", "above", "all"] = pydantic.Field(
         "best", description="Rollouts to train: best (per group), above (all with a reward) or all."
