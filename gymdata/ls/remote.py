@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.errors import DataError, require
+from gymdata.errors import DataError
 from gymdata.ls.output import Output
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
@@ -19,7 +19,7 @@ _BESIDE = f".{RUN_JSON}"
 def listed(url: str) -> tuple[str, tuple[Output, ...]]:
     """The URL as it is shown, and what lies below it. Raises DataError when there is nothing."""
     place = place_of(url)
-    require("s3", "obstore")
+    client.check_installed(place)
     found = {one.key: one for one in client.listed(place) if not is_odd(one.key)}
     if not found:
         raise DataError.missing_path(str(place), "a folder")

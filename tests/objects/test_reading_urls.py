@@ -159,7 +159,7 @@ def test_a_store_that_stays_away_is_an_outside_error(
         ("s3://key:hidden-secret@bucket/x", 2, "credentials and options do not belong in the path"),
         ("s3://bucket/x?versionId=1", 2, "credentials and options do not belong in the path"),
         ("s3://bucket/a/../b", 2, "without empty or dotted parts"),
-        ("hf://datasets/a/b", 2, "hf download"),
+        ("ftp://bucket/x", 2, "a URL that begins with s3://, gs://, az://, hf://"),
         ("s3://bucket/*/none", 2, "s3://bucket/*/none: no such file"),
     ],
 )

@@ -1,1 +1,2 @@
-"""Object stores: how ``s3://``, ``gs://`` and ``az://`` paths are read and written through a local mirror, the spool."""
+"""Object stores: how ``s3://``, ``gs://``, ``az://`` and ``hf://`` paths are read, and all but the last written, through a
+local mirror, the spool."""

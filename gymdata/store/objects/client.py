@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gymdata.errors import GymdataError, OutsideError, StoreError, redacted, require
+from gymdata.store.objects import _hub
 from gymdata.store.objects.places import Place, endpoint
 
 #: Read with one request: what a lost connection costs.
@@ -28,6 +29,7 @@ WHOLE = 64 << 20
 #: What one request may take, and all tries of it together.
 _REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
 _REQUEST = re.compile(r"^.* in [\d.]+[mµn]?s\b.*? - ")
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -49,8 +51,16 @@ class TakenError(Exception):
     """A conditional write was refused: the object is not as the writer last knew it."""
 
 
+def check_installed(place: Place) -> None:
+    """Raise UsageError with the command that installs what a place needs, unless it is there."""
+    extra, module = ("hub", "huggingface_hub") if place.scheme == "hf" else ("s3", "obstore")
+    require(extra, module)
+
+
 def listed(place: Place, tries: int = 4) -> list[Object]:
     """Every object below a place, by key."""
+    if place.scheme == "hf":
+        return [Object(*one) for one in _hub.files(place)]
     import obstore
 
     try:
@@ -66,6 +76,8 @@ def listed(place: Place, tries: int = 4) -> list[Object]:
 
 def head(place: Place) -> Object | None:
     """One object; None where there is none."""
+    if place.scheme == "hf":
+        return Object(*found) if (found := _hub.file(place)) is not None else None
     import obstore
 
     with _attributed(place):
@@ -77,12 +89,15 @@ def head(place: Place) -> Object | None:
 
 def read(place: Place) -> tuple[bytes, str] | None:
     """The content and the tag of a small object; None where there is none."""
+    if place.scheme == "hf":
+        known = head(place)
+        return (_hub.piece(place, 0, known.size), known.tag) if known is not None else None
     import obstore
 
     with _attributed(place):
         try:
             found = obstore.get(_store(place), place.key)
-            return bytes(found.bytes()), str(found.meta["e_tag"])
+            return bytes(found.bytes()), _tag(found.meta)
         except FileNotFoundError:
             return None
 
@@ -108,18 +123,24 @@ def fetch(place: Place, known: Object, target: Path) -> bool:
 
 def read_range(place: Place, known: Object, start: int, end: int) -> Any:
     """The bytes from ``start`` to ``end`` of an object, as a buffer; None when the object is no longer the ``known`` one."""
+    body = _hub.piece(place, start, end) if place.scheme == "hf" else _range(place, known, start, end)
+    if body is None:
+        return None
+    if len(body) != end - start:
+        raise OutsideError("object store", f"{place}: got {len(body):,} bytes of {end - start:,}", retryable=True)
+    return body
+
+
+def _range(place: Place, known: Object, start: int, end: int) -> Any:
     import obstore
     from obstore.exceptions import PreconditionError
 
     with _attributed(place):
         try:
             got = obstore.get(_store(place), place.key, options={"range": (start, end), "if_match": known.tag})
-            body = got.bytes()
+            return got.bytes()
         except (FileNotFoundError, PreconditionError):
             return None
-    if len(body) != end - start:
-        raise OutsideError("object store", f"{place}: got {len(body):,} bytes of {end - start:,}", retryable=True)
-    return body
 
 
 def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None = "any") -> str:
@@ -128,7 +149,7 @@ def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None 
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-    mode: Any = "overwrite" if expected == "any" else "create" if expected is None else {"e_tag": expected}
+    mode: Any = "overwrite" if expected == "any" else "create" if expected is None else _only(place, expected)
     size = len(body) if isinstance(body, bytes) else body.stat().st_size
     # Of several requests none is conditional.
     several: Any = {} if size <= WHOLE else {"use_multipart": True, "chunk_size": _RANGE, "max_concurrency": 4}
@@ -138,9 +159,9 @@ def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None 
     with _attributed(place):
         try:
             done = obstore.put(_store(place), place.key, body, **(several or whole))
-            tag = str(done["e_tag"])
+            tag = _tag(done)
         except (AlreadyExistsError, PreconditionError, FileNotFoundError) as error:
-            if "NoSuchBucket" in str(error):
+            if _NO_BUCKET.search(str(error)):
                 raise
             found = read(place) if size <= WHOLE else None
             if found is None or found[0] != (body if isinstance(body, bytes) else body.read_bytes()):
@@ -161,13 +182,35 @@ def delete(place: Place) -> None:
         obstore.delete(_store(place), place.key)
 
 
+def _only(place: Place, expected: str) -> dict[str, str]:
+    """The condition that an object has the tag ``expected``. Google compares generations, which its lists leave out."""
+    import obstore
+
+    if place.scheme != "gs":
+        return {"e_tag": expected}
+    with _attributed(place):
+        try:
+            found = obstore.head(_store(place), place.key)
+        except FileNotFoundError:
+            raise TakenError(str(place)) from None
+    if _tag(found) != expected:
+        raise TakenError(str(place))
+    return {"version": str(found["version"])}
+
+
 def _object(one: Any) -> Object:
     changed = one["last_modified"].astimezone(dt.UTC).isoformat(timespec="seconds")
-    return Object(str(one["path"]), int(one["size"]), str(one["e_tag"]), changed)
+    return Object(str(one["path"]), int(one["size"]), _tag(one), changed)
+
+
+def _tag(one: Any) -> str:
+    """The tag of an object, as a condition has it: Azure lists it without its quotes."""
+    tag = str(one["e_tag"])
+    return tag if tag.endswith('"') else f'"{tag}"'
 
 
 def _store(place: Place) -> Any:
-    require("s3", "obstore")
+    check_installed(place)
     bounds = os.environ.get(_REQUEST_S), os.environ.get(_TRIES_S)
     return _made(place.scheme, place.bucket, endpoint(place.scheme), os.getpid(), *bounds)
 
@@ -182,12 +225,12 @@ def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: s
     how: Any = {"retry_config": {"max_retries": 1000, "retry_timeout": tries, "backoff": backoff}}
     if address is not None and address.startswith("http://"):
         options["allow_http"] = True
+    if address is not None:
+        how["base_url" if scheme == "gs" else "endpoint"] = address
     if scheme == "gs":
         return GCSStore(bucket, client_options=options, **how)
     if scheme == "az":
         return AzureStore(bucket, client_options=options, **how)
-    if address is not None:
-        how["endpoint"] = address
     if (provider := _shared_credentials()) is not None:
         how["credential_provider"] = provider
     return S3Store(bucket, client_options=options, **how)
@@ -215,14 +258,11 @@ def _attributed(place: Place) -> Iterator[None]:
     try:
         yield
     except (Unknown, PermissionDeniedError, PermissionError) as error:
-        hint = (
-            f"is the key right, and may it read and write here? It is read from the environment: {_KEYS[place.scheme]}"
-        )
-        raise OutsideError("object store", f"{place}: {_first(error)}", hint=hint, final=True) from error
+        raise _refused(place, error) from error
     except (AlreadyExistsError, PreconditionError, GymdataError):
         raise
     except (BaseError, OSError, ValueError) as error:
-        if "NoSuchBucket" in str(error):
+        if _NO_BUCKET.search(str(error)):
             raise OutsideError("object store", f"{place.root}: there is no such bucket", final=True) from error
         if isinstance(error, FileNotFoundError):
             raise  # of single objects the callers know what it means

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, require
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
 from gymdata.store.lock import is_held
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
@@ -58,7 +58,7 @@ def located(path: str | Path) -> Path:
 
 def bring(place: Place, *, writing: bool = False) -> None:
     """Fetch what ``place`` stands for. ``writing``: for an output, which may be missing or half written."""
-    require("s3", "obstore")
+    client.check_installed(place)
     for _ in range(_LOOKS):
         if _bring(place, writing):
             return

@@ -18,6 +18,7 @@ _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"),
+    "hf": ("HF_ENDPOINT",),
 }
 SPOOL = "GYMDATA_SPOOL"
 #: A Path has lost one of the two slashes.
@@ -102,10 +103,9 @@ def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
     scheme, _, rest = url.partition("://")
     scheme = {"gcs": "gs", "s3a": "s3", "azure": "az"}.get(scheme.lower(), scheme.lower())
     if scheme not in _ENDPOINTS:
-        hint = "fetch it first: `hf download`" if scheme == "hf" else None
-        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}", hint=hint)
+        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}")
     bucket, _, key = rest.partition("/")
-    if "@" in bucket or "?" in rest or "#" in rest:
+    if ("@" in bucket and scheme != "hf") or "?" in rest or "#" in rest:
         raise UsageError(
             f"{url}: credentials and options do not belong in the path",
             hint="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import OutsideError, StoreError
+from gymdata.errors import OutsideError, StoreError, UsageError
 from gymdata.store.objects import client
 from gymdata.store.objects.client import TakenError
 from gymdata.store.objects.fetching import (
@@ -37,8 +37,14 @@ _AGAIN = "what was made is kept in the spool; the same command sends the rest"
 
 
 def brought(url: str | Path, spool: Path | None = None) -> Path:
-    """An output's place in the spool, with what the store has there. Raises as ``located``."""
+    """An output's place in the spool, with what the store has there. Raises as ``located``, and UsageError for a store that
+    is only read."""
     place = place_of(url, spool)
+    if place.scheme == "hf":
+        raise UsageError(
+            f"{place}: repositories on the Hub are only read",
+            hint="write to a local folder, and send it with `hf upload`",
+        )
     bring(place, writing=True)
     return place.local
 

@@ -1,0 +1,142 @@
+"""The Hugging Face Hub, as a store of objects that are only read: ``hf://datasets/ORG/REPO[@REVISION]/PATH``.
+
+``hf://ORG/REPO`` is a model's repository, ``hf://spaces/…`` a space's, as huggingface_hub spells them. Invariant: within a
+process every file of a repository is that of one commit, the one that was found first, so that nothing changes while it is
+read. The token is the one that `hf auth login` keeps, or ``HF_TOKEN``; ``HF_ENDPOINT`` names another server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from gymdata.errors import GymdataError, OutsideError, UsageError, needs, redacted
+from gymdata.store.objects.places import Place, endpoint
+
+_TYPES = {"datasets": "dataset", "spaces": "space", "models": "model"}
+
+
+class Commit(NamedTuple):
+    """A repository as it was at one time. ``changed``: ISO 8601, UTC, when it was made."""
+
+    repo: str
+    type: str
+    sha: str
+    changed: str
+
+
+def files(place: Place) -> list[tuple[str, int, str, str]]:
+    """Key, size in bytes, tag and time of each file below a place."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with _attributed(place):
+        repo, inside = _repository(place)
+        options = {"repo_type": repo.type, "revision": repo.sha, "recursive": True}
+        try:
+            found = list(_api().list_repo_tree(repo.repo, inside or None, **options))
+        except EntryNotFoundError:
+            return []
+        return sorted(_listed(place, inside, repo, one) for one in found if hasattr(one, "blob_id"))
+
+
+def file(place: Place) -> tuple[str, int, str, str] | None:
+    """One file, as ``files`` lists it; None where there is none."""
+    with _attributed(place):
+        repo, inside = _repository(place)
+        if not inside:
+            return None
+        found = _api().get_paths_info(repo.repo, inside, repo_type=repo.type, revision=repo.sha)
+        return next((_listed(place, inside, repo, one) for one in found if hasattr(one, "blob_id")), None)
+
+
+def piece(place: Place, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end`` of a file."""
+    # Made known by a lazy module, in which mypy does not see them.
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # as above
+        build_hf_headers,
+        hf_raise_for_status,
+        http_backoff,
+    )  # fmt: skip
+
+    with _attributed(place):
+        if start == end:
+            return b""
+        repo, inside = _repository(place)
+        url = _url(repo, inside)
+        headers = {**build_hf_headers(), "range": f"bytes={start}-{end - 1}"}
+        answer = http_backoff("GET", url, headers=headers, timeout=120)
+        hf_raise_for_status(answer)
+        # A server that knows no ranges sends the whole file.
+        return bytes(answer.content[start:end] if answer.status_code == 200 else answer.content)
+
+
+def _url(repo: Commit, inside: str) -> str:
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(repo.repo, inside, repo_type=repo.type, revision=repo.sha, endpoint=endpoint("hf"))
+
+
+def _listed(place: Place, inside: str, repo: Commit, one: Any) -> tuple[str, int, str, str]:
+    top = place.key.removesuffix(inside)
+    top = f"{top}/" if top and not top.endswith("/") else top
+    return f"{top}{one.path}", int(one.size), one.lfs.sha256 if one.lfs is not None else one.blob_id, repo.changed
+
+
+def _repository(place: Place) -> tuple[Commit, str]:
+    """The repository that a place lies in, and the path inside it."""
+    words = [place.bucket, *place.key.split("/")] if place.key else [place.bucket]
+    kind = _TYPES[words.pop(0)] if words[0] in _TYPES else "model"
+    if len(words) < 2 or not words[1]:
+        raise UsageError.bad_value("path", str(place), "hf://datasets/ORG/REPO[@REVISION]/PATH, or hf://ORG/REPO/…")
+    name, _, revision = words[1].partition("@")
+    # A branch such as refs/convert/parquet is written with %2F.
+    revision = revision.replace("%2F", "/")
+    return _commit(f"{words[0]}/{name}", kind, revision or None, endpoint("hf"), os.getpid()), "/".join(words[2:])
+
+
+@cache
+def _commit(repo: str, kind: str, revision: str | None, _address: str | None, _pid: int) -> Commit:
+    found: Any = _api().repo_info(repo, repo_type=kind, revision=revision, timeout=60)
+    changed = (found.last_modified or dt.datetime.fromtimestamp(0, dt.UTC)).astimezone(dt.UTC)
+    return Commit(repo, kind, str(found.sha), changed.isoformat(timespec="seconds"))
+
+
+def _api() -> Any:
+    with needs("hub"):
+        from huggingface_hub import HfApi
+    return HfApi(endpoint=endpoint("hf"))
+
+
+@contextlib.contextmanager
+def _attributed(place: Place) -> Iterator[None]:
+    from huggingface_hub import errors as hub
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    # That of the HTTP library, which is another one in each version of huggingface_hub.
+    transport: Any = vars(hub)["HTTPError"]
+    try:
+        yield
+    except GymdataError:
+        raise
+    except hub.OfflineModeIsEnabled as error:
+        hint = "unset HF_HUB_OFFLINE, or download the repository and give its folder"
+        raise OutsideError("object store", f"{place}: HF_HUB_OFFLINE is set", hint=hint, final=True) from error
+    except HFValidationError as error:
+        raise UsageError.bad_value("path", str(place), "the name of a repository on the Hub") from error
+    except hub.RevisionNotFoundError as error:
+        raise OutsideError("object store", f"{place}: there is no such revision", final=True) from error
+    except (GatedRepoError, RepositoryNotFoundError) as error:
+        what = "the repository is gated" if isinstance(error, GatedRepoError) else "there is no such repository"
+        hint = "is the name right? A private or gated repository needs a token: HF_TOKEN, or `hf auth login`"
+        raise OutsideError("object store", f"{place}: {what}", hint=hint, final=True) from error
+    except (transport, OSError) as error:
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        text = f"the server answered {status}" if status else str(error).strip().partition("\n")[0][:300]
+        hint = (
+            f"is {redacted(endpoint('hf') or 'the Hub')} reachable? The same command again fetches only what is missing"
+        )
+        raise OutsideError("object store", f"{place}: {text}", hint=hint, retryable=True) from error
