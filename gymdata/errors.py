@@ -457,21 +457,21 @@ class StoreError(GymdataError):
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
-            hint="--overwrite replaces them; another output folder or file keeps both",
+            hint="--overwrite replaces them; another output folder or file (-o) keeps both",
         )
 
     @classmethod
     def other_source(cls, place: Path, what: str, was: Sequence[str], now: Sequence[str]) -> StoreError:
         return cls(
             f"{place}: holds {what} from {', '.join(was)}; this is {', '.join(now)}",
-            hint="--overwrite replaces them; another output folder or file keeps both",
+            hint="--overwrite replaces them; another output folder or file (-o) keeps both",
         )
 
     @classmethod
     def not_described(cls, path: Path) -> StoreError:
         return cls(
             f"{path}: exists, and no run.json says what it is",
-            hint="--overwrite replaces it; another output folder or file keeps both",
+            hint="--overwrite replaces it; another output folder or file (-o) keeps both",
         )
 
     @classmethod

@@ -611,6 +611,11 @@ def check(
         _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
     if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
         _check_teacher(data, runs, source, progress)
+        if data.policy_hashes == {model.policy_hash}:
+            progress.message(
+                f"warning: {source} was sampled by {model.path} itself: its distributions are the ones that it has, and "
+                "--distill teaches it nothing; give -m the student"
+            )
     if isinstance(config, TrainSftConfig) and config.pack_length is not None:
         _check_pack_length(config.pack_length, data, source)
     if isinstance(config, TrainValueConfig):
