@@ -392,6 +392,14 @@ class TrainKtoConfig(RolloutsConfig):
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
 
+    @pydantic.model_validator(mode="after")
+    def _two_rows(self) -> Self:
+        if self.trainer.get("per_device_train_batch_size") == 1 and self.trainer.get("loss_type", "kto") == "kto":
+            raise ValueError(
+                "per_device_train_batch_size: got 1, expected at least 2: loss_type kto compares the rows of a batch"
+            )
+        return self
+
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())
 

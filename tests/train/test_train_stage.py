@@ -18,7 +18,7 @@ from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from gymdata.store.lineage import lineage
 from gymdata.train.run import TrainReport, train_dpo, train_resolved
-from gymdata.train.settings import TrainDpoConfig
+from gymdata.train.settings import TrainDpoConfig, TrainKtoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
 IDENTITY = {
@@ -300,6 +300,14 @@ def test_a_training_that_changes_nothing_is_warned_of(
     go(pairs, tmp_path / "out", notes=notes, config=trainer)
     warned = [said for said in notes.said if said.startswith("warning")]
     assert (len(warned), says is None or says in warned[0]) == (0 if says is None else 1, True)
+
+
+def test_kto_needs_two_rows_in_a_batch() -> None:
+    """A batch of one row has nothing to compare: a mistake of usage, known without the trainer."""
+    given = {"model": "m", "output": "o", "per_device_train_batch_size": 1}
+    with pytest.raises(UsageError, match="per_device_train_batch_size: got 1, expected at least 2"):
+        TrainKtoConfig.load(None, given)
+    assert TrainKtoConfig.load(None, {**given, "loss_type": "apo_zero_unpaired"}).trainer["loss_type"]
 
 
 def test_no_steps_are_no_mismatch() -> None:
