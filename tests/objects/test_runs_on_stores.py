@@ -183,6 +183,8 @@ def test_a_writer_whose_place_was_taken_changes_nothing(
     zombie = start(tmp_path / "a", "journal")
     assert zombie.stdout is not None
     assert zombie.stdout.readline() == "journaled\n"
+    while len(json.loads(store.get("bucket/runs/new/run.json"))["files"]) < 2:
+        pass  # its two full parts are on their way, and run.json once more
     append(URL, tmp_path / "b", 0, 5, "take-over")
     before = {key: store.get(f"bucket/{key}") for key in store.names()}
     _, said = zombie.communicate("")
@@ -233,3 +235,22 @@ def test_an_import_goes_to_an_object_store(
     assert "runs/new/rejected.jsonl" in store.names()
     assert len(ids_at(URL, tmp_path / "b", monkeypatch)) == 6
     assert str(os.environ["GYMDATA_SPOOL"]) not in json.dumps(json.loads(store.get("bucket/runs/new/run.json")))
+
+
+def test_a_refused_command_leaves_no_lock(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of other files is refused, and another machine may write the run afterwards; so is one without --overwrite
+    where another machine's lock lies, which --overwrite takes over."""
+    rows = (Path(__file__).parents[2] / "sample_data/rollouts/nemo_gym.jsonl").read_text().splitlines(keepends=True)
+    whole, half = tmp_path / "whole.jsonl", tmp_path / "half.jsonl"
+    whole.write_text("".join(rows))
+    half.write_text("".join(rows[:5]))
+    assert main(["import", str(whole), "-o", URL]) == 0
+    before = store.names()
+    assert main(["import", str(half), "-o", URL]) == 2
+    assert store.names() == before
+    store.put("bucket/runs/new/lock", b'{"host": "elsewhere", "pid": 1}')
+    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "other"))
+    with pytest.raises(StoreError, match="`import` with --overwrite"):
+        gymdata.import_rollouts([whole], output=URL)
+    gymdata.import_rollouts([whole], output=URL, overwrite=True)
+    assert store.names() == before
