@@ -261,6 +261,7 @@ class Watch:
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._began = self._latest = self._last_line_at = time.monotonic()
+        self._said = ""
         self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
@@ -280,7 +281,7 @@ class Watch:
             self.bar.stop()
             if self._counts:
                 self._record(every_s=0)
-        elif self._counts:
+        elif self._counts and self._line() != self._said:
             self._say()
         self._apart.__exit__(None, None, None)
 
@@ -308,7 +309,8 @@ class Watch:
 
     def _say(self) -> None:
         self._last_line_at = time.monotonic()
-        note(self._line())
+        self._said = self._line()
+        note(self._said)
 
     def _record(self, *, every_s: float) -> None:
         """For the log, which no bar is drawn in."""

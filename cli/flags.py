@@ -94,7 +94,8 @@ def with_flags(
             # A switch of the function's own that is off was not given, nor was a list that is empty.
             values |= {key: None if given[name] is False else given[name] for name, key in own.items()}
             values = {key: value for key, value in values.items() if value not in ((), [])}
-            return body(settings=kind.load(config, values, sets, flags), **given)
+            named = {**flags, **{key: f"--{name}" for name, key in (keys or {}).items()}}
+            return body(settings=kind.load(config, values, sets, named), **given)
 
         made: list[inspect.Parameter] = []
         for parameter in parameters.values():

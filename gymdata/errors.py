@@ -211,6 +211,23 @@ class MissingExtraError(UsageError):
     """A library that an extra brings is not installed."""
 
 
+#: Table → the command that makes it of rollouts, and the commands that train on it.
+_MADE_BY = {"pairs": "pairs", "experiences": "experience"}
+_TRAINED_BY = {
+    "rollouts": "train-sft and train-kto read rollouts",
+    "pairs": "train-dpo and train-reward read pairs",
+    "experiences": "train-value and train-rl read experiences",
+}
+
+
+def _instead(path: Path | str, held: str, wanted: str) -> str | None:
+    """What to do where a table is ``held`` and another one ``wanted``."""
+    of, it = (str(path), "of them") if held == "rollouts" else ("RUN", "of the rollouts of a run")
+    made = f"`gymdata {_MADE_BY[wanted]} {of}` makes {wanted} {it}" if wanted in _MADE_BY else None
+    reads = None if held == "rollouts" and made else _TRAINED_BY.get(held)
+    return "; ".join(filter(None, (made, reads))) or None
+
+
 class DataError(GymdataError):
     """A file or row is not what it must be."""
 
@@ -262,15 +279,10 @@ class DataError(GymdataError):
         return cls(f"{named}: got 0 {table}, expected at least 1 to train on", hint=hints.get(table))
 
     @classmethod
-    def other_table(cls, path: Path | str, held: str, wanted: str, readers: Sequence[str]) -> DataError:
-        """Rows of one table where a trainer reads another. ``readers``: the commands that train on what is held."""
-        makers = {
-            "pairs": f"`gymdata pairs {path}` makes pairs of them",
-            "experiences": f"`gymdata experience {path}` makes experiences of them",
-        }
-        reads = f"{' and '.join(readers)} read{'' if len(readers) > 1 else 's'} {held}"
-        hint = makers.get(wanted, reads) if held == "rollouts" else reads
-        return cls(f"{path}: holds {held}, and no {wanted}", hint=hint)
+    def other_table(cls, path: Path | str, held: str, wanted: str) -> DataError:
+        """A folder with rows of one table where another is read."""
+        error = cls(f"{path}: holds {held}, and no {wanted}", hint=_instead(path, held, wanted))
+        return error.at(path, held, wanted)
 
     @classmethod
     def tasks(cls, path: Path | str, wanted: str) -> DataError:
@@ -380,7 +392,8 @@ class DataError(GymdataError):
 
     @classmethod
     def wrong_table(cls, path: Path | str, got: str, expected: str) -> DataError:
-        return cls(f"{path}: holds the table {got!r}, expected {expected!r}").at(path, got, expected)
+        error = cls(f"{path}: holds the table {got!r}, expected {expected!r}", hint=_instead(path, got, expected))
+        return error.at(path, got, expected)
 
     @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
@@ -444,21 +457,21 @@ class StoreError(GymdataError):
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
-            hint="--overwrite replaces them; another output folder or file keeps both",
+            hint="--overwrite replaces them; another output folder or file (-o) keeps both",
         )
 
     @classmethod
     def other_source(cls, place: Path, what: str, was: Sequence[str], now: Sequence[str]) -> StoreError:
         return cls(
             f"{place}: holds {what} from {', '.join(was)}; this is {', '.join(now)}",
-            hint="--overwrite replaces them; another output folder or file keeps both",
+            hint="--overwrite replaces them; another output folder or file (-o) keeps both",
         )
 
     @classmethod
     def not_described(cls, path: Path) -> StoreError:
         return cls(
             f"{path}: exists, and no run.json says what it is",
-            hint="--overwrite replaces it; another output folder or file keeps both",
+            hint="--overwrite replaces it; another output folder or file (-o) keeps both",
         )
 
     @classmethod

@@ -21,22 +21,30 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import DataError, UsageError
 from gymdata.urls import expanded
 
-#: Setting → what it needs beside it, and whether that is there.
+#: Setting → what it needs beside it (or what must not be there), and whether that is so.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
+#: Before the key, in what errors call a setting of ``--set``.
+_SET = "--set "
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class Config(pydantic.BaseModel):
     """Base of every command's settings."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     #: How a command line gives a setting that has no default: its flag, or the name of the argument.
     given_as: ClassVar[Mapping[str, str]] = {}
     #: Settings that do something only beside another: what that is, as a person gives it, and whether it is there.
     only_with: ClassVar[OnlyWith] = {}
+    #: Settings that do nothing beside another: what that is, and whether it is left out.
+    not_with: ClassVar[OnlyWith] = {}
     #: Settings without a flag of their own: ``--set`` and files give them.
     key_only: ClassVar[Set[str]] = frozenset()
+
+    #: What errors call the settings that flags and ``--set`` gave, and where the others come from.
+    _names: Mapping[str, str] = pydantic.PrivateAttr(default_factory=dict)
+    _where: str = pydantic.PrivateAttr("settings")
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -76,9 +84,8 @@ class Config(pydantic.BaseModel):
             given[key.strip()] = value
             _assign(values, text)
         named = {key: name for key, name in (flags or {}).items() if (overrides or {}).get(key) is not None}
-        return cls.of(
-            values, str(file) if file is not None else "settings", {k: named[k] for k in named.keys() - given}
-        )
+        named |= {key: f"{_SET}{key}" for key in given}
+        return cls.of(values, str(file) if file is not None else "settings", named)
 
     @classmethod
     def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None) -> Self:
@@ -90,19 +97,26 @@ class Config(pydantic.BaseModel):
             found = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
             raise UsageError.several(cls._explain(error, where, flags or {})) from error
-        found._refuse_idle(where, flags or {})
+        found._names, found._where = dict(flags or {}), where
+        found._refuse_idle()
         return found
 
-    def _refuse_idle(self, where: str, flags: Mapping[str, str]) -> None:
+    def called(self, key: str) -> str:
+        """What an error calls a setting: the flag or ``--set KEY`` that gave it, or the file and its key."""
+        return _called(key, self._where, self._names)
+
+    def _refuse_idle(self) -> None:
         """Raises UsageError for a setting that was chosen and would do nothing."""
         faults = []
-        for name, (needed, there) in self.only_with.items():
+        tables = (("without", "", self.only_with), ("with", "no ", self.not_with))
+        for word, no, name, (other, fits) in ((w, n, *item) for w, n, table in tables for item in table.items()):
             value = getattr(self, name)
             default = type(self).model_fields[name].get_default(call_default_factory=True)
-            if value != default and not there(self):
-                shown = flags.get(name, f"{where}: {name}")
-                text = f"{shown}: got {value!r}, which has no effect without {needed}"
-                faults.append(UsageError(text, hint=f"add {needed}, or leave it out").at(shown, value, needed))
+            if value != default and not fits(self):
+                got = "" if value is True else f": got {value!r}, which"
+                text = f"{self.called(name)}{got} has no effect {word} {other}"
+                hint = "leave one of them out" if no else f"add {other}, or leave it out"
+                faults.append(UsageError(text, hint=hint).at(self.called(name), value, f"{no}{other}"))
         if faults:
             raise UsageError.several(faults)
 
@@ -117,12 +131,12 @@ class Config(pydantic.BaseModel):
             if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
                 continue  # of a union pydantic tells why each member does not fit
             seen.add(fault["loc"][:1])
-            yield cls._explained(fault, path, where, flags.get(path, f"{where}: {path}"))
+            yield cls._explained(fault, path, where, _called(path, where, flags))
 
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
         if fault["type"] == "extra_forbidden":
-            return UsageError.unknown_key(path, cls.model_fields, where)
+            return UsageError.unknown_key(path, cls.model_fields, place_of(name, path))
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
             # "settings" is no place that a person knows.
@@ -139,6 +153,18 @@ class Config(pydantic.BaseModel):
         if not path:
             return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)
         return UsageError.bad_value(name, fault.get("input"), expected)
+
+
+def _called(key: str, where: str, names: Mapping[str, str]) -> str:
+    """What an error calls a setting, or a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
+    parts = key.split(".")
+    known = (names.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
+    return next((name for name in known if name is not None), f"{where}: {key}")
+
+
+def place_of(name: str, key: str) -> str:
+    """Where an unknown key stands that errors would call ``name``: the file, or ``--set``."""
+    return _SET.strip() if name.startswith(_SET) else name.removesuffix(f": {key}")
 
 
 def wanted(fault: Any) -> str:

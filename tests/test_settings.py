@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, read_yaml
+from gymdata.settings import Config, OnlyWith, read_yaml
 
 
 class Settings(Config):
@@ -24,6 +24,9 @@ class Settings(Config):
     engine: dict[str, object] = pydantic.Field(default_factory=dict)
     seeds: int | list[int] | None = None
     switch: bool | int = 0
+    only_fast: bool = False
+    slow: bool = False
+    not_with: ClassVar[OnlyWith] = {"only_fast": ("--slow", lambda c: not c.slow)}
 
 
 def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
@@ -59,6 +62,36 @@ def test_errors_name_the_key_and_what_was_expected(values: dict, said: str):
     import re
 
     assert re.search(said, str(caught.value), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["learning_rate=-1"], "--set learning_rate: got -1, expected a number greater than 0"),
+        (["strategy=none"], "--set strategy: got 'none', expected one of all, best-worst"),
+        (["seeds=[1, x]"], "--set seeds: got [1, 'x'], expected"),
+        (["learning_rat=1"], "--set: unknown key 'learning_rat'\n  → did you mean 'learning_rate'?"),
+        (["only_fast=true", "slow=true"], "--set only_fast has no effect with --slow\n  → leave one of them out"),
+    ],
+)
+def test_errors_of_set_name_it(tmp_path: Path, sets: list[str], said: str) -> None:
+    """What --set gave is not looked for in the file of --config, whose own faults name it."""
+    file = tmp_path / "c.yaml"
+    file.write_text("strategy: all\n")
+    with pytest.raises(UsageError) as caught:
+        Settings.load(file, None, sets)
+    assert str(caught.value).startswith(said)
+    file.write_text("strategy: al\n")
+    with pytest.raises(UsageError) as of_file:
+        Settings.load(file)
+    assert str(of_file.value).startswith(f"{file}: strategy: got 'al'")
+
+
+@pytest.mark.parametrize("given", [".inf", "-.inf", ".nan", "nan"])
+def test_a_number_that_no_run_json_holds_is_refused(given: str) -> None:
+    """Infinite, or not a number: JSON has neither, so what was trained or sampled with would not be known."""
+    with pytest.raises(UsageError, match=r"--set learning_rate: got .*, expected a "):
+        Settings.load(None, {"strategy": "all"}, [f"learning_rate={given}"])
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path):

@@ -223,6 +223,16 @@ def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
     }
 
 
+def _warn_of_sampler(teacher: dict[str, Any], policies: list[str], progress: Progress | None) -> None:
+    """A teacher has no other opinion of what it sampled itself."""
+    mine = policies.count(teacher["policy_hash"])
+    if mine and progress is not None:
+        progress.message(
+            f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {len(policies):,} rollouts: their "
+            "advantages of the teacher are 0 up to rounding, with which nothing is learned"
+        )
+
+
 def _score(
     work: Crediting,
     shaped: Shaped,
@@ -239,6 +249,8 @@ def _score(
     for model in models.values():
         for source in sources:
             check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
+    if config.teacher is not None:
+        _warn_of_sampler(models["teacher"], work.rollouts["policy_hash"].to_pylist(), progress)
     how = config.dtype or "auto", config.device, config.batch_tokens
     policy = critic = teacher = None
     if config.reference is not None:

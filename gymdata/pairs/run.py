@@ -41,7 +41,7 @@ from gymdata.store.lineage import (
 )
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
-from gymdata.store.tables import read_coded
+from gymdata.store.tables import held_instead, read_coded
 from gymdata.tuning import give_back
 
 _SCALARS = (
@@ -236,8 +236,8 @@ def pairs_of_run(path: str | Path) -> list[Path] | None:
     if not given.is_dir() or any(file.parent == given for file in files):
         return None
     folders = sorted({file.parent for file in files})
-    if not folders and resolve(path):
-        raise DataError.other_table(path, "rollouts", "pairs", ())
+    if not folders and (held := held_instead(path, PAIRS)) is not None:
+        raise DataError.other_table(path, held, "pairs")
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
     if len(folders) > 1:

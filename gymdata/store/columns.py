@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.errors import DataError
-from gymdata.rollouts.schema import MESSAGE, NAMED_VALUE, ROLLOUTS, TURN, Table
+from gymdata.rollouts.schema import MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
 from gymdata.store.lines import NON_FINITE
 
 
@@ -199,8 +199,22 @@ def _named_values(value: Any) -> Any:
     return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
 
 
-#: Keys that no task has.
+#: Keys that no task has, and keys that only rows of a table have.
 _ANSWERED = {"turns", "response", "chosen", "completion"}
+_IDS = {"rollout_id", "pair_id", "comparison_id"}
+
+
+def other_rows(row: Any, table: Table, where: str) -> DataError | None:
+    """Why the JSON row cannot be of ``table``, where it is a task or of another one; None where that is not known."""
+    if not isinstance(row, Mapping) or row.keys() <= frozenset(table.schema.names):
+        return None
+    if not row.keys() & _IDS and row.keys() & {"prompt", "responses_create_params"} and not row.keys() & _ANSWERED:
+        return DataError.tasks(where, table.name)
+    for other in TABLES.values():
+        needed = {name for name in other.required() if not other.schema.field(name).nullable}
+        if needed <= row.keys() <= frozenset(other.schema.names):
+            return DataError.wrong_table(where, other.name, table.name)
+    return None
 
 
 def _first_fault(
@@ -212,9 +226,9 @@ def _first_fault(
             _check_keys([row], table)
         except _MismatchError as fault:
             hint = None
-            if isinstance(row, Mapping) and not row.keys() & {"rollout_id", "pair_id", "comparison_id"}:
-                if row.keys() & {"prompt", "responses_create_params"} and not row.keys() & _ANSWERED:
-                    return DataError.tasks(where, table.name)
+            if (other := other_rows(row, table, where)) is not None:
+                return other
+            if isinstance(row, Mapping) and not row.keys() & _IDS:
                 hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
             return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
         for name in columns:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError
-from gymdata.rollouts.schema import ROLLOUTS, Table, check_version
-from gymdata.store.columns import build, reshape, to_rows
+from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
+from gymdata.store.columns import build, other_rows, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.objects.streams import parquet_file
@@ -81,11 +81,21 @@ def read_coded(paths: Iterable[str | Path], table: Table, columns: Sequence[str]
 
 
 def has_rows(source: Source, table: Table) -> bool:
-    """Whether a file holds any row, read no further than its first. Raises DataError as ``read_table``."""
-    if source.kind == "jsonl":
-        return next(iter_lines(source), None) is not None
-    names = [table.schema.names[0]]
-    return next(scan_source(source, table, names, 1), None) is not None
+    """Whether a file holds any row, read no further than its first. Raises DataError as ``read_table``, of JSON lines only
+    where the first row is one of another table."""
+    if source.kind != "jsonl":
+        return next(scan_source(source, table, [table.schema.names[0]], 1), None) is not None
+    line = next(iter_lines(source), None)
+    if line is not None:
+        with contextlib.suppress(ValueError):
+            if (other := other_rows(decode(line[1]), table, str(source.path))) is not None:
+                raise other
+    return line is not None
+
+
+def held_instead(path: str | Path, table: Table) -> str | None:
+    """The name of a table that is found under a path argument where nothing of ``table`` is."""
+    return next((name for name in TABLES if name != table.name and resolve(path, name)), None)
 
 
 def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:

@@ -21,13 +21,14 @@ BEGIN, END = "<!-- losses -->\n", "<!-- end of losses -->\n"
 @dataclass(frozen=True)
 class Loss:
     """``settings``: setting → its default. ``aggregation``: what the mean over the global batch counts. ``needs``: a column
-    beside the saved log-probs and advantages."""
+    beside the saved log-probs and advantages. ``at_zero``: whether it trains where every advantage is 0."""
 
     formula: str
     source: str
     settings: Mapping[str, float | str] = field(default_factory=dict)
     aggregation: Aggregation = "token"
     needs: Literal["reference", "optimal_value"] | None = None
+    at_zero: bool = False
 
 
 def _clip(low: float, high: float) -> dict[str, float | str]:
@@ -81,11 +82,20 @@ LOSSES: dict[str, Loss] = {
     ),
     "topr": Loss("−A·L where A ≥ 0, −sg(min(R, 1))·A·L where A < 0", "TOPR, arXiv 2503.14286", aggregation="sequence"),
     "asymre": Loss(
-        "−(A − baseline_shift)·L", "AsymRE, arXiv 2506.20520", {"baseline_shift": -0.1}, aggregation="sequence"
+        "−(A − baseline_shift)·L",
+        "AsymRE, arXiv 2506.20520",
+        {"baseline_shift": -0.1},
+        aggregation="sequence",
+        at_zero=True,
     ),
     "opmd": Loss("−A·ℓ/(1 + tau)", "OPMD (Trinity-RFT), arXiv 2505.17826", {"tau": 1.0}),
     "dro": Loss(
-        "−A·L + tau/2·(L − L_ref)²", "DRO, arXiv 2405.19107", {"tau": 1.0}, aggregation="sequence", needs="reference"
+        "−A·L + tau/2·(L − L_ref)²",
+        "DRO, arXiv 2405.19107",
+        {"tau": 1.0},
+        aggregation="sequence",
+        needs="reference",
+        at_zero=True,
     ),
     "oapl": Loss(
         "(tau·(L − L_saved) − (reward − optimal_value))²",
@@ -93,8 +103,11 @@ LOSSES: dict[str, Loss] = {
         {"tau": 1e-3},
         aggregation="sequence",
         needs="optimal_value",
+        at_zero=True,
     ),
-    "awr": Loss("−min(exp(A/tau), weight_max)·ℓ", "AWR, arXiv 1910.00177", {"tau": 1.0, "weight_max": 20.0}),
+    "awr": Loss(
+        "−min(exp(A/tau), weight_max)·ℓ", "AWR, arXiv 1910.00177", {"tau": 1.0, "weight_max": 20.0}, at_zero=True
+    ),
     "filtered_bc": Loss("−[A > 0]·ℓ", "filtered behavior cloning (CRR, binary), arXiv 2006.15134"),
 }
 

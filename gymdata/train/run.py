@@ -24,7 +24,7 @@ from gymdata.experience.settings import COMPARING
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.logprobs import sampling_biases, truncations
-from gymdata.rollouts.schema import PAIRS, TABLES
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
@@ -32,8 +32,11 @@ from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
+from gymdata.store.tables import held_instead
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.launch import machine_rank
+from gymdata.train.losses import LOSSES
+from gymdata.train.mapped import chunks, part_of
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.parts import distinct
 from gymdata.train.prepared import DATA, prepare
@@ -103,7 +106,10 @@ class TrainReport(Report):
         return self.run_json
 
     def rows(self) -> list[Row]:
-        rows: list[Row] = [(name.replace("_", " "), n) for name, n in self.counts.items() if name != "trained_tokens"]
+        shown = [name for name, n in self.counts.items() if name != "trained_tokens" and (n or "left_out" not in name)]
+        # run.json has its keys in the order of the alphabet.
+        shown.sort(key=lambda name: (not name.startswith("rollouts"), name.startswith(("heldout", "left_out"))))
+        rows: list[Row] = [(name.replace("_", " "), self.counts[name]) for name in shown]
         rows += [("tokens per epoch", self.trained_tokens["file"]["count"]), ("token checksum", self._equal())]
         if self.ratio:
             rows.append(("ratio before training, mean", self.ratio["mean"]))
@@ -137,6 +143,8 @@ class TrainReport(Report):
     def _equal(self) -> object:
         """A training that stopped inside its first epoch could not feed the whole file; what it fed was compared with it."""
         proof = self.trained_tokens
+        if self.steps == 0:
+            return "nothing was trained"
         fed = (proof.get("epochs") or [{}])[-1]
         if proof["equal"] or not fed.get("equal"):
             return {True: "match", False: "MISMATCH"}.get(proof["equal"])
@@ -295,7 +303,7 @@ def train(
     source = located(source)
     _refuse_no_rows(source, settings.table)
     _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
-    check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields)
+    check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
     facts = train_resolved(
         source,
         settings,
@@ -311,11 +319,8 @@ def train(
 
 def _refuse_no_rows(source: str | Path, table: Table) -> None:
     files = resolve(source, table)
-    if not files:
-        held = next((name for name in TABLES if name != table.name and resolve(source, name)), None)
-        if held is not None:
-            readers = [f"train-{name}" for name, kind in TRAINERS.items() if kind.table.name == held]
-            raise DataError.other_table(source, held, table.name, readers)
+    if not files and (held := held_instead(source, table)) is not None:
+        raise DataError.other_table(source, held, table.name)
     if not any(has_rows(file, table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], table.name)
 
@@ -413,7 +418,7 @@ def run_training(
             _tidy(out, job)
         return read_run_json(out)
     refuse_held(out)
-    made, fresh = not out.exists(), not (out / JOB / "job.json").is_file()
+    made, fresh = not out.exists(), not _is_training(out)
     out.mkdir(parents=True, exist_ok=True)
     lock = Lock(out)
     failed_at_once = begins = False
@@ -482,12 +487,20 @@ def _refuse_place(out: Path, stage: str) -> None:
     """Raises StoreError when ``out`` cannot be written, or holds something that is no training of this kind."""
     refuse_other_kind(out / RUN_JSON, stage)
     refuse_unwritable(out)
-    ours = (out / JOB / "job.json").is_file()
-    if out.is_dir() and not ours and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB, *LOG_FILES})):
+    if (
+        out.is_dir()
+        and not _is_training(out)
+        and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB, *LOG_FILES}))
+    ):
         raise StoreError(
             f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
             hint="give another output folder",
         )
+
+
+def _is_training(out: Path) -> bool:
+    """Does ``out`` hold what a training wrote? Its run.json, where it has one, is known to be of the right kind."""
+    return (out / JOB / "job.json").is_file() or (out / RUN_JSON).is_file()
 
 
 def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
@@ -495,11 +508,17 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
     """
-    ours = (out / JOB / "job.json").is_file()
     finished = (out / SUCCESS).is_file()
-    if overwrite or not ours or not (finished or _checkpoints(out)):
+    if overwrite or not (finished or _checkpoints(out)):
         return "nothing"
-    was = json.loads((out / JOB / "job.json").read_text())
+    try:
+        was: dict[str, Any] = json.loads((out / JOB / "job.json").read_text())
+    except (FileNotFoundError, ValueError) as error:
+        why = "is not JSON" if isinstance(error, ValueError) else "is missing"
+        raise StoreError(
+            f"{out}: this training cannot be resumed: its settings are not known, as {out / JOB / 'job.json'} {why}",
+            hint="bring the file back from a copy, start again with --overwrite, or give another output folder",
+        ) from error
     # What is trained is counted last, and follows from the rest.
     ignored = (*_OPERATION, *({"trained_tokens"} - job.keys()))
     changed = differences(*({k: v for k, v in side.items() if k not in ignored} for side in (was, job)))
@@ -555,7 +574,7 @@ def _clear(out: Path, keep: str | None = None) -> None:
     """Remove an earlier training's files; the folder itself stays, and so do the lock that we hold and ``keep`` of its job.
     What says that it is a training goes last: killed on the way, it still is one."""
     (out / SUCCESS).unlink(missing_ok=True)
-    paths = [path for path in out.iterdir() if path.name not in (LOCK, JOB)]
+    paths = sorted((path for path in out.iterdir() if path.name not in (LOCK, JOB)), key=lambda p: p.name == RUN_JSON)
     for path in [*paths, *((out / JOB).iterdir() if (out / JOB).is_dir() else ())]:
         if path.name == keep:
             continue
@@ -592,8 +611,54 @@ def check(
         _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
     if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
         _check_teacher(data, runs, source, progress)
+        if data.policy_hashes == {model.policy_hash}:
+            progress.message(
+                f"warning: {source} was sampled by {model.path} itself: its distributions are the ones that it has, and "
+                "--distill teaches it nothing; give -m the student"
+            )
+    if isinstance(config, TrainSftConfig) and config.pack_length is not None:
+        _check_pack_length(config.pack_length, data, source)
     if isinstance(config, TrainValueConfig):
         _check_returns(runs, source, progress)
+    _warn_of_nothing(config, data, source, progress)
+
+
+def _check_pack_length(length: int, data: TrainingData, source: str) -> None:
+    """Raises UsageError for sequences that a packed row cannot hold."""
+    lengths, names = data.sequences.lengths, data.sequences.names
+    order = np.argsort(-lengths, kind="stable")
+    longer = int((lengths > length).sum())
+    if longer:
+        shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in order[: min(longer, 4)])
+        more = f" and {longer - 4:,} more" if longer > 4 else ""
+        raise UsageError(
+            f"--pack-length {length}: {longer:,} of {len(lengths):,} sequences of {source} have more tokens: {shown}{more}",
+            hint=f"--pack-length {lengths.max()} holds them all; --max-length {length} cuts them and prints what that costs",
+        ).at("--pack-length", length, f"at least {lengths.max()}")
+
+
+def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
+    """Report settings and data with which a training would end as it began."""
+    keys = config.trainer
+    if keys.get("num_train_epochs") == 0 and (keys.get("max_steps") or 0) <= 0:
+        progress.message("warning: num_train_epochs is 0: nothing is trained, and the model is saved as it was")
+    if keys.get("learning_rate") == 0:
+        progress.message("warning: learning_rate is 0: no step changes the model")
+    loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
+    if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero and not _has_advantage(data):
+        progress.message(
+            f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
+            "from the rewards. Rollouts of a task that all have the same reward have no advantage (`gymdata experience "
+            "--zero-variance keep` writes them): collect more rollouts per task, or tasks that are sometimes solved"
+        )
+
+
+def _has_advantage(data: TrainingExperiences) -> bool:
+    mask = data.sequences.loss_mask
+    return any(
+        ((part_of(data.advantages, rows).values != 0) & (part_of(mask, rows).values != 0)).any()
+        for rows in chunks(mask.offsets)
+    )
 
 
 def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) -> None:

@@ -139,6 +139,10 @@ class TrainConfig(Config):
             found["accelerate_config"] = str(self.accelerate_config.resolve())
         return found
 
+    def called(self, key: str) -> str:
+        below = f"trainer.{key}"
+        return super().called(below if below in self._names else key)
+
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> Self:
         """The settings that a job file holds."""
@@ -340,8 +344,8 @@ class TrainSftConfig(RolloutsConfig):
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
         "pack_length": ("--packing", lambda c: c.packing),
-        "packing": ("the sampled tokens as targets, which --distill does not train", lambda c: not c.distill),
     }
+    not_with: ClassVar[OnlyWith] = {"packing": ("--distill", lambda c: not c.distill)}
 
     select: Literal["best", "above", "all"] = pydantic.Field(
         "best", description="Rollouts to train: best (per group), above (all with a reward) or all."
@@ -387,6 +391,14 @@ class TrainKtoConfig(RolloutsConfig):
     )
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
+
+    @pydantic.model_validator(mode="after")
+    def _two_rows(self) -> Self:
+        if self.trainer.get("per_device_train_batch_size") == 1 and self.trainer.get("loss_type", "kto") == "kto":
+            raise ValueError(
+                "per_device_train_batch_size: got 1, expected at least 2: loss_type kto compares the rows of a batch"
+            )
+        return self
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_labels(table, self.threshold, self.max_length, where, **self.choice())

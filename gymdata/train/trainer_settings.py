@@ -1,6 +1,7 @@
 """The trainer's own settings: which key belongs to which class of TRL, and a clear error for one that belongs to none.
 
-Invariants: a key reaches exactly one dataclass, with a value of the type that it declares; a key that gymdata sets itself
+Invariants: a key reaches exactly one dataclass, with a value of the type that it declares, which is no NaN or infinity and
+within ``LIMITS``; a key that gymdata sets itself
 is refused with the flag to use instead. The command checks the keys by the source of the classes, before anything is
 written or torch is loaded; the training process sorts them by the classes themselves.
 """
@@ -9,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import types
 import typing
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from importlib.util import find_spec
 from typing import Any
 
 from gymdata.errors import UsageError
-from gymdata.settings import Fields, source_fields
+from gymdata.settings import Fields, place_of, source_fields
 
 _MODEL = ("trl.trainer.model_config", "ModelConfig")
 #: Keys that gymdata sets, or that would lose tokens without saying so → what to do instead.
@@ -39,6 +41,25 @@ RESERVED = {
     "do_train": "it always trains",
     "eval_strategy": "collect held-out rollouts with the checkpoint instead",
 }
+#: Numbers of the trainers that mean nothing below the first of these, above the second, or from the third on.
+LIMITS: dict[str, tuple[float, float | None, float | None]] = {
+    **dict.fromkeys(
+        ("learning_rate", "num_train_epochs", "warmup_steps", "weight_decay", "adam_epsilon", "max_grad_norm", "beta",
+         "logging_steps", "save_steps", "dataloader_num_workers", "neftune_noise_alpha", "router_aux_loss_coef",
+         "center_rewards_coefficient"), (0, None, None)
+    ),
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "lora_r", "lora_alpha",
+         "dataloader_prefetch_factor", "pad_to_multiple_of", "precompute_ref_batch_size", "ref_model_sync_steps",
+         "torch_empty_cache_steps", "ddp_timeout", "ddp_bucket_cap_mb"), (1, None, None)
+    ),
+    **dict.fromkeys(
+        ("label_smoothing_factor", "label_smoothing", "ld_alpha", "lora_dropout", "ref_model_mixup_alpha"), (0, 1, None)
+    ),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, None, 1)),
+    **dict.fromkeys(("seed", "data_seed"), (0, None, 2**32)),
+    "max_steps": (-1, None, None),
+}  # fmt: skip
 
 
 #: What ``report_to`` may name besides none, and the module and the package of those that are called otherwise.
@@ -52,17 +73,25 @@ _PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit", "comet_ml": "comet
 _NEEDED = ("torch", "transformers", "trl", "accelerate")
 
 
-def check_settings(algorithm: str, values: Mapping[str, Any], own: Iterable[str] = ()) -> None:
-    """Check the trainer's keys without loading it. Raises UsageError naming all that is wrong, or what is not installed."""
+def _of_settings(key: str) -> str:
+    return f"settings: {key}"
+
+
+def check_settings(
+    algorithm: str, values: Mapping[str, Any], own: Iterable[str] = (), called: Callable[[str], str] = _of_settings
+) -> None:
+    """Check the trainer's keys without loading it. Raises UsageError naming all that is wrong, or what is not installed.
+
+    ``called``: what errors call a key."""
     for module in _NEEDED:
         if find_spec(module) is None:
             raise UsageError.missing_extra(module, "train")
-    _check_services(reported_to(values))
+    _check_services(reported_to(values), called("report_to"))
     classes = {"trainer": (f"gymdata.train.trainers.{algorithm}", "CONFIG"), "model": _MODEL}
     fields = {name: source_fields(*place) for name, place in classes.items()}
     known = {name: found for name, found in fields.items() if found is not None}
     if len(known) == len(classes):  # else the training process checks them, a little later
-        sort_settings(values, known, own)
+        sort_settings(values, known, own, called)
 
 
 def reported_to(values: Mapping[str, Any]) -> set[str]:
@@ -71,25 +100,29 @@ def reported_to(values: Mapping[str, Any]) -> set[str]:
     return set([given] if isinstance(given, str) else given or ()) - {"none"}
 
 
-def _check_services(services: Iterable[str]) -> None:
+def _check_services(services: Iterable[str], called: str) -> None:
     """Raises UsageError for a service that transformers does not know, or whose package is not installed."""
     for service in sorted(services):
         if service not in SERVICES:
-            raise UsageError.unknown_choice("settings: report_to", service, SERVICES)
+            raise UsageError.unknown_choice(called, service, SERVICES)
         if service == "tensorboard" and find_spec(service) is None:
             raise UsageError.missing_extra(service, "train,tensorboard")
         if service != "all" and find_spec(_MODULES.get(service, service)) is None:
             package = _PACKAGES.get(service, service)
-            raise UsageError(f"report_to: {service} is not installed", hint=f"pip install {package}")
+            raise UsageError(f"{called}: {service} is not installed", hint=f"pip install {package}")
 
 
 def sort_settings(
-    values: Mapping[str, Any], classes: Mapping[str, Fields], own: Iterable[str] = ()
+    values: Mapping[str, Any],
+    classes: Mapping[str, Fields],
+    own: Iterable[str] = (),
+    called: Callable[[str], str] = _of_settings,
 ) -> dict[str, dict[str, Any]]:
     """``values`` by class: name of class → its keyword arguments. The first class that has a key gets it.
 
     ``classes``: the fields of each and their types, as ``fields_of``. ``own``: gymdata's keys, offered as nearest names too.
-    Raises UsageError for unknown or reserved keys and wrong types, all at once.
+    ``called``: what errors call a key. Raises UsageError for unknown or reserved keys, wrong types and numbers that mean
+    nothing, all at once.
     """
     sorted_values: dict[str, dict[str, Any]] = {name: {} for name in classes}
     known: set[str] = set().union(*classes.values(), own) - RESERVED.keys()
@@ -97,12 +130,14 @@ def sort_settings(
     for key, value in values.items():
         home = next((name for name in classes if key in classes[name]), None)
         if key in RESERVED:
-            faults.append(UsageError(f"settings: {key!r} cannot be set here", hint=RESERVED[key]))
+            faults.append(UsageError(f"{called(key)} cannot be set here", hint=RESERVED[key]))
         elif home is None:
-            faults.append(UsageError.unknown_key(key, known, "settings"))
+            faults.append(UsageError.unknown_key(key, known, place_of(called(key), key)))
         else:
             try:
-                sorted_values[home][key] = _coerced(key, value, classes[home][key])
+                found = _coerced(key, value, classes[home][key], called(key))
+                _refuse_senseless(key, found, called(key))
+                sorted_values[home][key] = found
             except UsageError as error:
                 faults.append(error)
     if faults:
@@ -116,7 +151,7 @@ def fields_of(cls: type) -> dict[str, Set[type]]:
     return {field.name: kinds_of(hints[field.name]) for field in dataclasses.fields(cls) if field.init}
 
 
-def _coerced(key: str, value: Any, kinds: Set[type]) -> Any:
+def _coerced(key: str, value: Any, kinds: Set[type], name: str) -> Any:
     """``value`` as the declared type, or UsageError. Only lossless readings: 1 as 1.0, "1e-6" as a number, x as [x]."""
     if value is False and key.endswith("_strategy"):
         return "no"  # which YAML reads as false
@@ -132,7 +167,20 @@ def _coerced(key: str, value: Any, kinds: Set[type]) -> Any:
     if list in kinds and not isinstance(value, dict):
         return [value]
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise UsageError.bad_value(f"settings: {key}", value, names)
+    raise UsageError.bad_value(name, value, names)
+
+
+def _refuse_senseless(key: str, value: Any, name: str) -> None:
+    """Raises UsageError for a number that is NaN, infinite or outside of ``LIMITS``."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+    if any(isinstance(one, float) and not math.isfinite(one) for one in inside):
+        raise UsageError.bad_value(name, value, "a finite number")
+    if key not in LIMITS or not (_is(value, float) or _is(value, int)):
+        return
+    least, most, below = LIMITS[key]
+    if value < least or (most is not None and value > most) or (below is not None and value >= below):
+        upper = f" and at most {most:g}" if most is not None else f" and below {below:,}" if below is not None else ""
+        raise UsageError.bad_value(name, value, f"a number of at least {least:g}{upper}")
 
 
 def kinds_of(hint: Any) -> set[type]:

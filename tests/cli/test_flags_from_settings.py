@@ -115,7 +115,7 @@ def test_a_number_out_of_range_names_the_flag_or_the_key(capsys: Capture) -> Non
     assert main(["collect", "t.jsonl", "-n", "0"]) == 2
     assert "error: -n / --limit: got 0, expected" in capsys.readouterr().err
     assert main(["collect", "t.jsonl", "--set", "temperature=-1"]) == 2
-    assert "error: settings: temperature: got -1, expected" in capsys.readouterr().err
+    assert "error: --set temperature: got -1, expected" in capsys.readouterr().err
 
 
 def test_a_list_that_is_not_given_leaves_the_file_alone(tmp_path: Path, capsys: Capture) -> None:

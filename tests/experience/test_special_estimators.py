@@ -13,7 +13,9 @@ import torch
 
 import gymdata
 from gymdata import credit
-from gymdata.errors import DataError, GymdataError, RefusedError, UsageError
+from gymdata.engines.model_identity import policy_facts
+from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
+from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import changed, log_probs_of
@@ -238,9 +240,28 @@ def test_a_teacher_gives_every_token_its_advantage(tmp_path: Path, policy: Path,
     assert table["teacher_logprobs"].null_count == 0
     facts = read_run_json(tmp_path / "made")
     assert (facts["config"]["estimator"], facts["teacher"]["path"]) == ("teacher", str(teacher))
+    with pytest.raises(StoreError, match=r"teacher: .*\n.*another output folder or file \(-o\)"):
+        gymdata.experience(run, tmp_path / "made", teacher=str(policy))
     beside = advantages(run, "beside", teacher=str(teacher), estimator="grpo", teacher_coef=0.5)
     z = 0.5 / (math.sqrt(0.5) + 1e-9)
     np.testing.assert_allclose(beside["a-1"], z + 0.5 * expected["a-1"], atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_teacher_that_sampled_is_warned_of(tmp_path: Path, policy: Path, sampled: bool) -> None:
+    """The policy as its own teacher has no other opinion: a warning says that nothing is learned from it."""
+    said: list[str] = []
+
+    class Notes(NullProgress):
+        def message(self, text: str) -> None:
+            said.append(text)
+
+    by = policy_facts(str(policy))["policy_hash"] if sampled else "another"
+    run = write_run(tmp_path / "run", [rollout("a", i, float(i), two_turns(5, 40), policy_hash=by) for i in range(2)])
+    gymdata.experience(run, teacher=str(policy), progress=Notes())
+    warned = [text for text in said if "is the policy that sampled 2 of 2 rollouts" in text]
+    assert len(warned) == int(sampled)
 
 
 @pytest.mark.torch

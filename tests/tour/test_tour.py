@@ -51,6 +51,13 @@ def test_the_shipped_rollouts_are_sealed_and_small(tmp_path: Path) -> None:
     assert gymdata.validate(out / "after").errors == 0
 
 
+def test_no_output_of_the_tour_lacks_its_parents(toured: gymdata.tour) -> None:
+    """`gymdata ls` on the tour's folder finds every output whole, with nothing that they were made from missing."""
+    assert {output.path: output.state for output in gymdata.ls(toured.output).outputs} == dict.fromkeys(
+        ["after", "before", "before/judge-genrm", "pairs"], "complete"
+    )
+
+
 def test_a_second_tour_writes_what_is_missing_only(tmp_path: Path) -> None:
     """What is whole stays untouched, what was lost or damaged comes back, and what the user put beside it stays."""
     out = prepare(tmp_path / "out").output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ from gymdata.errors import DataError, GymdataError, OutsideError, RefusedError, 
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from gymdata.store.lineage import lineage
-from gymdata.train.run import train_dpo, train_resolved
-from gymdata.train.settings import TrainDpoConfig
+from gymdata.train.run import TrainReport, train_dpo, train_resolved
+from gymdata.train.settings import TrainDpoConfig, TrainKtoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
 IDENTITY = {
@@ -248,6 +249,77 @@ def test_a_foreign_folder_is_left_alone(pairs: Path, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="not a training"):
             go(pairs, out, overwrite=overwrite)
     assert (out / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_training_whose_job_is_gone_can_be_started_again(pairs: Path, tmp_path: Path) -> None:
+    """Without job/job.json a training cannot be resumed, which the error says; run.json shows what it is, so that
+    --overwrite starts again. A file that is not JSON is like one that is not there."""
+    out = tmp_path / "out"
+    go(pairs, out)
+    for spoil, why in (
+        (lambda: shutil.rmtree(out / "job"), "is missing"),
+        (lambda: (out / "job" / "job.json").write_text("{"), "is not JSON"),
+    ):
+        spoil()
+        (out / "model.safetensors").write_text("of the first training")
+        for dry_run in (False, True):
+            with pytest.raises(StoreError, match=rf"cannot be resumed: .*job/job\.json {why}") as refused:
+                go(pairs, out, dry_run=dry_run)
+            assert "--overwrite" in str(refused.value)
+        assert go(pairs, out, overwrite=True)["status"] == "completed"
+        assert not (out / "model.safetensors").exists()
+        assert go(pairs, out, idle := Trainer())["status"] == "completed"
+        assert not idle.jobs
+
+
+def test_a_folder_of_another_stage_is_not_overwritten(pairs: Path, tmp_path: Path) -> None:
+    """A run.json of something that is no training protects what lies beside it."""
+    out = tmp_path / "out"
+    write_run_json(out, {"stage": "report"})
+    (out / "mine.txt").write_text("keep me")
+    for overwrite in (False, True):
+        with pytest.raises(StoreError, match="report"):
+            go(pairs, out, overwrite=overwrite)
+    assert (out / "mine.txt").read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "says"),
+    [
+        ({"num_train_epochs": 0}, "num_train_epochs is 0: nothing is trained"),
+        ({"num_train_epochs": 0, "max_steps": 3}, None),
+        ({"learning_rate": 0.0}, "learning_rate is 0: no step changes the model"),
+        ({"num_train_epochs": 1, "learning_rate": 1e-6}, None),
+    ],
+)
+def test_a_training_that_changes_nothing_is_warned_of(
+    pairs: Path, tmp_path: Path, trainer: dict[str, Any], says: str | None
+) -> None:
+    """No epochs, or a learning rate of 0, end as they began: allowed, and a warning says so first."""
+    notes = Notes()
+    go(pairs, tmp_path / "out", notes=notes, config=trainer)
+    warned = [said for said in notes.said if said.startswith("warning")]
+    assert (len(warned), says is None or says in warned[0]) == (0 if says is None else 1, True)
+
+
+def test_kto_needs_two_rows_in_a_batch() -> None:
+    """A batch of one row has nothing to compare: a mistake of usage, known without the trainer."""
+    given = {"model": "m", "output": "o", "per_device_train_batch_size": 1}
+    with pytest.raises(UsageError, match="per_device_train_batch_size: got 1, expected at least 2"):
+        TrainKtoConfig.load(None, given)
+    assert TrainKtoConfig.load(None, {**given, "loss_type": "apo_zero_unpaired"}).trainer["loss_type"]
+
+
+def test_no_steps_are_no_mismatch() -> None:
+    """Where nothing was trained, the report says that in place of comparing tokens, and no count that is 0 of what was
+    left out."""
+    counts = {"desirable": 1, "left_out_duplicate": 0, "left_out_tie": 2, "rollouts": 9, "trained_tokens": 5}
+    proof = {"file": {"count": 5, "checksum": "a"}, "batches": None, "equal": False}
+    report = TrainReport("kto", "completed", Path("out"), counts, proof, {}, steps=0)
+    assert report.rows() == [
+        ("rollouts", 9), ("desirable", 1), ("left out tie", 2), ("tokens per epoch", 5),
+        ("token checksum", "nothing was trained"), ("steps", 0), ("output", Path("out")),
+    ]  # fmt: skip
 
 
 def test_a_dry_run_leaves_nothing(pairs: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from gymdata.errors import UsageError
 from gymdata.settings import source_fields
 from gymdata.train.settings import TRAINERS
-from gymdata.train.trainer_settings import check_settings, fields_of
+from gymdata.train.trainer_settings import LIMITS, check_settings, fields_of
 
 pytestmark = pytest.mark.torch
 
@@ -83,3 +84,64 @@ def test_no_strategy_is_the_text_that_yaml_reads_as_false() -> None:
     classes = {"trainer": {"save_strategy": set[type](), "bf16": {bool}}}
     given = {"save_strategy": False, "bf16": False}
     assert sort_settings(given, classes) == {"trainer": {"save_strategy": "no", "bf16": False}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("learning_rate", -1e-5, "a number of at least 0"),
+        ("learning_rate", "nan", "a finite number"),
+        ("learning_rate", float("inf"), "a finite number"),
+        ("max_grad_norm", float("nan"), "a finite number"),
+        ("max_grad_norm", -1, "a number of at least 0"),
+        ("num_train_epochs", -1, "a number of at least 0"),
+        ("max_steps", -2, "a number of at least -1"),
+        ("seed", -1, "a number of at least 0 and below 4,294,967,296"),
+        ("seed", 2**32, "a number of at least 0 and below 4,294,967,296"),
+        ("per_device_train_batch_size", 0, "a number of at least 1"),
+        ("gradient_accumulation_steps", 0, "a number of at least 1"),
+        ("adam_beta2", 1, "a number of at least 0 and below 1"),
+        ("lora_r", 0, "a number of at least 1"),
+        ("lora_dropout", 1.5, "a number of at least 0 and at most 1"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", sorted(TRAINERS))
+def test_a_number_without_sense_is_refused(algorithm: str, key: str, value: object, expected: str) -> None:
+    """A sign, a NaN or a share that no trainer can mean is a mistake of usage, known before a trainer is loaded."""
+    with pytest.raises(UsageError, match=f"settings: {key}: got .*, expected {expected}$") as caught:
+        check_settings(algorithm, {key: value})
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("algorithm", sorted(TRAINERS))
+def test_every_default_is_within_the_limits(algorithm: str) -> None:
+    """No trainer begins with a number that would be refused if it were given."""
+    from trl.trainer.model_config import ModelConfig
+
+    config = importlib.import_module(f"gymdata.train.trainers.{algorithm}").CONFIG
+    known = {field.name: field.default for cls in (config, ModelConfig) for field in dataclasses.fields(cls)}
+    given = {key: known[key] for key in LIMITS if isinstance(known.get(key), (int, float))}
+    assert {"learning_rate", "seed", "lora_r"} <= given.keys()
+    check_settings(algorithm, given)
+
+
+def test_faults_of_the_trainers_keys_name_where_they_were_given(tmp_path: Path) -> None:
+    """A flag, --set and the file each by its name, as for gymdata's own settings."""
+    file = tmp_path / "rl.yaml"
+    file.write_text("weight_decay: -1\nmax_stepz: 3\n")
+    settings = TRAINERS["rl"].load(
+        file,
+        {"model": "m", "output": "o", "seed": -1},
+        ["learning_rate=-1", "trainer.adam_beta1=2"],
+        {"seed": "--seed"},
+    )
+    with pytest.raises(UsageError) as caught:
+        check_settings("rl", settings.trainer, called=settings.called)
+    faults = sorted(str(fault).partition(": got")[0] for fault in caught.value.faults)
+    assert faults == [
+        "--seed",
+        "--set learning_rate",
+        "--set trainer.adam_beta1",
+        f"{file}: unknown key 'max_stepz'\n  → did you mean 'max_steps'?",
+        f"{file}: weight_decay",
+    ]

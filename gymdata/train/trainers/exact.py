@@ -1,7 +1,7 @@
 """What every trainer on exact tokens shares, whichever library class it is made from.
 
 Invariants: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
-cut or drop; a loss that is not finite stops the run with the rollouts of its batch.
+cut or drop; a loss or a gradient that is not finite stops the run with the rollouts of its batch or step.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class Exact:
     in_parts: bool = False
     #: Whether an adapter is merged when the model is saved.
     merges: bool = False
+    #: Rows of the batches since the last step.
+    step_batches: tuple[np.ndarray, ...] = ()
+    #: Steps that the loss scaling of fp16 left out.
+    steps_skipped: int = 0
     #: What is done once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
@@ -315,6 +319,39 @@ class Exact:
         else:
             self.control: Any = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
 
+    def _get_grad_norm(self, *given: Any, **named: Any) -> Any:
+        """The norm before clipping, of every step. Raises OutsideError where it is not finite: clipped, such a gradient is
+        zero, and not clipped it makes the weights NaN."""
+        own: Any = super()
+        norm, batches, self.step_batches = own._get_grad_norm(*given, **named), self.step_batches, ()
+        if norm is None or math.isfinite(norm):
+            return norm
+        if self.args.fp16:  # whose loss scaling leaves such steps out and lowers the scale
+            self.steps_skipped += 1
+            return norm
+        rows = np.unique(np.concatenate(batches))
+        raise OutsideError(
+            "trainer",
+            f"the norm of the gradient became {norm} at step {self.state.global_step + 1}, "
+            f"on rollouts {self._rollouts_of(rows)}",
+            hint="look for a huge advantage, weight, margin or log-prob in these rollouts and leave them out, or lower "
+            "learning_rate; the last checkpoint is before this",
+        )
+
+    def report_skipped(self) -> None:
+        """Say how many steps the loss scaling of fp16 left out. Raises OutsideError when it was all of them."""
+        steps = self.state.global_step
+        if not self.steps_skipped:
+            return
+        text, way = (
+            f"{self.steps_skipped:,} of {steps:,} steps changed nothing: their gradients were infinite in fp16",
+            ("train with bf16, or look for huge advantages, weights or margins in the data"),
+        )
+        if self.steps_skipped >= steps:
+            raise OutsideError("trainer", text, hint=way)
+        if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+            event("note", text=f"warning: {text}")
+
     def measure(self) -> dict[str, Any]:
         """What the trained model is like, for run.json. Called on every process, before the model is saved."""
         return {}
@@ -352,14 +389,17 @@ class Exact:
 
     def require_finite(self, loss: torch.Tensor, rows: np.ndarray) -> None:
         """``rows``: of the batch that ``loss`` was computed from; fillers may be among them."""
+        self.step_batches = (*self.step_batches, rows)
         if torch.isfinite(loss):
             return
-        ids = self.data.rollouts_of(rows[rows < len(self.data)])
         raise OutsideError(
             "trainer",
-            f"the loss became {loss.item()} at step {self.state.global_step + 1}, on rollouts {', '.join(ids)}",
+            f"the loss became {loss.item()} at step {self.state.global_step + 1}, on rollouts {self._rollouts_of(rows)}",
             hint="lower learning_rate or max_grad_norm, or leave these rollouts out; the last checkpoint is before this",
         )
+
+    def _rollouts_of(self, rows: np.ndarray) -> str:
+        return ", ".join(self.data.rollouts_of(rows[rows < len(self.data)]))
 
 
 def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:

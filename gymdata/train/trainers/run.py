@@ -112,6 +112,7 @@ def train(job: dict[str, Any]) -> int:
     if stopper.stopped:
         trainer.end()
         return EXIT_INTERRUPTED
+    trainer.report_skipped()
     measured = trainer.measure()
     save_model(trainer, job, out)
     if trainer.is_world_process_zero():
@@ -224,8 +225,6 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
         model = ModelConfig(**given["model"])
     except (ValueError, TypeError) as error:
         raise UsageError(f"settings: {error}") from error
-    if args.train_batch_size < 1:
-        raise UsageError.bad_value("settings: per_device_train_batch_size", args.train_batch_size, "at least 1")
     args.model_init_kwargs = {
         **(args.model_init_kwargs or {}),
         "dtype": model.dtype,

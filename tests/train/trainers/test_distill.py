@@ -187,3 +187,7 @@ def test_a_student_comes_nearer_to_its_teacher(teacher: Any, tmp_path: Path) -> 
     assert 0 < logged[0] <= before * 1.05
     assert logged[-1] < 0.5 * logged[0]
     assert after < 0.6 * before
+    assert "warning: " + str(run) + " was sampled by" not in done.stderr
+    write_run(tmp_path / "own", [{**row, "policy_hash": facts.policy_hash} for row in made])
+    own = gymdata("train-sft", tmp_path / "own", "-m", SHIPPED, "-o", tmp_path / "same", "--distill", "--dry-run")
+    assert f"was sampled by {SHIPPED} itself" in own.stderr

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gymdata.engines.model_identity import ModelFacts
@@ -142,6 +143,56 @@ def test_a_bad_loss_names_its_rollouts(begin: Begin, policy: Path, algorithm: st
         trainer.train()
     assert 0 < len(seen) < sum(trainer.data.counts.values())
     assert str(caught.value).splitlines()[0].endswith(f"on rollouts {', '.join(seen)}")
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_a_bad_gradient_stops_its_step(begin: Begin, algorithm: str) -> None:
+    """A gradient whose norm is infinite would be clipped to nothing, and the training would end as if it had learned: it
+    stops at that step, with the rollouts of all of its batches, and the weights are as they were."""
+    import torch
+
+    trainer, _ = begin(algorithm, settings={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2})
+    rows: list[int] = []
+    count = trainer.witness.count
+    trainer.witness.count = lambda batch: (rows.extend(batch["rows"].tolist()), count(batch))
+    weights = list(trainer.model.parameters())
+    before = [weight.detach().clone() for weight in weights]
+    weights[-1].register_hook(lambda gradient: torch.full_like(gradient, 1e30))
+    with pytest.raises(OutsideError, match="norm of the gradient became inf at step 1, on rollouts") as caught:
+        trainer.train()
+    assert caught.value.exit_code == 3
+    assert len(rows) == 4
+    named = str(caught.value).splitlines()[0].partition("on rollouts ")[2].split(", ")
+    assert sorted(named) == sorted(trainer.data.rollouts_of(np.unique(rows)))
+    assert all(torch.equal(weight, was) for weight, was in zip(weights, before, strict=True))
+
+
+@pytest.mark.parametrize("bad", [1, 99])
+def test_steps_that_loss_scaling_leaves_out_are_counted(
+    begin: Begin, bad: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With fp16 an infinite gradient is part of finding the scale: some such steps are a warning, nothing but them an
+    error."""
+    import torch
+
+    trainer, _ = begin("sft")
+    trainer.args.fp16 = True
+    seen: list[int] = []
+
+    def spoil(gradient: Any) -> Any:
+        seen.append(1)
+        return torch.full_like(gradient, 1e30) if len(seen) <= bad else gradient
+
+    list(trainer.model.parameters())[-1].register_hook(spoil)
+    trainer.train()
+    steps = trainer.state.global_step
+    assert steps > 1
+    if bad == 1:
+        trainer.report_skipped()
+        assert f"warning: 1 of {steps} steps changed nothing: their gradients were infinite" in capsys.readouterr().out
+    else:
+        with pytest.raises(OutsideError, match=f"{steps} of {steps} steps changed nothing"):
+            trainer.report_skipped()
 
 
 @pytest.mark.parametrize("algorithm", EVERY)

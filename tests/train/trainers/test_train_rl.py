@@ -106,6 +106,22 @@ def test_the_loss_is_in_run_json(policy: Path, tmp_path: Path) -> None:
     assert (idle.returncode, "no effect without --loss opmd, dro, oapl or awr" in idle.stderr) == (2, True), idle.stderr
 
 
+def test_a_huge_advantage_stops_the_training(policy: Path, tmp_path: Path) -> None:
+    """An advantage of 1e30 has an infinite gradient, which clipping would make nothing of: exit 3 with the step, the
+    rollouts and what to do, no SUCCESS, and the reason in run.json."""
+    rows = experience_rows(policy, noise=0.0)
+    rows[0]["advantages"] = [1e30 * m for m in rows[0]["loss_mask"]]
+    out = tmp_path / "out"
+    done = gymdata("train-rl", make(tmp_path, policy, rows), "-m", policy, "-o", out, "--json",
+                   "--set", "num_train_epochs=1")  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "trainer: the norm of the gradient became inf at step 1, on rollouts " in done.stderr
+    assert "rollout-0" in done.stderr
+    assert "look for a huge advantage" in done.stderr
+    assert not (out / "SUCCESS").exists()
+    assert "gradient became inf" in read_run_json(out)["failure"]
+
+
 def test_limits_are_told(policy: Path, tmp_path: Path) -> None:
     """A limit that cuts away every trained token is refused; an unknown setting names the nearest."""
     file = make(tmp_path, policy)
