@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.progress import Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.schema import ROLLOUTS
@@ -27,8 +27,9 @@ from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
 from gymdata.store.objects.replica import Replica
 from gymdata.store.paths import output_file
+from gymdata.store.reading import warn
 from gymdata.store.run import derived
-from gymdata.store.run_json import differences
+from gymdata.store.run_json import differences, state_left
 from gymdata.store.stage_output import described_by
 
 __all__ = ["MergeReport", "merge"]
@@ -128,7 +129,28 @@ def _facts(source: Path) -> Mapping[str, Any]:
     refuse_held(found.parent)
     Replica.check(found.parent, take_over=False)
     resolve(source, ROLLOUTS)
-    return read_run_json(found)
+    facts = read_run_json(found)
+    _report_unfinished(source, facts)
+    return facts
+
+
+def _report_unfinished(source: Path, facts: Mapping[str, Any]) -> None:
+    """Warn of a collected run that lacks rollouts. Raises DataError for an import that was stopped."""
+    state = state_left(facts)
+    if state == "complete":
+        return
+    rows = sum(n for _, n in _ids([source]))
+    if facts.get("stage") == "import":
+        raise DataError(
+            f"{source}: the import was {state} with {rows:,} rollouts: how many are missing is not known",
+            hint="rerun the same `gymdata import` command to resume, then merge",
+        )
+    extent = facts.get("extent") or {}
+    tasks, each = extent.get("tasks"), extent.get("num_rollouts")
+    of = f" of {tasks * each:,}" if isinstance(tasks, int) and isinstance(each, int) else ""
+    warn(
+        f"{source}: {state}: merged with {rows:,}{of} rollouts; rerun the same `gymdata collect` command for the others"
+    )
 
 
 def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str, Any]]) -> None:
