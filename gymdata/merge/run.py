@@ -36,6 +36,8 @@ __all__ = ["MergeReport", "merge"]
 
 _NAME = "rollouts.parquet"
 _BATCH_ROWS = 4_096
+#: Settings that are named of those in which runs differ.
+_FAULTS = 4
 #: What two attempts at one rollout may differ in.
 _TIMES = ("started_at", "duration_s")
 #: What later commands ask a run.json for beside its identity.
@@ -163,8 +165,11 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
         was, now = ({k: v for k, v in (f.get("identity") or {}).items() if k not in free} for f in (first, other))
         faults += [f"{key}: {a!r} in {sources[0]}, {b!r} in {source}" for key, a, b in differences(was, now)]
     if faults:
+        kinds = dict.fromkeys(str(one.get("stage")) for one in facts)
+        lead = "made with other settings" if len(kinds) == 1 else f"of different kinds ({', '.join(kinds)})"
+        more = f"; … and {len(faults) - _FAULTS:,} more settings" if len(faults) > _FAULTS else ""
         raise UsageError(
-            f"these runs were made with other settings: {'; '.join(faults)}",
+            f"these runs are {lead}: {'; '.join(faults[:_FAULTS])}{more}",
             hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
         )
 

@@ -159,3 +159,12 @@ def test_a_finetuning_run_stays_whole(runs: Path) -> None:
     (runs / "ft" / "run.json").write_text(json.dumps(made))
     shutil.move(runs / "y", runs / "ft" / "epoch-0" / "rollouts")
     assert {o.path for o in gymdata.prune(runs).idle} == {"good.parquet", "x", "x/pairs-reward"}
+
+
+def test_a_log_of_gymdata_goes_with_its_folder(runs: Path) -> None:
+    """It is none of the user's files: nothing is left of the run."""
+    (runs / "y" / "gymdata.log").write_text("started\n")
+    (runs / "y" / "gymdata.log.1").write_text("started\n")
+    report = gymdata.prune(runs, delete=True)
+    assert [output.left for output in report.outputs if output.path == "y"] == [()]
+    assert not (runs / "y").exists()
