@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,13 @@ class ServerProcess:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+    def freeze(self) -> None:
+        """From here on it takes connections and answers nothing, until ``thaw``."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     @property
     def url(self) -> str:

@@ -205,6 +205,7 @@ def import_rollouts(
         facts=facts,
         run_id=run_id,
         overwrite=overwrite,
+        take_over=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.

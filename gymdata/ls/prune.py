@@ -21,7 +21,7 @@ from gymdata.public import Paths, Report, Row, path_of, paths_of
 from gymdata.store import find_run_json, hash_file
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, refuse_held
-from gymdata.store.objects.places import is_url
+from gymdata.store.objects.places import is_spool, is_url
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, local_output, read_facts
 from gymdata.store.run_json import sync_folder
 from gymdata.store.stage_output import kind_of_stage
@@ -78,14 +78,19 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
     """What below the folder ``path`` no trained model was made from; with ``delete`` it is removed.
 
     ``keep``: more outputs, or folders of them, here or elsewhere, that stay with all that they were made from. A
-    finetuning run stays whole. Models that lie neither below ``path`` nor below ``keep`` are not seen. Raises DataError
-    when ``path`` is no folder, UsageError when there is nothing that anything could be needed by, StoreError while something
-    below is written or a training is not finished.
+    finetuning run stays whole, and spools of object stores are left alone. Models that lie neither below ``path`` nor
+    below ``keep`` are not seen. Raises DataError when ``path`` is no folder, UsageError for a spool and when there is
+    nothing that anything could be needed by, StoreError while something below is written or a training is not finished.
     """
     # Before anything is fetched.
     top = local_output(path if is_url(path) else path_of(path, "prune", "the path of a folder"), "prune")
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
+    if (spool := next((one for one in (top.resolve(), *top.resolve().parents) if is_spool(one)), None)) is not None:
+        raise UsageError(
+            f"{top}: {spool} is a spool, which may hold rows that no object store has yet",
+            hint="remove it as a whole when no run on an object store is to be resumed from it",
+        )
     wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]
     _refuse_open(top)
     found = {run_json: output_of(top, run_json) for run_json in described(top)}

@@ -16,7 +16,7 @@ from gymdata.errors import DataError
 from gymdata.ls.output import Output
 from gymdata.ls.remote import listed
 from gymdata.public import Report, Row, path_of
-from gymdata.store.objects.places import is_url, url_of
+from gymdata.store.objects.places import is_spool, is_url, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, segments
 from gymdata.store.run_json import state_of
 
@@ -56,8 +56,9 @@ def ls(path: str | Path = ".") -> LsReport:
 
 
 def described(top: Path) -> Iterator[Path]:
+    """Every run.json below a folder, but for those of spools: what they mirror is elsewhere."""
     for folder, below, files in os.walk(top):
-        below.sort()
+        below[:] = sorted(name for name in below if not is_spool(Path(folder, name)))
         yield from (Path(folder, name) for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
 
 

@@ -401,6 +401,7 @@ class Run:
         refuse_other_kind(place / RUN_JSON, str(facts.get("stage") or "collect"))
         claim(place)
         lock = Lock(place)
+        replica = None
         try:
             replica = Replica.open(place, take_over=take_over, overwrite=overwrite)
             if overwrite:
@@ -413,6 +414,8 @@ class Run:
             run._replica, run._seal_every_s = replica, float("inf") if replica is None else seal_every_s
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
+            if replica is not None:
+                replica.give_back()
             lock.release()
             raise
         return run

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,46 @@ def test_a_server_that_is_away_at_the_start_is_named_and_the_run_begins(
     assert summary.rollouts == 240
     assert any("http://127.0.0.1:9 is not used until it answers" in text for text in watch.said)
     assert any("1 of 2 servers are not used in the end: http://127.0.0.1:9 (" in text for text in watch.said)
+
+
+def test_a_server_that_never_answers_does_not_hold_up_the_others(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the connection and is silent: the run begins with the others, and says so."""
+    monkeypatch.setattr(Servers, "late_s", 0.3)
+    a, watch = up(), Watcher()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        summary = gymdata.collect(endpoint=[url, a.url], output=tmp_path / "run", progress=watch, **given)
+    assert summary.rollouts == 240
+    assert any(f"{url} is not used until it answers" in text for text in watch.said)
+
+
+def test_a_server_that_falls_silent_is_named_once(
+    up: Callable[..., ServerProcess], given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the others have nothing to do: how much it holds, and for how long it has not answered."""
+    monkeypatch.setattr(Servers, "late_s", 0.3)
+    said: list[str] = []
+
+    async def sampled() -> None:
+        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        named = asyncio.Event()
+        servers.wait_for_server(60.0, lambda text: (said.append(text), named.set())[0])
+        b.freeze()
+        try:
+            waiting = [asyncio.ensure_future(servers.sample(request(f"r{k}", 0))) for k in range(4)]
+            await named.wait()
+            b.thaw()
+            await asyncio.gather(*waiting)
+        finally:
+            await servers.close()
+
+    a, b = up(), up()
+    asyncio.run(sampled())
+    assert len(said) == 1
+    assert re.fullmatch(rf"waiting for 2 generations of {b.url}, which did not answer for \d+ s; .*", said[0])
 
 
 def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:

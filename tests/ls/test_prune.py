@@ -168,3 +168,18 @@ def test_a_log_of_gymdata_goes_with_its_folder(runs: Path) -> None:
     report = gymdata.prune(runs, delete=True)
     assert [output.left for output in report.outputs if output.path == "y"] == [()]
     assert not (runs / "y").exists()
+
+
+def test_a_spool_is_left_alone(runs: Path) -> None:
+    """Rows on their way to an object store are no output that nothing needs: a spool is not looked into, and not pruned."""
+    spool = runs / "spool"
+    run = write_run(spool / "files" / "s3@127.0.0.1_9000" / "bucket" / "run", [rollout("t", 0, 1.0, two_turns(4, 20))])
+    (spool / "state").mkdir()
+    before = contents(spool)
+    assert not any(
+        output.path.startswith("spool") for output in [*gymdata.ls(runs).outputs, *gymdata.prune(runs).outputs]
+    )
+    gymdata.prune(runs, delete=True)
+    assert contents(spool) == before
+    with pytest.raises(UsageError, match="is a spool"):
+        gymdata.prune(run, keep=runs / "x")

@@ -136,6 +136,17 @@ def test_a_store_that_hangs_is_tried_again(stored: str, store: FaultyStore, monk
     assert store.count("GET", "parquet$") == 2
 
 
+def test_a_store_that_is_waited_for_is_named(
+    stored: str, store: FaultyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever waits is shown for which server, and for how long at most."""
+    monkeypatch.setenv("GYMDATA_OBJECT_REQUEST_S", "0.5")
+    monkeypatch.setattr("gymdata.store.objects.client.LATE_S", 0.1)
+    store.fail("hang", "GET", "parquet$", 1)
+    assert main(["validate", stored]) == 0
+    assert f"no good answer from {store.url} for 0.1 s; retrying for up to 3 min" in capsys.readouterr().err
+
+
 def test_a_store_that_stays_away_is_an_outside_error(
     stored: str, store: FaultyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,6 +183,8 @@ def test_a_writer_whose_place_was_taken_changes_nothing(
     zombie = start(tmp_path / "a", "journal")
     assert zombie.stdout is not None
     assert zombie.stdout.readline() == "journaled\n"
+    while len(json.loads(store.get("bucket/runs/new/run.json"))["files"]) < 2:
+        pass  # its two full parts are on their way, and run.json once more
     append(URL, tmp_path / "b", 0, 5, "take-over")
     before = {key: store.get(f"bucket/{key}") for key in store.names()}
     _, said = zombie.communicate("")
@@ -251,3 +253,22 @@ def test_a_run_whose_writer_was_killed_on_this_machine_is_interrupted(
         assert gymdata.merge([placed_output(URL), placed_output(URL)], write=False).rollouts == 5
     monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "b"))
     assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
+
+
+def test_a_refused_command_leaves_no_lock(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of other files is refused, and another machine may write the run afterwards; so is one without --overwrite
+    where another machine's lock lies, which --overwrite takes over."""
+    rows = (Path(__file__).parents[2] / "sample_data/rollouts/nemo_gym.jsonl").read_text().splitlines(keepends=True)
+    whole, half = tmp_path / "whole.jsonl", tmp_path / "half.jsonl"
+    whole.write_text("".join(rows))
+    half.write_text("".join(rows[:5]))
+    assert main(["import", str(whole), "-o", URL]) == 0
+    before = store.names()
+    assert main(["import", str(half), "-o", URL]) == 2
+    assert store.names() == before
+    store.put("bucket/runs/new/lock", b'{"host": "elsewhere", "pid": 1}')
+    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "other"))
+    with pytest.raises(StoreError, match="`import` with --overwrite"):
+        gymdata.import_rollouts([whole], output=URL)
+    gymdata.import_rollouts([whole], output=URL, overwrite=True)
+    assert store.names() == before

@@ -163,7 +163,10 @@ class Server(Generic[M]):
     next_try: float = 0.0
     pause_s: float = _PAUSE_S[0]
     reviving: asyncio.Task[None] | None = None
-    busy_since: float = field(default=0.0)
+    busy_since: float = 0.0
+    #: When its last good answer came, and whether it was said since that it is waited for.
+    answered_at: float = 0.0
+    named: bool = False
 
     @property
     def name(self) -> str:
@@ -187,7 +190,7 @@ class Server(Generic[M]):
 
     def answered(self, n: int) -> None:
         """Good answers: it may have more at a time, where it had all that it may have."""
-        self.strikes = 0
+        self.strikes, self.answered_at, self.named = 0, time.monotonic(), False
         self.generations += n
         if self.in_flight + n > self.limit / 2:
             self.limit += n / self.limit if self.overloaded else n
@@ -211,6 +214,8 @@ class Pool(Generic[M]):
     #: What they serve, and what answers of theirs are called.
     of_one: ClassVar[str] = "of one run must serve the same policy"
     answers: ClassVar[str] = "generations"
+    #: Seconds without an answer after which a server is not waited for while others answer, or is named while they idle.
+    late_s: ClassVar[float] = 30.0
 
     def __init__(self, places: Places, make: Callable[[str], M], *, retries: int = 5, pause_s: float = 0.5) -> None:
         self.places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
@@ -232,7 +237,7 @@ class Pool(Generic[M]):
         one that cannot be reached while others can is tried again while they work."""
         try:
             await self.places.open()
-            found = await asyncio.gather(*(self._prove(server) for server in self.servers), return_exceptions=True)
+            found = await self._proofs()
             faults = [one for one in found if isinstance(one, BaseException)]
             for fault in faults:
                 if not isinstance(fault, OutsideError):
@@ -255,6 +260,26 @@ class Pool(Generic[M]):
         self._read_at = time.monotonic()
         self._watcher = asyncio.create_task(self._watch())
         return self.facts()
+
+    async def _proofs(self) -> list[Fingerprint | BaseException]:
+        """Of each server its proof, or why there is none. Those that are silent are not waited for once others answered."""
+        tasks = [asyncio.ensure_future(self._prove(server)) for server in self.servers]
+        waiting = set(tasks)
+        try:
+            while waiting:
+                some = any(task.done() and task.exception() is None for task in tasks)
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=self.late_s if some else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+        finally:
+            late = set(waiting)
+            for task in late:
+                task.cancel()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+        silent = OutsideError(self.system, f"no answer within {self.late_s:g} s of the others", retryable=True)
+        return [silent if task in late else one for task, one in zip(tasks, found, strict=True)]
 
     def facts(self) -> dict[str, Any]:
         """What run.json keeps about the servers; empty before ``start``."""
@@ -427,8 +452,22 @@ class Pool(Generic[M]):
                 due = server.listed and not server.up and not server.refused and server.next_try <= now
                 if due and (server.reviving is None or server.reviving.done()):
                     server.reviving = asyncio.create_task(self._revive(server))
+            self._name_last(now)
             if self._none_since is not None and self.unreachable and now - self._none_since >= self._wait_s:
                 self._give_up()
+
+    def _name_last(self, now: float) -> None:
+        """Say which server everything waits for, once until it answers."""
+        busy = [server for server in self.servers if server.in_flight]
+        if len(busy) != 1 or len(self.servers) == 1 or busy[0].named:
+            return
+        silent_s = now - max(busy[0].busy_since, busy[0].answered_at)
+        if silent_s >= self.late_s:
+            busy[0].named = True
+            self._say(
+                f"waiting for {busy[0].in_flight:,} {self.answers} of {busy[0].url}, which did not answer for "
+                f"{silent_s:.0f} s; the others have nothing to do"
+            )
 
     def _give_up(self) -> None:
         """No server came back in time: everything that waits for one fails."""

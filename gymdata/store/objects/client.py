@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +30,10 @@ _RANGE = 32 << 20
 WHOLE = 64 << 20
 #: What one request may take, and all tries of it together.
 _REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
+_RETRY_S = 180.0
+#: After so long a request that has no good answer is said to be retried.
+LATE_S = 10.0
+_LOG = logging.getLogger("gymdata")
 _REQUEST = re.compile(r"^.* in [\d.]+[mµn]?s\b.*? - ")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 _KEYS = {
@@ -220,7 +226,7 @@ def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: s
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: Any = {"timeout": f"{float(request_s or 120):g}s", "connect_timeout": "10s"}
-    tries = dt.timedelta(seconds=float(tries_s or 180))
+    tries = dt.timedelta(seconds=float(tries_s or _RETRY_S))
     backoff: Any = {"init_backoff": dt.timedelta(milliseconds=100), "max_backoff": dt.timedelta(seconds=5), "base": 2}
     how: Any = {"retry_config": {"max_retries": 1000, "retry_timeout": tries, "backoff": backoff}}
     if address is not None and address.startswith("http://"):
@@ -255,6 +261,9 @@ def _attributed(place: Place) -> Iterator[None]:
     from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError
     from obstore.exceptions import UnauthenticatedError as Unknown
 
+    late = threading.Timer(LATE_S, _say_late, (place,))
+    late.daemon = True
+    late.start()
     try:
         yield
     except (Unknown, PermissionDeniedError, PermissionError) as error:
@@ -266,8 +275,7 @@ def _attributed(place: Place) -> Iterator[None]:
             raise OutsideError("object store", f"{place.root}: there is no such bucket", final=True) from error
         if isinstance(error, FileNotFoundError):
             raise  # of single objects the callers know what it means
-        server = redacted(endpoint(place.scheme) or f"the provider's server for {place.scheme}://")
-        hint = f"is {server} reachable? The same command again sends or fetches only what is missing"
+        hint = f"is {_server(place)} reachable? The same command again sends or fetches only what is missing"
         text = _first(error)
         lost = "169.254.169.254" in str(error) or "credential" in text.lower()
         if not lost and ("403 Forbidden" in text or "401 Unauthorized" in text):
@@ -276,6 +284,18 @@ def _attributed(place: Place) -> Iterator[None]:
             text = "found no credentials"
             hint = f"put them in the environment: {_KEYS[place.scheme]}"
         raise OutsideError("object store", f"{place}: {text}", hint=hint, retryable=True) from error
+    finally:
+        late.cancel()
+
+
+def _say_late(place: Place) -> None:
+    tries_s = float(os.environ.get(_TRIES_S) or _RETRY_S)
+    text = "%s: no good answer from %s for %g s; retrying for up to %g min"
+    _LOG.warning(text, place, _server(place), LATE_S, tries_s / 60)
+
+
+def _server(place: Place) -> str:
+    return redacted(endpoint(place.scheme) or f"the provider's server for {place.scheme}://")
 
 
 def _refused(place: Place, error: BaseException) -> OutsideError:

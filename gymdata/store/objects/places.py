@@ -141,6 +141,14 @@ def mirrored(path: str | Path) -> Place | None:
     return None
 
 
+def is_spool(folder: Path) -> bool:
+    """Whether a folder looks like a spool: what lies in it is on an object store, or is to go there."""
+    files = folder / "files"
+    if not (files.is_dir() and (folder / "state").is_dir()):
+        return False
+    return all(one.name.partition("@")[0] in _ENDPOINTS for one in files.iterdir())
+
+
 def is_odd(key: str) -> bool:
     """Whether no file can be called like this key."""
     return bool(_ODD & set(key.split("/"))) or "\0" in key

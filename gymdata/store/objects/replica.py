@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from pathlib import Path
+from types import EllipsisType
 
 from gymdata.errors import GymdataError, OutsideError, StoreError
 from gymdata.store.objects import client
@@ -38,6 +39,8 @@ class Replica:
         self.run_json, self.lock = run.at(_in(run, RUN_JSON)), run.at(_in(run, LOCK))
         #: What stopped it for good: another writer took its place.
         self.trouble: Exception | None = None
+        #: What the object ``lock`` held before this writer took it; unset where it was this writer's already.
+        self._held_before: bytes | EllipsisType | None = ...
         self._doomed: list[Place] = []
         self._late: OutsideError | None = None
         self._busy = threading.Lock()
@@ -53,7 +56,11 @@ class Replica:
             return None
         made = cls(place)
         made._claim(take_over)
-        bring(place, writing=True)
+        try:
+            bring(place, writing=True)
+        except GymdataError:
+            made.give_back()
+            raise
         if overwrite:
             prefix = _in(place, "")
             made._doomed = [
@@ -70,6 +77,17 @@ class Replica:
             held = client.read(made.lock)
             if held is not None and not take_over and not made._is_mine(held[0]):
                 raise made._held(held[0])
+
+    def give_back(self) -> None:
+        """Leave the lock as ``open`` found it, for a run that is not written after all."""
+        if self._held_before is ... or unsent(self.run):
+            return
+        with contextlib.suppress(OutsideError):
+            if self._held_before is None:
+                client.delete(self.lock)
+            else:
+                client.put(self.lock, self._held_before)
+            self.lock.state.unlink(missing_ok=True)
 
     def start(self) -> None:
         """Send what changes from now on, in a thread of its own."""
@@ -197,6 +215,7 @@ class Replica:
         self.lock.state.write_bytes(body)
         try:
             client.put(self.lock, body, None if held is None else held[1])
+            self._held_before = None if held is None else held[0]
         except TakenError as error:
             found = client.read(self.lock)
             raise self._held(found[0] if found is not None else b"{}") from error
@@ -211,7 +230,8 @@ class Replica:
         sent = f"; it last sent something at {last.changed}" if last is not None else ""
         return StoreError(
             f"{self.run}: another machine writes this run ({holder(body)}{sent})",
-            hint="wait for it, or give another output; if that machine is gone, --take-over continues from what it sent",
+            hint="wait for it, or give another output; if that machine is gone, `collect` takes its place with --take-over, "
+            "and `import` with --overwrite",
         )
 
 
