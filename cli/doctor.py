@@ -10,7 +10,7 @@ import typer
 from .console import finish
 from .flags import Json
 
-_Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder to work in (default: this one).")]
+_Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder or URL to work in (default: this one).")]
 
 
 def doctor(folder: _Folder = Path(), json: Json = False) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import finish, grid
+from .console import finish, grid, note
 from .flags import Json
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ def ls(path: _Path = Path(), json: Json = False) -> int:
     from gymdata.ls.run import ls as run
 
     report = run(path)
-    return finish(report, lambda: _show(report), json=json)
+    code = finish(report, lambda: _show(report), json=json)
+    if report.unfinished:
+        states = ", ".join(sorted({output.state for output in report.unfinished}))
+        note(f"{states}: rows may be missing; rerun the same command to resume")
+    return code
 
 
 def _show(report: LsReport) -> None:

@@ -12,7 +12,7 @@ import typer
 from gymdata.errors import printable
 from gymdata.validate.settings import ValidateConfig
 
-from .console import command_words, emit_json, facts, finish, grid, paragraphs
+from .console import command_words, emit_json, facts, finish, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ def validate(
     from gymdata.validate.run import validate as run
 
     report = run(path, **dict(settings))
-    return finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
+    exit_code = finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
+    if report.state in ("interrupted", "rollouts pending"):
+        note(f"{report.path}: {report.state}: rows may be missing; rerun the same command to resume")
+    return exit_code
 
 
 def _fix(

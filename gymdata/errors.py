@@ -30,6 +30,7 @@ _PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
 PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
 
 
+_ONE_SLASH = re.compile(r"(?<![\w./+-])(s3|gs|az|hf):/(?=[^/\s])")
 #: Local folder → what people are shown in its place (see ``show_as``).
 _shown_as: dict[str, str] = {}
 
@@ -40,10 +41,10 @@ def show_as(folder: str, url: str) -> None:
 
 
 def shown(text: str) -> str:
-    """``text`` with the folders of ``show_as`` replaced by their URLs."""
+    """``text`` with the folders of ``show_as`` replaced by their URLs, and the slash that a path has lost of one."""
     for folder, url in _shown_as.items():
         text = text.replace(folder, url)
-    return text
+    return _ONE_SLASH.sub(r"\1://", text) if ":/" in text else text
 
 
 def redacted(text: str) -> str:

@@ -97,7 +97,7 @@ def collect(
         )
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
-        stack.callback(run.close)
+        stack.push(lambda kind, error, _: run.close("closed" if kind is None else f"{kind.__name__}: {error}"))
         return _collect(run, config, parts, read, seed, progress, began, count, read.notes())
 
 

@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 import gymdata
 from gymdata.doctor import packages
+from gymdata.doctor.stores import tried
 from gymdata.errors import GymdataError
 from gymdata.installed import NAME, install_command
 from gymdata.pairs.run import pairs
 from gymdata.public import Report, Row, path_of
 from gymdata.store.lock import Lock
+from gymdata.store.objects.places import Place, is_url, place_of
 from gymdata.validate.run import validate
 
 __all__ = ["Check", "DoctorReport", "doctor"]
@@ -71,9 +73,11 @@ def _line(check: Check) -> str:
 def doctor(folder: str | Path = ".") -> DoctorReport:
     """Look at this install and this machine, and at ``folder`` as a place to work in.
 
-    Packages are not imported, and no model is loaded. Nothing stays in ``folder``.
+    Packages are not imported, and no model is loaded. Nothing stays in ``folder``, which may be on an object store: there an
+    object is written, replaced and deleted.
     """
-    here = Path(path_of(folder, "doctor", "the path of a folder"))
+    # Not fetched, as other commands do: it need not be there.
+    here = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
     gpus = _gpus()
     return DoctorReport(
         (
@@ -83,7 +87,7 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
             Check("gpu", "ok" if gpus else "note", "; ".join(gpus) or "none (nvidia-smi lists none)"),
             *_packages(bool(gpus)),
             *_extras(bool(gpus)),
-            *_folder(here),
+            *(_folder(here) if isinstance(here, Path) else _store(here)),
             _self_test(),
         )
     )
@@ -150,8 +154,23 @@ def _folder(folder: Path) -> Iterator[Check]:
         yield Check("folder", "fault", f"{folder}: {error}", advice)
         return
     yield Check("folder", "ok", f"{folder.resolve()}: can be written to and locked")
+    yield _disk("disk", f"{free / 1e9:,.1f} GB free", free)
+
+
+def _store(place: Place) -> Iterator[Check]:
+    yield Check("folder", *tried(place))
+    at = place.spool
+    while not at.exists():
+        at = at.parent
+    free = shutil.disk_usage(at).free
+    yield _disk(
+        "spool", f"{free / 1e9:,.1f} GB free on this machine in {place.spool}, where {place.root} is mirrored", free
+    )
+
+
+def _disk(name: str, found: str, free: int) -> Check:
     little = "a small model's checkpoints need more; free some" if free < _LITTLE else None
-    yield Check("disk", "note" if little else "ok", f"{free / 1e9:,.1f} GB free", little)
+    return Check(name, "note" if little else "ok", found, little)
 
 
 def _self_test() -> Check:

@@ -219,15 +219,16 @@ class VllmSampler:
                 self._engine = await self._starting
         engine, self._engine, self._starting = self._engine, None, None
         if engine is not None:
+            failed = bool(engine.errored)  # which it is for vLLM, too, as soon as the handler is cancelled
             handler = engine.output_handler
             if handler is not None:
                 handler.cancel()  # else it reports our own shutdown as an engine that died
                 await asyncio.gather(handler, return_exceptions=True)
-            if not engine.errored:
-                self._log.remove()
             # vLLM's workers do not end by themselves on a CPU, where nothing but memory is held: do not wait for them.
             patience = 0.5 if self._facts.get("device") == "cpu" else None
             await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, patience)
+            if not failed:
+                self._log.remove()
             # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
             engine.shutdown = _nothing
         self._thread.shutdown(wait=True)

@@ -235,7 +235,7 @@ def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
         "extra_info": pa.struct(extra),
     })  # fmt: skip
     count = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as sink:
+    with pq.ParquetWriter(path.absolute(), schema, compression="zstd") as sink:
         while chunk := list(islice(rows, _ROWS)):
             sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
             count += len(chunk)

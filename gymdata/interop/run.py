@@ -160,6 +160,9 @@ def import_rollouts(
         raise UsageError.unknown_choice("--from", source, SOURCES)
     output = placed_output(output)
     given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
+    for path in map(Path, given):
+        if path.is_dir() and not (path / RUN_JSON).is_file():
+            raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
     sources = [one for path in given for one in resolve(path, ROLLOUTS)]
     name = source or formats.detect(sources)
     if tokenizer is not None and name != "nemo-gym":

@@ -90,6 +90,15 @@ class HttpJudge:
             "constrain": self.constrain,
         }
 
+    async def find_model(self) -> None:
+        """Learn the name of the served model, where none was given; opens no lasting connection."""
+        if self.model is None:
+            await self._http.open()
+            try:
+                self.model = await self._only_model()
+            finally:
+                await self._http.close()
+
     async def start(self) -> Mapping[str, Any]:
         """Open connections; asks the endpoint for its model only when none was named."""
         await self._http.open()
@@ -179,12 +188,25 @@ class HttpJudges(Pool[HttpJudge]):
     system = "judge"
     of_one = "of a judge must serve the same model"
     answers = "answers"
+    _served: str | None = None
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """That of each of them."""
-        model = {} if self._proof is None else {"model": f"served:{self._proof.model}"}
-        return {**self.servers[0].sampler.identity, **model}
+        model = self._proof.model if self._proof is not None else self._served
+        return {**self.servers[0].sampler.identity, **({} if model is None else {"model": f"served:{model}"})}
+
+    async def find_model(self) -> None:
+        """That of the first server that answers."""
+        for server in self.servers:
+            try:
+                await server.sampler.find_model()
+            except OutsideError:
+                if server is self.servers[-1]:
+                    raise
+            else:
+                self._served = server.sampler.model
+                return
 
     def facts(self) -> dict[str, Any]:
         """What run.json keeps about the servers."""

@@ -47,6 +47,10 @@ class Judge(Protocol):
 class Served(Protocol):
     """What a judge behind servers has besides."""
 
+    async def find_model(self) -> None:
+        """Learn which model is served, where none was named. Raises UsageError where several are, OutsideError."""
+        ...
+
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """How long servers that stop answering are waited for; ``say`` hears of every loss and return."""
         ...

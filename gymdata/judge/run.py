@@ -116,6 +116,9 @@ def judge(
     source = find_run_json(config.path)
     how = Aggregation(config.aggregator_method, Adjustments(**config.adjustments()))
     the_judge = None if config.aggregate_only else judge or load_judge(config)
+    if isinstance(the_judge, Served):
+        # Its name is that of the folder, and of what the verdicts are kept under.
+        asyncio.run(the_judge.find_model())
     folder = placed_output(_folder(config, source, the_judge))
     with contextlib.ExitStack() as stack:
         names = ["comparisons.parquet", "scores.parquet"]
@@ -304,7 +307,7 @@ def _folder(config: JudgeConfig, source: Path | None, judge: Judge | None) -> Pa
         return run / f"judge-{config.name}"
     named = config.genrm or config.model
     if judge is not None and named is None:
-        named = str(judge.identity.get("model"))
+        named = str(judge.identity.get("model")).removeprefix("served:")
     if named is None:
         made = sorted(run.glob("judge-*/comparisons.parquet"))
         if len(made) != 1:

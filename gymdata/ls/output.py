@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Output:
     """What one run.json describes. ``path`` and ``parents``: below the folder that was listed, where they are; ``rows``: of
     a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC; ``state``: complete,
-    being written, parents missing, or damaged."""
+    being written, interrupted, rollouts pending, parents missing, or damaged."""
 
     path: str
     kind: str

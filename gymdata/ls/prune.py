@@ -16,6 +16,7 @@ from typing import Any
 
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError
 from gymdata.ls.run import Output, below_top, described, output_of, parent_path
+from gymdata.progress import LOG_FILES
 from gymdata.public import Paths, Report, Row, path_of, paths_of
 from gymdata.store import find_run_json, hash_file
 from gymdata.store.journal import FAILURES
@@ -216,7 +217,7 @@ def _ours(run_json: Path) -> Iterator[Path]:
         inside = sorted(rollouts.iterdir()) if rollouts.is_dir() and not (rollouts / RUN_JSON).is_file() else []
         files = [folder / name for name in sorted(named) if not _leads_out(folder, name)]
         files += [file for file in inside if _is_segment(file.name) and file not in files]
-        files += [folder / name for name in (FAILURES, f"{FAILURES}.torn", LOCK) if name not in named]
+        files += [folder / name for name in (FAILURES, f"{FAILURES}.torn", LOCK, *LOG_FILES) if name not in named]
     else:
         files = [place]
     yield from (file for file in files if file.is_file() and not file.is_symlink())

@@ -12,6 +12,7 @@ from gymdata.store.objects.client import Object
 from gymdata.store.objects.fetching import RUN_JSON, fetch_all, folder_of, is_marker
 from gymdata.store.objects.places import Place, is_odd, place_of
 from gymdata.store.paths import read_facts
+from gymdata.store.run_json import is_written, state_left
 
 _BESIDE = f".{RUN_JSON}"
 
@@ -55,7 +56,11 @@ def _output(place: Place, run_json: Object, own: Sequence[Object]) -> Output:
     except DataError:
         damaged = True
     counts = [entry["rows"] for entry in facts.get("files") or [] if entry.get("rows") is not None]
-    busy = any(is_marker(one.key) or one.key == f"{of}/lock" for one in own)
+    claims = [place.at(one.key) for one in own if is_marker(one.key) or one.key == f"{of}/lock"]
+    if any(is_written(place.at(key).local) or not _is_mine(claim) for claim in claims):
+        state = "being written"
+    else:
+        state = "interrupted" if claims else state_left(facts)
     return Output(
         path=of.removeprefix(place.key).lstrip("/") or ".",
         kind=str(facts.get("stage", "unknown")),
@@ -63,5 +68,13 @@ def _output(place: Place, run_json: Object, own: Sequence[Object]) -> Output:
         bytes=sum(one.size for one in own if not is_marker(one.key)),
         changed=max((one.changed for one in own), default=run_json.changed),
         parents=tuple(str(parent["path"]) for parent in facts.get("parents") or [] if parent.get("path")),
-        state="damaged" if damaged else "being written" if busy else "complete",
+        state="damaged" if damaged else state,
     )
+
+
+def _is_mine(claim: Place) -> bool:
+    """Whether a process of this machine, with this spool, made a lock or marker."""
+    if not claim.state.is_file():
+        return False
+    found = client.read(claim)
+    return found is not None and found[0] == claim.state.read_bytes()

@@ -16,9 +16,9 @@ from gymdata.errors import DataError
 from gymdata.ls.output import Output
 from gymdata.ls.remote import listed
 from gymdata.public import Report, Row, path_of
-from gymdata.store.lock import is_held
 from gymdata.store.objects.places import is_spool, is_url, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, segments
+from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
 
@@ -38,6 +38,11 @@ class LsReport(Report):
 
     def rows(self) -> list[Row]:
         return [("outputs", len(self.outputs)), ("bytes", sum(output.bytes for output in self.outputs))]
+
+    @property
+    def unfinished(self) -> tuple[Output, ...]:
+        """What nobody writes, and the same command resumes."""
+        return tuple(output for output in self.outputs if output.state in ("interrupted", "rollouts pending"))
 
 
 def ls(path: str | Path = ".") -> LsReport:
@@ -70,9 +75,9 @@ def output_of(top: Path, run_json: Path) -> Output:
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
-    busy = whole and is_held(place)
     # What is on an object store is not looked for.
     lost = any(not is_url(parent) and not parent.exists() for parent in parents)
+    state = "damaged" if damaged else state_of(run_json, facts)
     return Output(
         path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
@@ -80,7 +85,7 @@ def output_of(top: Path, run_json: Path) -> Output:
         bytes=sum(file.st_size for file in files),
         changed=dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds"),
         parents=tuple(below_top(top, parent) for parent in parents),
-        state="damaged" if damaged else "being written" if busy else "parents missing" if lost else "complete",
+        state="parents missing" if lost and state == "complete" else state,
     )
 
 

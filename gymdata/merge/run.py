@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.progress import Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.schema import ROLLOUTS
@@ -27,14 +27,17 @@ from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
 from gymdata.store.objects.replica import Replica
 from gymdata.store.paths import output_file
+from gymdata.store.reading import warn
 from gymdata.store.run import derived
-from gymdata.store.run_json import differences
+from gymdata.store.run_json import differences, state_left
 from gymdata.store.stage_output import described_by
 
 __all__ = ["MergeReport", "merge"]
 
 _NAME = "rollouts.parquet"
 _BATCH_ROWS = 4_096
+#: Settings that are named of those in which runs differ.
+_FAULTS = 4
 #: What two attempts at one rollout may differ in.
 _TIMES = ("started_at", "duration_s")
 #: What later commands ask a run.json for beside its identity.
@@ -128,7 +131,28 @@ def _facts(source: Path) -> Mapping[str, Any]:
     refuse_held(found.parent)
     Replica.check(found.parent, take_over=False)
     resolve(source, ROLLOUTS)
-    return read_run_json(found)
+    facts = read_run_json(found)
+    _report_unfinished(source, facts)
+    return facts
+
+
+def _report_unfinished(source: Path, facts: Mapping[str, Any]) -> None:
+    """Warn of a collected run that lacks rollouts. Raises DataError for an import that was stopped."""
+    state = state_left(facts)
+    if state == "complete":
+        return
+    rows = sum(n for _, n in _ids([source]))
+    if facts.get("stage") == "import":
+        raise DataError(
+            f"{source}: the import was {state} with {rows:,} rollouts: how many are missing is not known",
+            hint="rerun the same `gymdata import` command to resume, then merge",
+        )
+    extent = facts.get("extent") or {}
+    tasks, each = extent.get("tasks"), extent.get("num_rollouts")
+    of = f" of {tasks * each:,}" if isinstance(tasks, int) and isinstance(each, int) else ""
+    warn(
+        f"{source}: {state}: merged with {rows:,}{of} rollouts; rerun the same `gymdata collect` command for the others"
+    )
 
 
 def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str, Any]]) -> None:
@@ -141,8 +165,11 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
         was, now = ({k: v for k, v in (f.get("identity") or {}).items() if k not in free} for f in (first, other))
         faults += [f"{key}: {a!r} in {sources[0]}, {b!r} in {source}" for key, a, b in differences(was, now)]
     if faults:
+        kinds = dict.fromkeys(str(one.get("stage")) for one in facts)
+        lead = "made with other settings" if len(kinds) == 1 else f"of different kinds ({', '.join(kinds)})"
+        more = f"; … and {len(faults) - _FAULTS:,} more settings" if len(faults) > _FAULTS else ""
         raise UsageError(
-            f"these runs were made with other settings: {'; '.join(faults)}",
+            f"these runs are {lead}: {'; '.join(faults[:_FAULTS])}{more}",
             hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
         )
 

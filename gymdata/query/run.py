@@ -167,7 +167,7 @@ def _write_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
     import pyarrow.parquet as pq
 
     rows = 0
-    with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=1) as writer:
+    with pq.ParquetWriter(path.absolute(), reader.schema, compression="zstd", compression_level=1) as writer:
         for batch in reader:
             writer.write_batch(batch)
             rows += batch.num_rows

@@ -22,7 +22,7 @@ from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.journal import FAILURES
 from gymdata.store.lines import foreign_format
 from gymdata.store.objects.fetching import located
-from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source, same_content, warn
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def find_files(paths: Sequence[str | Path]) -> Files:
         for source in files.by_table[table]:
             check_source(source, TABLES[table])
     files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
-    if not files.by_table and not any((f / ROLLOUTS.name).is_dir() or (f / FAILURES).is_file() for f in files.folders):
+    if any(_is_run(folder) for folder in files.folders):
+        files.by_table.setdefault(ROLLOUTS.name, [])
+    if not files.by_table and not any((f / FAILURES).is_file() for f in files.folders):
         raise DataError.empty(paths[0], "rows of a gymdata table")
     return files
 
@@ -92,6 +94,12 @@ def _add(files: Files, path: Path) -> None:
         if found:
             files.by_table.setdefault(name, []).extend(found)
     files.folders.append(path)
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, which may be without rows yet."""
+    run_json = folder / RUN_JSON
+    return (folder / ROLLOUTS.name).is_dir() or (run_json.is_file() and bool(read_facts(run_json).get("attempts")))
 
 
 def _table_of(source: Source) -> str:
@@ -252,6 +260,7 @@ class Views:
         self._scanned += scanned
         loaded: list[Any] = [*scanned]
         loaded += [_load(source, table) for source in sources if source.kind != "parquet"]
+        loaded = loaded or [table.arrow.empty_table()]
         parts = []
         for number, data in enumerate(loaded):
             self.con.register(f"gymdata_{name}_{number}", data)

@@ -537,9 +537,11 @@ class Selection:
 @dataclass(slots=True, repr=False)
 class ValidationReport(Report):
     """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
-    those of them that have token ids to train on and no error, whatever codes were selected."""
+    those of them that have token ids to train on and no error, whatever codes were selected. ``state``: of the run that was
+    checked, as ``gymdata ls`` has it."""
 
     path: str = ""
+    state: str = ""
     files: list[str] = field(default_factory=list)
     rollouts: int = 0
     trainable: int = 0

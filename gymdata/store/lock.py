@@ -65,9 +65,9 @@ class Lock:
         _held.discard(self)
 
 
-def refuse_held(folder: Path) -> None:
+def refuse_held(folder: Path, name: str = LOCK) -> None:
     """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
-    path = folder / LOCK
+    path = folder / name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -78,10 +78,10 @@ def refuse_held(folder: Path) -> None:
             os.close(fd)
 
 
-def is_held(folder: Path) -> bool:
+def is_held(folder: Path, name: str = LOCK) -> bool:
     """Whether a process, this one too, writes to ``folder`` now."""
     try:
-        refuse_held(folder)
+        refuse_held(folder, name)
     except StoreError:
         return True
     return False

@@ -539,14 +539,14 @@ class Run:
         self._sealer.wait()
         self._raise_trouble()
 
-    def close(self) -> None:
-        """Seal, finish run.json, give the run free. A second call does nothing."""
+    def close(self, outcome: str = "closed") -> None:
+        """Seal, finish run.json, release the lock. A second call does nothing. ``outcome``: what went wrong, if anything."""
         if self._closed:
             return
         try:
             self.seal()
         finally:
-            self._end("closed")
+            self._end(outcome)
 
     def __enter__(self) -> Run:
         return self

@@ -17,9 +17,9 @@ import xxhash
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
-from gymdata.store.lock import claim
+from gymdata.store.lock import LOCK, claim, is_held
 from gymdata.store.objects.fetching import stood_for
-from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
+from gymdata.store.paths import RUN_JSON, beside, find_run_json, intent_of, read_facts
 
 _OPTIONS = (
     orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
@@ -67,6 +67,31 @@ def read_run_json(path: str | Path) -> dict[str, Any]:
             raise DataError.not_a_run(given, sorted(p.name for p in given.iterdir()))
         raise DataError.missing_path(given, "something that a run.json describes")
     return read_facts(found)
+
+
+def state_of(run_json: Path, facts: Mapping[str, Any]) -> str:
+    """``being written``, ``interrupted``, ``rollouts pending`` or ``complete``."""
+    if is_written(run_json):
+        return "being written"
+    return "interrupted" if intent_of(run_json).is_file() else state_left(facts)
+
+
+def is_written(run_json: Path) -> bool:
+    """Whether a process of this machine writes what ``run_json`` describes now."""
+    whole = run_json.name == RUN_JSON
+    return is_held(run_json.parent, LOCK if whole else f".{run_json.name.removesuffix(f'.{RUN_JSON}')}.lock")
+
+
+def state_left(facts: Mapping[str, Any]) -> str:
+    """The state of an output that nobody writes: ``interrupted`` where its last writer was killed or ended with an error,
+    ``rollouts pending`` where a collection ended without all that it was to sample; else ``complete``, also where run.json
+    does not say."""
+    last = next(iter((facts.get("attempts") or [])[-1:]), None)
+    if last is not None and "ended_at" in last and (last["ended_at"] is None or last.get("outcome") != "closed"):
+        return "interrupted"
+    operation, counts = (last or {}).get("operation"), facts.get("counts")
+    gave_up = isinstance(operation, dict) and operation.get("give_up")
+    return "rollouts pending" if isinstance(counts, dict) and counts.get("owed") and not gave_up else "complete"
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, object, object]]:

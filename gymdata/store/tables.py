@@ -185,7 +185,7 @@ class ParquetSink:
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
         self._writer = pq.ParquetWriter(
-            path,
+            path.absolute(),  # pyarrow takes a relative name with a colon for a URL
             schema.with_metadata(table.metadata),
             compression="zstd",
             # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.

@@ -5,6 +5,7 @@ Invariants: the kind of each file is found from its content; JSON lines are vali
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
@@ -20,6 +21,7 @@ from gymdata.rollouts.violations import Selection, ValidationReport, Violation, 
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
+from gymdata.store.run_json import state_of
 
 if TYPE_CHECKING:
     from gymdata.interop.nemo_gym import scan as nemo_gym
@@ -91,6 +93,8 @@ def validate(
         _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
+        with contextlib.suppress(DataError):  # a damaged run.json is for the readers to report
+            report.state = state_of(described, read_facts(described))
         changed = altered(described, [s.path for s in sources])
         report.violations += selection.apply(Violation("T209", 0, detail=why, file=str(f)) for f, why in changed)
     report.seconds = time.perf_counter() - began

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gymdata
 from gymdata.collect.run import collect
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
@@ -100,9 +101,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tasks: Tasks, tmp_path: Path,
             parts=parts(FakeSampler(add_or_answer, before=die), env=adder),
             **settings,
         )
+    assert [output.state for output in gymdata.ls(tmp_path).outputs] == ["interrupted"]
     collect(output=tmp_path / "a", num_rollouts=3, parts=parts(FakeSampler(add_or_answer), env=adder), **settings)
     collect(output=tmp_path / "b", num_rollouts=3, parts=parts(FakeSampler(add_or_answer), env=adder), **settings)
     assert rows_of(tmp_path / "a") == rows_of(tmp_path / "b")
+    assert [output.state for output in gymdata.ls(tmp_path).outputs] == ["complete", "complete"]
 
 
 def test_doing_it_twice_starts_no_engine(tasks: Tasks, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 
 import pytest
 
@@ -125,3 +126,20 @@ def test_unknown_engine_arguments_name_the_nearest(policy):
         asyncio.run(start({"max_model_len": -5}))
     with pytest.raises(UsageError, match="-m/--model"):
         VllmSampler(policy, engine_args={"model": "x"})
+
+
+def test_an_engine_that_ended_in_order_leaves_no_log(policy, tmp_path, monkeypatch):
+    """It is there while the engine runs, for the case that it dies, and gone when it was closed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def run():
+        sampler = VllmSampler(policy, sampling={}, engine_args={}, seed=0)
+        try:
+            await sampler.start()
+            await all_of(sampler, requests(2, 150))
+            return [file.suffix for file in tmp_path.glob("gymdata-engine-*")]
+        finally:
+            await sampler.close()
+
+    assert asyncio.run(run()) == [".log"]
+    assert list(tmp_path.glob("gymdata-engine-*")) == []

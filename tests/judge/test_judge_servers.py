@@ -175,3 +175,16 @@ def test_the_command_line_repeats_endpoint(
     assert json.loads(capsys.readouterr().out)["comparisons"]["judged"] == 120
     assert read_run_json(run / "judge-judge")["config"]["endpoint"] == [a.url, b.url]
     assert {server["state"] for server in servers_of(run).values()} == {"up"}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_judge_without_a_name_has_that_of_the_served_model(
+    several: bool, up: Callable[..., ServerProcess], run: Path
+) -> None:
+    """The folder, the reward and the identity are those of the same judgement with --model."""
+    servers = [up() for _ in range(2 if several else 1)]
+    endpoint = [server.url for server in servers]
+    summary = judged(run, endpoint, model=None, name=None, limit=1)
+    assert (Path(summary.path).name, summary.name) == ("judge-judge", "judge")
+    again = judged(run, endpoint, name=None, limit=1)
+    assert (again.path, again.judge, again.asked) == (summary.path, summary.judge, 0)

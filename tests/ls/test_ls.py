@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.errors import DataError
+from gymdata.store import Run
+from gymdata.store.reading import DataWarning
 from tests.rollout_files import rollout, two_turns, write_run
+from tests.store.conftest import make_row
 
 
 @pytest.fixture
@@ -69,3 +74,68 @@ def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """A path that is not there names itself, and nothing is listed."""
     assert main(["ls", str(tmp_path / "none")]) != 0
     assert "no such file or folder (expected a folder)" in capsys.readouterr().err
+
+
+def killed(folder: Path, rows: int, **facts: Any) -> Path:
+    """What a SIGKILL leaves of a run with so many rows in its journal: a copy from before its end."""
+    live = folder.with_name(f"{folder.name}-live")
+    asked = {"num_rollouts": 4, "tasks": 2}
+    with Run.open(
+        live, identity={"policy": "tiny"}, extent=asked, operation={}, run_id=folder.name, facts=facts
+    ) as run:
+        for index in range(rows):
+            run.append(make_row(index))
+        shutil.copytree(live, folder)
+    shutil.rmtree(live)
+    return folder
+
+
+def states(folder: Path) -> dict[str, str]:
+    return {output.path: output.state for output in gymdata.ls(folder).outputs}
+
+
+def test_a_run_whose_writer_was_killed_is_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """It is being written until then, complete once the same command has ended, and ls says what to do."""
+    killed(tmp_path / "some", 3, stage="collect")
+    killed(tmp_path / "none", 0, stage="import")
+    assert states(tmp_path) == {"some": "interrupted", "none": "interrupted"}
+    assert main(["ls", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "interrupted: rows may be missing; rerun the same command to resume\n"
+    again: Any = {"identity": {"policy": "tiny"}, "extent": {}, "operation": {}}
+    with Run.open(tmp_path / "some", **again):
+        assert states(tmp_path)["some"] == "being written"
+    assert states(tmp_path)["some"] == "complete"
+    with pytest.raises(ZeroDivisionError), Run.open(tmp_path / "some", **again):
+        raise ZeroDivisionError
+    assert states(tmp_path)["some"] == "interrupted"
+
+
+def test_a_collection_that_ended_early_has_rollouts_pending(tmp_path: Path):
+    """Unless it was to end so; a run.json that tells nothing of its writer counts as complete."""
+    for name, operation in (("stopped", {}), ("gave-up", {"give_up": True})):
+        with Run.open(tmp_path / name, identity={}, extent={}, operation=operation) as run:
+            run.note(counts={"owed": 2})
+    write_run(tmp_path / "older", [rollout("t", 0, 1.0, two_turns(4, 20))])
+    assert states(tmp_path) == {"gave-up": "complete", "older": "complete", "stopped": "rollouts pending"}
+
+
+def test_merge_reports_a_run_that_was_interrupted_and_refuses_such_an_import(tmp_path: Path):
+    """Rollouts that were collected may be merged on purpose; of an import nothing says how much is there."""
+    one, other = killed(tmp_path / "one", 3, stage="collect"), killed(tmp_path / "other", 0, stage="import")
+    with pytest.warns(
+        DataWarning, match=r"one: interrupted: merged with 3 of 8 rollouts; rerun the same `gymdata coll"
+    ):
+        assert gymdata.merge([one, one], tmp_path / "merged").rollouts == 3
+    with pytest.raises(DataError, match="other: the import was interrupted with 0 rollouts"):
+        gymdata.merge([other, other], tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_an_interrupted_run_without_rows_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """SQL finds its tables, with no rows and all columns; validate says why there are none."""
+    run = killed(tmp_path / "none", 0, stage="import")
+    assert gymdata.query("SELECT count(*) AS n FROM rollouts", run).to_pylist() == [{"n": 0}]
+    assert "prompt_token_ids" in gymdata.query("SELECT * FROM turns", run).column_names
+    assert gymdata.validate(run).state == "interrupted"
+    assert main(["validate", str(run)]) == 1
+    assert "none: interrupted: rows may be missing; rerun the same command to resume" in capsys.readouterr().err

@@ -161,6 +161,15 @@ def test_a_finetuning_run_stays_whole(runs: Path) -> None:
     assert {o.path for o in gymdata.prune(runs).idle} == {"good.parquet", "x", "x/pairs-reward"}
 
 
+def test_a_log_of_gymdata_goes_with_its_folder(runs: Path) -> None:
+    """It is none of the user's files: nothing is left of the run."""
+    (runs / "y" / "gymdata.log").write_text("started\n")
+    (runs / "y" / "gymdata.log.1").write_text("started\n")
+    report = gymdata.prune(runs, delete=True)
+    assert [output.left for output in report.outputs if output.path == "y"] == [()]
+    assert not (runs / "y").exists()
+
+
 def test_a_spool_is_left_alone(runs: Path) -> None:
     """Rows on their way to an object store are no output that nothing needs: a spool is not looked into, and not pruned."""
     spool = runs / "spool"

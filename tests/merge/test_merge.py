@@ -175,3 +175,11 @@ def test_what_stays_with_the_runs_is_said(tmp_path: Path) -> None:
     gymdata.score(a, reward="regex:4")
     report = gymdata.merge([a, b], tmp_path / "merged")
     assert [Path(name).name for name in report.not_merged] == ["scores-regex"]
+
+
+def test_runs_of_other_kinds_are_named_with_few_of_their_settings(tmp_path: Path) -> None:
+    """A collected run and an import differ in all of their settings, which would fill the screen."""
+    one = twice(tmp_path, "a", 20, identity={f"setting_{n}": n for n in range(9)})
+    other = twice(tmp_path, "b", 60, stage="import", identity={"format": "nemo-gym"})
+    with pytest.raises(UsageError, match=r"of different kinds \(collect, import\): format: .*; … and 6 more settings"):
+        gymdata.merge([one, other], write=False)

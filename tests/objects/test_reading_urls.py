@@ -297,3 +297,21 @@ def test_a_key_that_is_refused_is_an_outside_error(
     with pytest.raises(OutsideError) as caught:
         located(stored)
     assert "AWS_ACCESS_KEY_ID" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket/g?m", "s3://bucket/g?***: '?' in a key is not supported"),
+        ("s3://bucket/x#hidden-secret", "s3://bucket/x#***: '#' in a key is not supported"),
+        ("s3:bucket/runs", "got 's3:bucket/runs', expected s3://BUCKET/KEY"),
+        ("gs:", "got 'gs:', expected gs://BUCKET/KEY"),
+    ],
+)
+def test_what_is_nearly_a_url_is_a_usage_error(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says what cannot be in a URL, or what one looks like, and shows nothing that may be a secret."""
+    assert main(["validate", url]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "hidden-secret" not in err
+    assert "credentials" not in err

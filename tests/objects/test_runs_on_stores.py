@@ -237,6 +237,24 @@ def test_an_import_goes_to_an_object_store(
     assert str(os.environ["GYMDATA_SPOOL"]) not in json.dumps(json.loads(store.get("bucket/runs/new/run.json")))
 
 
+def test_a_run_whose_writer_was_killed_on_this_machine_is_interrupted(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is still there: elsewhere it counts as being written, here, where its rows are, it does not."""
+    writer = start(tmp_path / "a", "journal")
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "journaled\n"
+    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "a"))
+    assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
+    writer.kill()
+    writer.communicate()
+    assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["interrupted"]
+    with pytest.warns(DataWarning, match=r"new: interrupted: merged with 5 rollouts"):
+        assert gymdata.merge([placed_output(URL), placed_output(URL)], write=False).rollouts == 5
+    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "b"))
+    assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
+
+
 def test_a_refused_command_leaves_no_lock(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An import of other files is refused, and another machine may write the run afterwards; so is one without --overwrite
     where another machine's lock lies, which --overwrite takes over."""

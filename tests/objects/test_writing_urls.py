@@ -254,3 +254,27 @@ def test_what_is_not_written_there_is_refused(
     assert "://" in capsys.readouterr().err
     assert store.names() == before
     assert not list(tmp_path.glob("*:*"))
+
+
+def test_a_relative_name_with_a_colon_is_a_local_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Outputs are written and read there, Parquet too; only what begins like a URL of a store is refused, as one."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), "--format", "nemo-gym", "-o", "x.jsonl"]) == 0
+    for words in (
+        "import x.jsonl -o gym:1", "pairs gym:1 -o pp:1", "merge gym:1 gym:1 -o mm:1",
+        "experience gym:1 --estimator rloo -o ee:1", "export gym:1 --format verl -o v:1.parquet", "validate mm:1",
+    ):  # fmt: skip
+        assert main(words.split()) == 0, capsys.readouterr().err
+    assert main(["query", "select count(*) as n from rollouts", "mm:1", "-o", "q:1.parquet"]) == 0
+    assert gymdata.query("select count(*) as n from pairs", "pp:1").to_pylist() == [{"n": 3}]
+    assert main(["pairs", "gym:1", "-o", "s3:bucket/pairs"]) == 2
+    assert "got 's3:bucket/pairs', expected s3://BUCKET/KEY" in capsys.readouterr().err
+    assert not (tmp_path / "s3:bucket").exists()
+
+
+def test_a_url_is_shown_with_both_slashes(run: Path, store: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the message quotes the argument."""
+    assert main(["export", str(run), "--format", "verl", "-o", "s3://bucket/verl.jsonl"]) == 2
+    assert "-o: got 's3://bucket/verl.jsonl', expected a name ending in .parquet" in capsys.readouterr().err

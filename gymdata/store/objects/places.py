@@ -23,6 +23,8 @@ _ENDPOINTS = {
 SPOOL = "GYMDATA_SPOOL"
 #: A Path has lost one of the two slashes.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+#: What was meant to be one. ``hf:NAME`` is a data set.
+_ALMOST = re.compile(r"(s3a?|gs|gcs|az|azure):(?!/)", re.IGNORECASE)
 _ODD = {"", ".", ".."}
 #: Spools that commands of this process named.
 _spools: set[Path] = set()
@@ -86,8 +88,8 @@ def endpoint(scheme: str) -> str | None:
 
 
 def is_url(path: str | Path) -> bool:
-    """Whether a path argument is a URL, of any scheme; a drive letter is none."""
-    return _SCHEME.match(str(path)) is not None
+    """Whether a path argument is a URL, of any scheme, or was meant to be one; a drive letter is none."""
+    return _SCHEME.match(str(path)) is not None or _ALMOST.match(str(path)) is not None
 
 
 def url_of(path: str | Path) -> str:
@@ -100,15 +102,26 @@ def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
     """The place that a URL means. Raises UsageError for a scheme that is not supported, a missing bucket, a key with empty
     or dotted parts, and for secrets in the URL."""
     url = url_of(path)
+    if almost := _ALMOST.match(url):
+        raise UsageError.bad_value(
+            "path", url, f"{almost[1]}://BUCKET/KEY", f"for a local file or folder: {Path(url).absolute()}"
+        )
     scheme, _, rest = url.partition("://")
     scheme = {"gcs": "gs", "s3a": "s3", "azure": "az"}.get(scheme.lower(), scheme.lower())
     if scheme not in _ENDPOINTS:
         raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}")
     bucket, _, key = rest.partition("/")
-    if ("@" in bucket and scheme != "hf") or "?" in rest or "#" in rest:
+    if ("@" in bucket and scheme != "hf") or re.search(r"\?[^/#]*=", rest):
         raise UsageError(
             f"{url}: credentials and options do not belong in the path",
             hint="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
+        )
+    if odd := re.search(r"[?#]", rest):
+        # What comes behind it may be a secret.
+        before = url[: url.index(odd[0])]
+        raise UsageError(
+            f"{before}{odd[0]}…: {odd[0]!r} in a key is not supported: what follows it is no part of the path in a URL",
+            hint=f"for any name, `*`; for one of several characters, `[...]`: {before}[0-9]",
         )
     key = key.strip("/")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or (key and _ODD & set(key.split("/"))):

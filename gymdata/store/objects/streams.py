@@ -43,7 +43,8 @@ def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
     OutsideError("object store")."""
     if (found := stood_for(path)) is None:
         try:
-            opened = pq.ParquetFile(path, **options)
+            # pyarrow takes a relative name with a colon for a URL.
+            opened = pq.ParquetFile(Path(path).absolute(), **options)
         except (pa.ArrowException, OSError):
             if (found := stood_for(path)) is None:
                 raise
