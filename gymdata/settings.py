@@ -113,7 +113,8 @@ class Config(pydantic.BaseModel):
             value = getattr(self, name)
             default = type(self).model_fields[name].get_default(call_default_factory=True)
             if value != default and not fits(self):
-                got = "" if value is True else f": got {value!r}, which"
+                shown = str(value) if isinstance(value, Path) else value
+                got = "" if value is True else f": got {shown!r}, which"
                 text = f"{self.called(name)}{got} has no effect {word} {other}"
                 hint = "leave one of them out" if no else f"add {other}, or leave it out"
                 faults.append(UsageError(text, hint=hint).at(self.called(name), value, f"{no}{other}"))

@@ -25,8 +25,8 @@ from gymdata.experience.scalars import Scalars
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
-from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.store import StageOutput, read_run_json
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, changed_rollouts, parent_of, run_folder, scores_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
@@ -223,12 +223,14 @@ def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
     }
 
 
-def _warn_of_sampler(teacher: dict[str, Any], policies: list[str], progress: Progress | None) -> None:
+def _warn_of_sampler(teacher: dict[str, Any], sources: Sequence[str | Path], progress: Progress | None) -> None:
     """A teacher has no other opinion of what it sampled itself."""
-    mine = policies.count(teacher["policy_hash"])
+    batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]
+    of = sum(map(len, batches))
+    mine = sum(pc.sum(pc.equal(policies, teacher["policy_hash"])).as_py() or 0 for policies in batches)
     if mine and progress is not None:
         progress.message(
-            f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {len(policies):,} rollouts: their "
+            f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {of:,} rollouts: their "
             "advantages of the teacher are 0 up to rounding, with which nothing is learned"
         )
 
@@ -250,7 +252,7 @@ def _score(
         for source in sources:
             check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
     if config.teacher is not None:
-        _warn_of_sampler(models["teacher"], work.rollouts["policy_hash"].to_pylist(), progress)
+        _warn_of_sampler(models["teacher"], sources, progress)
     how = config.dtype or "auto", config.device, config.batch_tokens
     policy = critic = teacher = None
     if config.reference is not None:
