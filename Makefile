@@ -41,8 +41,14 @@ COVERAGE ?= -m "not full"
 coverage: .venv/.ready
 	$(PYTEST) $(COVERAGE) --cov --cov-report=term-missing:skip-covered
 
+# `make bench` measures everything and writes RESULTS.md; `make bench scale import` prints those parts.
+PARTS := $(if $(filter bench,$(MAKECMDGOALS)),$(filter-out bench,$(MAKECMDGOALS)))
 bench: .venv/.ready
-	$(BIN)/python -m tests.benchmarks -o tests/benchmarks/RESULTS.md
+	$(BIN)/python -m tests.benchmarks $(or $(PARTS),-o tests/benchmarks/RESULTS.md)
+ifneq ($(PARTS),)
+.PHONY: $(PARTS)
+$(PARTS): ; @:
+endif
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
