@@ -87,13 +87,11 @@ class _Compiler:
         match operator:
             case "in":
                 return pl.any_horizontal([first == option for option in others])
-            case "/":
-                return pl.when(others[0] != 0).then(first / others[0])
-            case "//":
-                return pl.when(others[0] != 0).then((first / others[0]).floor())
-            case "%":
+            case "/" | "//" | "%":
                 known = first.is_not_null() & (others[0] != 0)
-                return pl.when(known).then(pl.map_batches([first, others[0]], _modulo, pl.Float64))
+                work = _modulo if operator == "%" else _divided
+                result = pl.when(known).then(pl.map_batches([first, others[0]], work, pl.Float64))
+                return result.floor() if operator == "//" else result
         for other in others:
             before = first <= other if operator == "min" else first >= other
             after = first > other if operator == "min" else first < other
@@ -158,6 +156,16 @@ def _read_once(operator: str, parts: Sequence[pl.Expr]) -> pl.Expr:
         case "coalesce":
             return pl.coalesce(parts)
     raise AssertionError(operator)
+
+
+def _divided(parts: Sequence[pl.Series]) -> pl.Series:
+    """The nearest quotient; Polars multiplies by the reciprocal of a number that is the same for all rows, which rounds
+    twice."""
+    import polars as pl
+
+    a, b = (part.to_numpy() for part in parts)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return pl.Series(a / b)
 
 
 def _modulo(parts: Sequence[pl.Series]) -> pl.Series:

@@ -368,6 +368,13 @@ def test_an_expression_gives_what_its_tree_says_row_by_row(node: Node, rows: lis
     assert [ordered(value) for value in got] == [ordered(value) for value in expected]
 
 
+def test_a_quotient_is_the_nearest_number() -> None:
+    """0.7 / 0.1 is 6.999999999999999 as everywhere else: a divisor that is the same for all rows changes nothing."""
+    rows = [row(reward=0.7), row(reward=0.3)]
+    assert answers("reward / 0.1 < 7", rows) == [True, True]
+    assert answers("reward // 0.1 == 6", rows) == [True, False]
+
+
 def test_a_pattern_may_differ_from_row_to_row() -> None:
     """``matches`` reads its pattern in each row; a missing text or pattern leaves the answer open."""
     rows = [row(status="a"), row(status="^b"), row(status=None)]
