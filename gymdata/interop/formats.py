@@ -180,12 +180,10 @@ def columns(name: str) -> Sequence[str] | None:
 
 def _encoder(name: str) -> Callable[[Any], bytes]:
     """What writes a row. The writers of text give finite numbers."""
-    import orjson
-
     from gymdata.interop.text_export import WRITERS
-    from gymdata.store.lines import encode_any
+    from gymdata.store.lines import encode_any, encode_finite
 
-    return orjson.dumps if name in WRITERS else encode_any
+    return encode_finite if name in WRITERS else encode_any
 
 
 def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:

@@ -92,13 +92,13 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         rest = list(lines)
         whole = b"\n".join(line for _, line in (first, *rest))
         try:
-            yield 1, decode(whole), whole[:1000]
+            yield 1, decode(whole, exact=True), whole[:1000]
             return
         except ValueError:
             lines = iter(rest)
     for number, line in itertools.chain([first], lines):
         try:
-            value = decode(line)
+            value = decode(line, exact=True)
         except ValueError as error:
             value = BadItem("S101", f"no JSON: {error}")
         yield number, value, line

@@ -6,6 +6,7 @@ their text. Token ids and log-probabilities are in none of these formats.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -103,7 +104,9 @@ def trl_preference(pair: Mapping[str, Any], lost: Losses) -> dict[str, Any] | No
     lost[CALL_TEXT] += any(_calls(pair[side]) for side in ("chosen", "rejected"))
     made: dict[str, Any] = {side: [chat_message(*m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     lost["weights other than 1"] += pair["weight"] != 1
-    return made | _tools(pair) | {"margin": spelled(pair["margin"])}
+    # Of imported pairs nobody said it; TRL reads a number.
+    margin = {} if math.isnan(pair["margin"]) else {"margin": spelled(pair["margin"])}
+    return made | _tools(pair) | margin
 
 
 def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:

@@ -161,7 +161,9 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
     faults = []
     for source, other in zip(sources[1:], facts[1:], strict=True):
         # Other samples of the same tasks are welcome; parts of one run have one seed.
-        free = {"seed"} if first.get("run_id") is None or first.get("run_id") != other.get("run_id") else set()
+        # Which files were imported is no setting.
+        free = {"imported"}
+        free |= {"seed"} if first.get("run_id") is None or first.get("run_id") != other.get("run_id") else set()
         was, now = ({k: v for k, v in (f.get("identity") or {}).items() if k not in free} for f in (first, other))
         faults += [f"{key}: {a!r} in {sources[0]}, {b!r} in {source}" for key, a, b in differences(was, now)]
     if faults:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 _BLOCK = 1 << 22
+_LONG = re.compile(rb"[0-9]{20}")
 
 
 def encode(row: Any) -> bytes:
@@ -44,12 +46,31 @@ def encode(row: Any) -> bytes:
 
 def encode_any(value: Any) -> bytes:
     """``value``, of any depth, as one line of JSON without the newline."""
-    return orjson.dumps(spelled(value), option=_OPTIONS)
-
-
-def decode(line: bytes) -> Any:
-    """The value that a line spells. Raises ValueError when it is not JSON, or nested deeper than can be read."""
     try:
+        return orjson.dumps(spelled(value), option=_OPTIONS)
+    except TypeError:
+        return _slowly(spelled(value))
+
+
+def encode_finite(value: Any) -> bytes:
+    """The same for a value whose numbers are known to be finite."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return _slowly(value)
+
+
+def _slowly(value: Any) -> bytes:
+    """Whole numbers of more than 64 bits are too long for orjson. Raises TypeError, ValueError for what JSON cannot hold."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode(line: bytes, *, exact: bool = False) -> Any:
+    """The value that a line spells. ``exact``: whole numbers of more than 64 bits stay what they are; orjson reads them as
+    floats. Raises ValueError when it is not JSON, or nested deeper than can be read."""
+    try:
+        if exact and _LONG.search(line):
+            raise orjson.JSONDecodeError("a number may be too long", "", 0)
         return orjson.loads(line)
     except orjson.JSONDecodeError:
         try:

@@ -62,7 +62,12 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
     if selection.error is not None:
         raise UsageError(f"--where: {selection.error}")
     if snapshot.problems or not len(selection.rows):
-        raise RefusedError("; ".join(snapshot.problems) or f"none of the {len(snapshot):,} rollouts passes --where")
+        none = (
+            f"none of the {len(snapshot):,} rollouts passes --where"
+            if len(snapshot)
+            else "there are no rollouts to show"
+        )
+        raise RefusedError("; ".join(snapshot.problems) or none)
     rows, evidence = [], []
     numbers = selection.rows[: config.limit].tolist()
     for number in numbers:

@@ -170,3 +170,15 @@ def test_chat_messages_are_those_of_their_row(chats: list[list[dict[str, Any]]],
             assert message == {"content": None if calls else ""} | expected
     sampled = (any(m.get("tool_calls") and m.get("turn") == 0 for m in chat) for chat in chats[skipped:])
     assert lost[text_export.CALL_TEXT] == sum(sampled)
+
+
+def test_whole_numbers_of_any_length_are_written(tmp_path: Path) -> None:
+    """A tool call with a number of more than 64 bits is exported to every format of text as it was."""
+    long = 123456789012345678901234567890
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": long}}}
+    row = rollout("t", 0, 1.0, [([1], [2])])
+    row["messages"][-1]["tool_calls"] = json.dumps([call])
+    run = write_run(tmp_path / "run", [row])
+    for name in ("trl-messages", "trl-prompt-completion", "openai"):
+        gymdata.export(run, tmp_path / f"{name}.jsonl", name)
+        assert str(long) in (tmp_path / f"{name}.jsonl").read_text()

@@ -136,3 +136,16 @@ def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
         import_rollouts([a, b], tmp_path / "x")
     with pytest.raises(UsageError, match="nat-dpo"):
         import_rollouts(a, tmp_path / "x", source="nat-dop")
+
+
+def test_pairs_without_a_margin_are_no_ties_and_keep_long_numbers(tmp_path: Path) -> None:
+    """An imported pair whose margin nobody said is no tie and has none in TRL's rows; a number of more than 64 bits comes
+    back as it was."""
+    row = {"prompt": "6?", "chosen_response": "six", "rejected_response": "five", "extra": 12345678901234567890123}
+    (tmp_path / "dpo.jsonl").write_text(json.dumps(row) + "\n")
+    import_rollouts(tmp_path / "dpo.jsonl", tmp_path / "pairs")
+    assert "P603" not in {v.code for v in gymdata.validate(tmp_path / "pairs").violations}
+    gymdata.export(tmp_path / "pairs", tmp_path / "back.jsonl", "nat-dpo")
+    assert json.loads((tmp_path / "back.jsonl").read_text()) == row
+    gymdata.export(tmp_path / "pairs", tmp_path / "trl.jsonl", "trl-preference")
+    assert "margin" not in json.loads((tmp_path / "trl.jsonl").read_text())

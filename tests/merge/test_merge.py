@@ -183,3 +183,13 @@ def test_runs_of_other_kinds_are_named_with_few_of_their_settings(tmp_path: Path
     other = twice(tmp_path, "b", 60, stage="import", identity={"format": "nemo-gym"})
     with pytest.raises(UsageError, match=r"of different kinds \(collect, import\): format: .*; … and 6 more settings"):
         gymdata.merge([one, other], write=False)
+
+
+def test_imports_of_different_files_are_merged(tmp_path: Path) -> None:
+    """Which files were read is no setting: two imports that were made alike become one file of rollouts."""
+    lines = (Path(__file__).parents[2] / "sample_data/rollouts/nemo_gym.jsonl").read_text().splitlines(keepends=True)
+    for name, some in (("a", lines[:10]), ("b", lines[10:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(some))
+        gymdata.import_rollouts([tmp_path / f"{name}.jsonl"], output=tmp_path / name)
+    gymdata.merge([tmp_path / "a", tmp_path / "b"], output=tmp_path / "both")
+    assert gymdata.load_rollouts(tmp_path / "both").num_rows == len(lines)

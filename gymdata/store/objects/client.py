@@ -277,7 +277,9 @@ def _attributed(place: Place) -> Iterator[None]:
             raise  # of single objects the callers know what it means
         hint = f"is {_server(place)} reachable? The same command again sends or fetches only what is missing"
         text = _first(error)
-        lost = "169.254.169.254" in str(error) or "credential" in text.lower()
+        lost = any(
+            word in str(error).lower() for word in ("169.254.169.254", "credential", "account must be specified")
+        )
         if not lost and ("403 Forbidden" in text or "401 Unauthorized" in text):
             raise _refused(place, error) from error
         if lost:
