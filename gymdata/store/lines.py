@@ -178,7 +178,8 @@ _LOOKED_AT = 20
 
 
 class Foreign(NamedTuple):
-    """A format: whether a line is one of its rows, and the rollouts rows of a file (arrays are numpy, times are text)."""
+    """A format: whether a line is one of its rows, and the rollouts rows of a file (arrays are numpy, times are text,
+    messages and turns lists or ``Columns``)."""
 
     name: str
     recognise: Callable[[bytes], bool]
@@ -197,7 +198,7 @@ def _formats() -> list[Foreign]:
 
 
 def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
-    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source])
+    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source], columns=True)
     return rows
 
 

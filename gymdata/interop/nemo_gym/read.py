@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -21,7 +21,7 @@ import orjson
 
 from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym.cut import Cut, cut
+from gymdata.interop.nemo_gym.cut import MESSAGE_FIELDS, Cut, cut
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
 from gymdata.rollouts.messages import (
     STRICT,
@@ -33,7 +33,8 @@ from gymdata.rollouts.messages import (
     walk,
     written_by_model,
 )
-from gymdata.rollouts.turns import Call, TurnEncoder
+from gymdata.rollouts.ragged import Columns
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, continuing
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
@@ -53,13 +54,14 @@ def table_rows(
     rebuild: PromptRebuilder | None = None,
     check: Check | None = None,
     numbering: Numbering | Unnumbered | None = None,
+    columns: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob that
     the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
     those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering`` gives rows
-    their places.
+    their places. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build`` takes.
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
@@ -78,7 +80,11 @@ def table_rows(
                 continue
             if rebuild is not None:
                 rebuild.note(source.path, number, made["rollout_id"], found.outcome)
-            yield made
+            yield made if columns else _listed(made)
+
+
+def _listed(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {name: row[name].rows() for name in ("messages", "turns") if isinstance(row[name], Columns)}
 
 
 def _reason(bad: nemo_rows.BadRow) -> str:
@@ -94,11 +100,12 @@ class _Parsed:
 
     row: nemo_rows.Row
     value: dict[str, Any]
-    #: The items of the output, without their lists, and their calls.
-    walked: list[tuple[int, dict[str, Any]]]
-    encoder: TurnEncoder
-    #: Model call → turn.
-    turn_of: dict[int, int]
+    messages: list[dict[str, Any]] | Columns
+    turns: list[Turn] | Columns
+    finish_reason: str | None
+    n_breaks: int
+    n_context_tokens: int
+    n_generated_tokens: int
     #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
     places: list[list[Any]]
     #: Turns whose prompt was rebuilt, now or before.
@@ -164,7 +171,10 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
     # What the lists were taken from still ends its call.
     walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
-    return _Parsed(row, value, walked, encoder, turn_of, strip.places, rebuilt, outcome)
+    messages = list(messages_of(_given(value), walked, turn_of))
+    last = encoder.turns[-1]["finish_reason"] if encoder.turns else None
+    counts = encoder.n_breaks, encoder.n_context_tokens, encoder.n_generated_tokens
+    return _Parsed(row, value, messages, encoder.turns, last, *counts, strip.places, rebuilt, outcome)
 
 
 def _of_cut(found: Cut) -> _Parsed | None:
@@ -174,26 +184,38 @@ def _of_cut(found: Cut) -> _Parsed | None:
         narrow = given.astype(np.float32)
     if not np.isfinite(narrow).all():
         return None
-    ends = list(accumulate(map(len, found.generation)))
-    rounded = digits_lost(given, narrow, ends)
-    held = {id(output[index]) for index in found.turns}
-    walked = list(walk(output, lambda item: id(item) in held))
-    calls = [call for call, item in walked if id(item) in held]
-    if len(set(calls)) < len(calls):
-        return None
-    cut_off = _status(found.value["response"])[0] == "truncated" and calls[-1] == max(call for call, _ in walked)
-    encoder, places, marked, begin = TurnEncoder(), [], [], 0
-    for turn, (index, end) in enumerate(zip(found.turns, ends, strict=True)):
-        why = "length" if cut_off and end == ends[-1] else "stop"
-        made = encoder.extend(Call(found.delta[turn], found.generation[turn], narrow[begin:end], why))
-        places.append([index, "pgl" + ROUNDED * rounded[turn]])
-        begin = end
-        if output[index].get(RENDERED) is True:
-            made["rendered"] = True
-        if output[index].get(MARK) is True:
-            marked.append(turn)
-    turn_of = {call: turn for turn, call in enumerate(calls)}
-    return _Parsed(found.row, found.value, walked, encoder, turn_of, places, marked, Outcome(), plain=True)
+    generation = found.generation.lengths
+    rounded = digits_lost(given, narrow, list(accumulate(generation)))
+    turns, messages, ended = found.output.turns, found.output.messages, found.output.ended
+    if messages is None:
+        held = {id(output[index]) for index in turns}
+        walked = list(walk(output, lambda item: id(item) in held))
+        calls = [call for call, item in walked if id(item) in held]
+        if len(set(calls)) < len(calls):
+            return None
+        ended = calls[-1] == max(call for call, _ in walked)
+        messages = _rows(messages_of((), walked, {call: turn for turn, call in enumerate(calls)}))
+    said = [*_rows(messages_of(_given(found.value), (), {})), *messages]
+    reasons = ["stop"] * len(turns)
+    if ended and _status(found.value["response"])[0] == "truncated":
+        reasons[-1] = "length"
+    made = continuing(found.delta, found.generation, narrow, reasons)
+    if any(rendered := [output[index].get(RENDERED) is True or None for index in turns]):
+        made = Columns(len(made), {**made.of, "rendered": rendered})
+    marked = [turn for turn, index in enumerate(turns) if output[index].get(MARK) is True]
+    places = [[index, "pgl" + ROUNDED * lost] for index, lost in zip(turns, rounded, strict=True)]
+    columns = Columns(len(said), dict(zip(MESSAGE_FIELDS, zip(*said, strict=True), strict=True)))
+    counts = 0, len(found.delta.values), len(narrow)
+    return _Parsed(found.row, found.value, columns, made, reasons[-1], *counts, places, marked, Outcome(), plain=True)
+
+
+def _rows(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(map(message.get, MESSAGE_FIELDS)) for message in messages]
+
+
+def _given(value: Mapping[str, Any]) -> Any:
+    params = value.get("responses_create_params")
+    return params.get("input") if isinstance(params, dict) else None
 
 
 class _Strip:
@@ -305,7 +327,7 @@ def _int32(data: bytes, call: int) -> Any:
 
 
 def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
-    row, value, encoder = parsed.row, parsed.value, parsed.encoder
+    row, value = parsed.row, parsed.value
     response = value["response"]
     params = value.get("responses_create_params")
     params = params if isinstance(params, dict) else {}
@@ -327,21 +349,21 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "policy_version": 0,
         "status": status,
         "stop_reason": why,
-        "finish_reason": encoder.turns[-1]["finish_reason"] if encoder.turns else None,
+        "finish_reason": parsed.finish_reason,
         "reward": row.reward,
         "rewards": [],
         "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
-        "messages": list(messages_of(params.get("input"), parsed.walked, parsed.turn_of)),
+        "n_turns": len(parsed.turns),
+        "n_breaks": parsed.n_breaks,
+        "n_context_tokens": parsed.n_context_tokens,
+        "n_generated_tokens": parsed.n_generated_tokens,
+        "messages": parsed.messages,
         "tools": chat_tools(params.get("tools")),
         "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=parsed.plain),
         "extra": _kept(
             kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=parsed.plain
         ),
-        "turns": encoder.turns,
+        "turns": parsed.turns,
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }
