@@ -307,7 +307,7 @@ def _part(part: Any) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, dict):
-        text = part.get("text", part.get("refusal", ""))
+        text = part["text"] if "text" in part else part.get("refusal", "")
         return text if isinstance(text, str) else json_text(text)
     return json_text(part)
 
@@ -407,20 +407,20 @@ def loads(text: Any) -> Any:
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 #: A whole number that may be beyond 64 bits: such a run of digits is no part of a word, a text's beginning or a fraction.
 _LONG = re.compile(rb'(?<![\w."])\d{19}')
+_LEAST_LONG = 19
 
 
 def has_long_number(data: bytes) -> bool:
     """Whether JSON text may have a whole number of more than 64 bits, of which orjson makes another."""
-    return len(data) >= 19 and b"0" * 19 in data.translate(_DIGITS) and _LONG.search(data) is not None
+    return b"0" * _LEAST_LONG in data.translate(_DIGITS) and _LONG.search(data) is not None
 
 
 def parsed(text: str) -> tuple[Any, bool]:
     """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
     are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
     try:
-        data = text.encode()
-        if not has_long_number(data):
-            return orjson.loads(data), True
+        if len(text) < _LEAST_LONG or not has_long_number(text.encode()):
+            return orjson.loads(text), True
     except ValueError:
         pass
     return json.loads(text), False

@@ -74,7 +74,7 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
 
 
 def _plain_lines(source: Source) -> Iterator[bytes]:
-    with source.path.open("rb", buffering=_BLOCK // 16) as file:
+    with source.path.open("rb", buffering=_BLOCK // 4) as file:
         if source.part is None:
             for line in file:
                 yield line.removesuffix(b"\n")

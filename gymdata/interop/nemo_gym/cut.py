@@ -23,11 +23,11 @@ from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.rollouts.messages import (
     TOKEN_KEYS,
     chat_calls,
+    has_long_number,
     json_text,
     meant_role,
     name_of,
     other_message,
-    parsed,
     reasoning_of,
     text_of,
     tool_call,
@@ -76,8 +76,10 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         if found is None:
             return None
         rest, lists = found
-        value, plain = parsed(rest.decode())
-        if not plain or type(value) is not dict or not _same_keys(rest, orjson.dumps(value)):
+        if has_long_number(rest):
+            return None
+        value = orjson.loads(rest)
+        if type(value) is not dict or not _same_keys(rest, orjson.dumps(value)):
             return None
         response = value["response"]
         output = _take_out(response["output"], len(lists))
