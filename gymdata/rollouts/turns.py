@@ -183,7 +183,9 @@ class TurnEncoder:
         return best, max(shared, 0)
 
 
-def continuing(delta: Runs, generation: Runs, log_probs: Floats, finish_reasons: list[str]) -> Columns:
+def continuing(
+    delta: Runs, generation: Runs, log_probs: Floats, finish_reasons: list[str], rendered: list[bool | None]
+) -> Columns:
     """The turns of calls that each continue the one before, as ``TurnEncoder`` makes them: of each call the new ids of its
     prompt, and its generation; all arrays are C-contiguous, of int32 and float32, and no log-probability is NaN."""
     digests: list[int] = []
@@ -197,6 +199,7 @@ def continuing(delta: Runs, generation: Runs, log_probs: Floats, finish_reasons:
         digests.append(digest)
         at, begin, held = stop, end, held + size + generated
     count = len(digests)
+    none = [None] * count
     return Columns(
         count,
         {
@@ -206,7 +209,12 @@ def continuing(delta: Runs, generation: Runs, log_probs: Floats, finish_reasons:
             "generation_token_ids": generation,
             "generation_log_probs": Runs(log_probs, generation.lengths),
             "finish_reason": finish_reasons,
-            "agent": [None] * count,
+            "agent": none,
+            "reward": none,
+            "top_log_probs": none,
+            "rendered": rendered,
+            "server": none,
+            "weight_versions": none,
             "digest": digests,
         },
     )

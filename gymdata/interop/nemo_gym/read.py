@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -34,7 +35,7 @@ from gymdata.rollouts.messages import (
     written_by_model,
 )
 from gymdata.rollouts.ragged import Columns
-from gymdata.rollouts.turns import Call, Turn, TurnEncoder, continuing
+from gymdata.rollouts.turns import Call, TurnEncoder, continuing
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
@@ -65,7 +66,7 @@ def table_rows(
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
-    read = _Reader(rebuild)
+    read = _Reader(rebuild, columns)
     for source in sources:
         for number, line in iter_lines(source):
             try:
@@ -80,11 +81,7 @@ def table_rows(
                 continue
             if rebuild is not None:
                 rebuild.note(source.path, number, made["rollout_id"], found.outcome)
-            yield made if columns else _listed(made)
-
-
-def _listed(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {name: row[name].rows() for name in ("messages", "turns") if isinstance(row[name], Columns)}
+            yield made
 
 
 def _reason(bad: nemo_rows.BadRow) -> str:
@@ -101,7 +98,7 @@ class _Parsed:
     row: nemo_rows.Row
     value: dict[str, Any]
     messages: list[dict[str, Any]] | Columns
-    turns: list[Turn] | Columns
+    turns: Sequence[Mapping[str, Any]] | Columns
     finish_reason: str | None
     n_breaks: int
     n_context_tokens: int
@@ -118,8 +115,8 @@ class _Parsed:
 class _Reader:
     """Parses lines: by simdjson straight into buffers, and by Python's json what that refuses."""
 
-    def __init__(self, rebuild: PromptRebuilder | None = None) -> None:
-        self._rebuild = rebuild
+    def __init__(self, rebuild: PromptRebuilder | None = None, columns: bool = False) -> None:
+        self._rebuild, self._columns = rebuild, columns
         self._read = nemo_rows.RowReader()
         self._parser = nemo_rows.fast_parser()
 
@@ -127,7 +124,7 @@ class _Reader:
         """Raises BadRow."""
         if self._parser is not None:
             found_fast = cut(line, self._parser)
-            if found_fast is not None and (made := _of_cut(found_fast)) is not None:
+            if found_fast is not None and (made := _of_cut(found_fast, self._columns)) is not None:
                 return made
         try:
             if found := self._read.document(line):
@@ -177,7 +174,7 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     return _Parsed(row, value, messages, encoder.turns, last, *counts, strip.places, rebuilt, outcome)
 
 
-def _of_cut(found: Cut) -> _Parsed | None:
+def _of_cut(found: Cut, columns: bool) -> _Parsed | None:
     """None where log-probabilities are beyond float32, or a call has ids twice."""
     given, output = found.log_probs, found.value["response"]["output"]
     with np.errstate(over="ignore"):
@@ -187,30 +184,30 @@ def _of_cut(found: Cut) -> _Parsed | None:
     generation = found.generation.lengths
     rounded = digits_lost(given, narrow, list(accumulate(generation)))
     turns, messages, ended = found.output.turns, found.output.messages, found.output.ended
-    if messages is None:
+    given_messages = _given(found.value)
+    made: list[dict[str, Any]] | Columns
+    if messages is None or not columns:
         held = {id(output[index]) for index in turns}
         walked = list(walk(output, lambda item: id(item) in held))
         calls = [call for call, item in walked if id(item) in held]
         if len(set(calls)) < len(calls):
             return None
         ended = calls[-1] == max(call for call, _ in walked)
-        messages = _rows(messages_of((), walked, {call: turn for turn, call in enumerate(calls)}))
-    said = [*_rows(messages_of(_given(found.value), (), {})), *messages]
+        made = list(messages_of(given_messages, walked, {call: turn for turn, call in enumerate(calls)}))
+    else:
+        before = [tuple(map(message.get, MESSAGE_FIELDS)) for message in messages_of(given_messages, (), {})]
+        every = zip(*before, *messages, strict=True)
+        made = Columns(len(before) + len(messages), dict(zip(MESSAGE_FIELDS, every, strict=True)))
     reasons = ["stop"] * len(turns)
     if ended and _status(found.value["response"])[0] == "truncated":
         reasons[-1] = "length"
-    made = continuing(found.delta, found.generation, narrow, reasons)
-    if any(rendered := [output[index].get(RENDERED) is True or None for index in turns]):
-        made = Columns(len(made), {**made.of, "rendered": rendered})
+    rendered: list[bool | None] = [output[index].get(RENDERED) is True or None for index in turns]
+    encoded = continuing(found.delta, found.generation, narrow, reasons, rendered)
     marked = [turn for turn, index in enumerate(turns) if output[index].get(MARK) is True]
     places = [[index, "pgl" + ROUNDED * lost] for index, lost in zip(turns, rounded, strict=True)]
-    columns = Columns(len(said), dict(zip(MESSAGE_FIELDS, zip(*said, strict=True), strict=True)))
     counts = 0, len(found.delta.values), len(narrow)
-    return _Parsed(found.row, found.value, columns, made, reasons[-1], *counts, places, marked, Outcome(), plain=True)
-
-
-def _rows(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    return [tuple(map(message.get, MESSAGE_FIELDS)) for message in messages]
+    turn_rows = encoded if columns else encoded.rows()
+    return _Parsed(found.row, found.value, made, turn_rows, reasons[-1], *counts, places, marked, Outcome(), plain=True)
 
 
 def _given(value: Mapping[str, Any]) -> Any:
@@ -295,12 +292,21 @@ def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
     if (
         len(given)
         and all(a < b for a, b in zip(starts, ends, strict=True))
-        and _lost(given[starts], kept[starts]).all()
+        and all(map(_clearly_lost, given[starts].tolist(), kept[starts].tolist()))
     ):
         # So it is where numbers have all their digits, and there is no need to look at more than one of each list.
         return [True] * len(ends)
     lost = _lost(given, kept)
     return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
+
+
+def _clearly_lost(number: float, kept: float) -> bool:
+    """Whether ``_lost`` is true of one number, with room for rounding; it is slow where there are few."""
+    size = abs(number)
+    if number == kept or not 1e-30 < size < 1e30:
+        return False
+    nine = 10.0 ** (8 - math.floor(math.log10(size)))
+    return abs(round(size * nine) / nine - size) > 1e-12 * size
 
 
 def _lost(given: Any, kept: Any) -> Any:
