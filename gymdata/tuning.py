@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,6 +62,5 @@ def rare_collections() -> Iterator[None]:
 def give_back() -> None:
     """What Arrow has freed goes back to the system: its allocator keeps it, and what numpy and Polars take next comes on
     top. For the ends of stages; it takes milliseconds."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
+    if (pa := sys.modules.get("pyarrow")) is not None:
+        pa.default_memory_pool().release_unused()

@@ -7,7 +7,7 @@ is streamed; what cannot be read is a violation that names the file, never an ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ _REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rende
 #: Uncompressed bytes of a row group above which it is streamed instead of read at once.
 _GIANT = 256 << 20
 _STREAM_BYTES = 48 << 20
-_READERS = 2
+_READERS = 1
+_CHECKED_BYTES = 8 << 20
 
 
 def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
@@ -102,7 +103,7 @@ def _batches(file: pq.ParquetFile, path: Path, texts: bool, part: Part) -> Itera
     columns = columns_read(file, texts)
     row = part.rows
     try:
-        for batch in _read_ahead(file, path, columns, range(part.start, part.end)):
+        for batch in _in_slices(_read_ahead(file, path, columns, range(part.start, part.end))):
             try:
                 yield from _evidence(_typed(batch), row)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -177,6 +178,13 @@ def _read_ahead(
 
     filled = [i for i in wanted if groups[i].num_rows]
     yield from in_order((functools.partial(read, i) for i in filled), _READERS, _READERS)
+
+
+def _in_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, so many at a time that what is computed of them is small beside a row group."""
+    for batch in batches:
+        step = max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))
+        yield from (batch.slice(start, step) for start in range(0, len(batch), step))
 
 
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.tuning import give_back
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.behavior import Behavior
 from gymdata.validate.json_columns import UnknownKey
@@ -127,6 +128,8 @@ class _Check:
             if self.behaves:
                 made.found += behavior.add(batch, file)
             yield made
+            # It would grow with the number of batches.
+            give_back()
         yield rest
 
     def _batch(self, batch: Evidence, file: str) -> _Checked:

@@ -187,11 +187,11 @@ def test_a_replica_that_shows_other_weights_is_refused_by_name(
     watch = Watcher((8, other), ("is refused: ", (tmp_path / "slow").unlink))
     (tmp_path / "slow").touch()
     summary = gymdata.collect(
-        parts=parts_of(nodes, tmp_path), output=tmp_path / "run", tasks=str(tasks(100)), seed=1, concurrency=8,
+        parts=parts_of(nodes, tmp_path), output=tmp_path / "run", tasks=str(tasks(600)), seed=1, concurrency=8,
         progress=watch,
     )  # fmt: skip
     assert watch.then == []
-    assert (summary.rollouts, summary.exit_code) == (100, 0)
+    assert (summary.rollouts, summary.exit_code) == (600, 0)
     assert any("model: letters at ray:" in text and "others at ray:" in text for text in watch.said)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -128,18 +130,21 @@ def test_unknown_engine_arguments_name_the_nearest(policy):
         VllmSampler(policy, engine_args={"model": "x"})
 
 
-def test_an_engine_that_ended_in_order_leaves_no_log(policy, tmp_path, monkeypatch):
+def test_an_engine_that_ended_in_order_leaves_no_log(policy, monkeypatch):
     """It is there while the engine runs, for the case that it dies, and gone when it was closed."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # vLLM's sockets are made there, too, whose paths must be short.
+    folder = Path(tempfile.mkdtemp())
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     async def run():
         sampler = VllmSampler(policy, sampling={}, engine_args={}, seed=0)
         try:
             await sampler.start()
             await all_of(sampler, requests(2, 150))
-            return [file.suffix for file in tmp_path.glob("gymdata-engine-*")]
+            return [file.suffix for file in folder.glob("gymdata-engine-*")]
         finally:
             await sampler.close()
 
     assert asyncio.run(run()) == [".log"]
-    assert list(tmp_path.glob("gymdata-engine-*")) == []
+    assert list(folder.glob("gymdata-engine-*")) == []
+    shutil.rmtree(folder)
