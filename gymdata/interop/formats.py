@@ -103,7 +103,7 @@ def read(
     if name == "nemo-gym":
         from gymdata.interop.nemo_gym import read as nemo_import
 
-        return nemo_import.table_rows(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check)
+        return nemo_import.table_rows(sources, run_id=run_id, reject=reject, rebuild=rebuild, check=check, columns=True)
     if name == "atif":
         from gymdata.interop.trajectories import atif
 

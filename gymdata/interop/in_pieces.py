@@ -87,6 +87,7 @@ class _Imports:
                 rebuild=rebuild,
                 check=fits if self.careful else None,
                 numbering=places,
+                columns=True,
             )
             for number, row in enumerate(found):
                 made.taken.append(len(places.keys) - 1)

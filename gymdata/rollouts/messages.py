@@ -240,26 +240,46 @@ def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any
             yield _assistant(answer)
             answer = None
         if item.get("type") == "function_call_output":
-            yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": _name(item.get("call_id"))}
+            yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": name_of(item.get("call_id"))}
         else:
-            role = str(item.get("role") or "other")
-            role = _ROLES.get(role, role)
-            message = {"role": role if role in _KNOWN_ROLES else "other", "content": text_of(item.get("content"))}
-            yield message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
+            yield other_message(item)
     if answer is not None:
         yield _assistant(answer)
 
 
+def other_message(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The message of an item that neither the model nor a tool wrote."""
+    role = str(item.get("role") or "other")
+    role = _ROLES.get(role, role)
+    message = {"role": role if role in _KNOWN_ROLES else "other", "content": text_of(item.get("content"))}
+    return message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
+
+
 def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
     if item.get("type") == "reasoning":
-        answer["reasoning"].append(text_of(item.get("summary") or item.get("content")))
+        answer["reasoning"].append(reasoning_of(item))
     elif item.get("type") == "function_call":
-        function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
-        answer["calls"].append({"id": _name(item.get("call_id")), "type": "function", "function": function})
+        answer["calls"].append(tool_call(item))
     else:
         answer["content"].append(text_of(item.get("content")))
-        calls = item.get("tool_calls")
-        answer["calls"] += [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        answer["calls"] += chat_calls(item)
+
+
+def reasoning_of(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item."""
+    return text_of(item.get("summary") or item.get("content"))
+
+
+def tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A function call item in the chat shape."""
+    function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
+    return {"id": name_of(item.get("call_id")), "type": "function", "function": function}
+
+
+def chat_calls(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of an assistant message that has them in the chat shape."""
+    calls = item.get("tool_calls")
+    return [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
 
 
 def _assistant(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,7 +299,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(_part(p) for p in content if p is not None)
+        return "".join([_part(p) for p in content if p is not None])
     return json_text(content)
 
 
@@ -287,7 +307,7 @@ def _part(part: Any) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, dict):
-        text = part.get("text", part.get("refusal", ""))
+        text = part["text"] if "text" in part else part.get("refusal", "")
         return text if isinstance(text, str) else json_text(text)
     return json_text(part)
 
@@ -300,7 +320,7 @@ def _arguments(value: Any) -> Any:
     return found if isinstance(found, dict) else value
 
 
-def _name(value: Any) -> str | None:
+def name_of(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
@@ -387,20 +407,20 @@ def loads(text: Any) -> Any:
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 #: A whole number that may be beyond 64 bits: such a run of digits is no part of a word, a text's beginning or a fraction.
 _LONG = re.compile(rb'(?<![\w."])\d{19}')
+_LEAST_LONG = 19
 
 
 def has_long_number(data: bytes) -> bool:
     """Whether JSON text may have a whole number of more than 64 bits, of which orjson makes another."""
-    return b"0" * 19 in data.translate(_DIGITS) and _LONG.search(data) is not None
+    return b"0" * _LEAST_LONG in data.translate(_DIGITS) and _LONG.search(data) is not None
 
 
 def parsed(text: str) -> tuple[Any, bool]:
     """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
     are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
     try:
-        data = text.encode()
-        if not has_long_number(data):
-            return orjson.loads(data), True
+        if len(text) < _LEAST_LONG or not has_long_number(text.encode()):
+            return orjson.loads(text), True
     except ValueError:
         pass
     return json.loads(text), False

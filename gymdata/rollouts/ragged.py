@@ -7,9 +7,9 @@ any two share a key is below 10⁻²⁰. Importing this needs no pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,6 +155,33 @@ class Ragged:
 
     def _bytes(self) -> tuple[memoryview, list[int], Any]:
         return byte_view(self.values), (self.offsets * self.values.itemsize).tolist(), xxhash.xxh3_64_intdigest
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Lists of numbers that follow each other in ``values``, each as long as ``lengths`` says."""
+
+    values: Array
+    lengths: list[int]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self.values[a:b] for a, b in pairwise(accumulate(self.lengths, initial=0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """``count`` objects by their fields: for each name the values of all of them, in order; what has no name here is null.
+    Where only columns are wanted, a dict for each object would take a large part of the time of reading a file."""
+
+    count: int
+    of: Mapping[str, Sequence[Any] | Runs]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The objects."""
+        return [dict(zip(self.of, values, strict=True)) for values in zip(*self.of.values(), strict=True)]
 
 
 def offsets_of(lengths: npt.ArrayLike) -> Ints:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.errors import DataError
+from gymdata.rollouts.ragged import Columns, Runs
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -23,6 +24,7 @@ Kind = Literal["first", "continues", "retry", "branch", "break"]
 
 _NO_PARENT = -1
 _INT64_WRAP = 1 << 64
+_SEED, _xxh3 = struct.Struct("<qi").pack, xxhash.xxh3_64_intdigest
 
 
 class TopLogProb(TypedDict):
@@ -102,10 +104,14 @@ def turn_digest(parent_digest: int, prefix_length: int, delta: Ids, generation: 
     Each part seeds the next, so that moving a token from one list to another changes the digest. Arrays must be
     C-contiguous little-endian int32, int32 and float32.
     """
-    digest = xxhash.xxh3_64_intdigest(struct.pack("<qi", parent_digest, prefix_length))
-    digest = xxhash.xxh3_64_intdigest(delta.data, digest)
-    digest = xxhash.xxh3_64_intdigest(generation.data, digest)
-    digest = xxhash.xxh3_64_intdigest(log_probs.data, digest)
+    return _digest(parent_digest, prefix_length, delta.data, generation.data, log_probs.data)
+
+
+def _digest(
+    parent_digest: int, prefix_length: int, delta: memoryview, generation: memoryview, log_probs: memoryview
+) -> int:
+    digest = _xxh3(_SEED(parent_digest, prefix_length))
+    digest = _xxh3(log_probs, _xxh3(generation, _xxh3(delta, digest)))
     return digest - _INT64_WRAP if digest >= _INT64_WRAP // 2 else digest
 
 
@@ -121,8 +127,6 @@ class TurnEncoder:
         self.n_context_tokens = 0
         self.n_generated_tokens = 0
         self._open: dict[int, Ids] = {}
-        #: What makes, joined, the prompt and generation of the last turn, where ``extend`` made it.
-        self._pieces: list[Ids] = []
 
     @property
     def n_breaks(self) -> int:
@@ -136,29 +140,12 @@ class TurnEncoder:
         log_probs = np.array(call.generation_log_probs, dtype=np.float32)
         # One NaN stands for all: its payload would not survive JSON, and the digest covers these bytes.
         log_probs[np.isnan(log_probs)] = np.float32("nan")
-        if self._pieces:
-            self._open[len(self.turns) - 1] = np.concatenate(self._pieces)
-            self._pieces = []
         parent, shared = self._parent(prompt)
         turn = self._append(call, parent, shared, prompt[shared:], generation, log_probs)
         if parent >= 0 and shared == len(self._open[parent]):
             del self._open[parent]
         self._open[len(self.turns) - 1] = np.concatenate((prompt, generation))
         return turn
-
-    def extend(self, call: Call) -> Turn:
-        """Append a call that continues the last turn; of its prompt, ``call`` has only what is new. Arrays are contiguous,
-        of int32 and float32, no log-probability is NaN, and there is at least one generated token."""
-        parent, shared = len(self.turns) - 1, 0
-        if parent >= 0:
-            before = self.turns[parent]
-            shared = before["prefix_length"] + len(before["prompt_delta_ids"]) + len(before["generation_token_ids"])
-            if not self._pieces:
-                self._pieces.append(self._open.pop(parent))
-        self._pieces += (call.prompt_token_ids, call.generation_token_ids)
-        return self._append(
-            call, parent, shared, call.prompt_token_ids, call.generation_token_ids, call.generation_log_probs
-        )
 
     def _append(self, call: Call, parent: int, shared: int, delta: Ids, generation: Ids, log_probs: Floats) -> Turn:
         parent_digest = self.turns[parent]["digest"] if parent >= 0 else 0
@@ -194,6 +181,43 @@ class TurnEncoder:
             if length > shared:
                 best, shared = index, length
         return best, max(shared, 0)
+
+
+def continuing(
+    delta: Runs, generation: Runs, log_probs: Floats, finish_reasons: list[str], rendered: list[bool | None]
+) -> Columns:
+    """The turns of calls that each continue the one before, as ``TurnEncoder`` makes them: of each call the new ids of its
+    prompt, and its generation; all arrays are C-contiguous, of int32 and float32, and no log-probability is NaN."""
+    digests: list[int] = []
+    prefixes: list[int] = []
+    new, sampled, numbers = delta.values.data, generation.values.data, log_probs.data
+    digest = held = at = begin = 0
+    for size, generated in zip(delta.lengths, generation.lengths, strict=True):
+        prefixes.append(held)
+        stop, end = at + size, begin + generated
+        digest = _digest(digest, held, new[at:stop], sampled[begin:end], numbers[begin:end])
+        digests.append(digest)
+        at, begin, held = stop, end, held + size + generated
+    count = len(digests)
+    none = [None] * count
+    return Columns(
+        count,
+        {
+            "parent": range(_NO_PARENT, count - 1),
+            "prefix_length": prefixes,
+            "prompt_delta_ids": delta,
+            "generation_token_ids": generation,
+            "generation_log_probs": Runs(log_probs, generation.lengths),
+            "finish_reason": finish_reasons,
+            "agent": none,
+            "reward": none,
+            "top_log_probs": none,
+            "rendered": rendered,
+            "server": none,
+            "weight_versions": none,
+            "digest": digests,
+        },
+    )
 
 
 def encode_turns(calls: Sequence[Call]) -> list[Turn]:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.errors import DataError
+from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.schema import MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
 from gymdata.store.lines import NON_FINITE
 
@@ -112,6 +113,10 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
     if pa.types.is_list(kind):
         if np.ndarray in (kinds := set(map(type, values))):
             return _build_arrays(f, values, kinds)
+        if kinds == {Columns}:
+            return _list_array(kind, list(map(len, values)), _build_columns(kind.value_type, values))
+        if Columns in kinds:
+            values = [v.rows() if isinstance(v, Columns) else v for v in values]
         _demand(values, (dict, list) if kind.value_type == NAMED_VALUE else (list,), f)
         if kind.value_type == NAMED_VALUE:
             values = [_named_values(v) for v in values]
@@ -137,17 +142,44 @@ def _build_arrays(f: pa.Field, values: list[Any], kinds: set[type]) -> pa.Array:
     """Lists of numbers that were parsed into arrays; rows with words for numbers are among them as lists."""
     if kinds != {np.ndarray}:
         return _build(f, [v.tolist() if isinstance(v, np.ndarray) else v for v in values])
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
-    child = pa.array(np.concatenate(values)).cast(f.type.value_type, safe=pa.types.is_integer(f.type.value_type))
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=f.type)
+    return _list_array(f.type, list(map(len, values)), _numbers(f.type.value_type, values))
+
+
+def _numbers(kind: pa.DataType, arrays: Sequence[np.ndarray]) -> pa.Array:
+    return pa.array(np.concatenate(arrays)).cast(kind, safe=pa.types.is_integer(kind))
+
+
+def _list_array(kind: pa.ListType, lengths: Sequence[int], child: pa.Array, mask: pa.Array | None = None) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=kind, mask=mask)
+
+
+def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
+    """The objects of all ``values``, one after the other."""
+    names = set().union(*(one.of for one in values))
+    if unknown := names - {f.name for f in kind}:
+        raise _MismatchError("[]", f"unknown field(s) {', '.join(sorted(unknown))}", "those of the schema")
+    children = []
+    for f in kind:
+        name = f.name
+        parts = [one.of.get(name, [None] * len(one)) for one in values]
+        runs = [part for part in parts if isinstance(part, Runs)]
+        try:
+            if len(runs) == len(parts):
+                lengths = list(chain.from_iterable(part.lengths for part in runs))
+                numbers = _numbers(f.type.value_type, [part.values for part in runs])
+                children.append(_list_array(f.type, lengths, numbers))
+            else:
+                children.append(_build(f, list(chain.from_iterable(parts))))
+        except _MismatchError as fault:
+            raise _MismatchError(f"[].{name}{fault.at}", fault.got, fault.expected) from None
+    return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
 def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
     nulls = None in values
     filled = [v or () for v in values] if nulls else values
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, filled), np.int64, len(filled)), out=offsets[1:])
     flat = list(chain.from_iterable(filled))
     inner = pa.field("item", kind.value_type, nullable=False)
     try:
@@ -155,7 +187,7 @@ def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
     except _MismatchError as fault:
         raise _MismatchError(f"[]{fault.at}", fault.got, fault.expected) from None
     mask = pa.array([v is None for v in values]) if nulls else None
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=kind, mask=mask)
+    return _list_array(kind, list(map(len, filled)), child, mask)
 
 
 def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:

@@ -95,7 +95,7 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
 
 
 def _plain_lines(source: Source) -> Iterator[bytes]:
-    with source.path.open("rb", buffering=_BLOCK // 16) as file:
+    with source.path.open("rb", buffering=_BLOCK // 4) as file:
         if source.part is None:
             for line in file:
                 yield line.removesuffix(b"\n")
@@ -199,7 +199,8 @@ _LOOKED_AT = 20
 
 
 class Foreign(NamedTuple):
-    """A format: whether a line is one of its rows, and the rollouts rows of a file (arrays are numpy, times are text)."""
+    """A format: whether a line is one of its rows, and the rollouts rows of a file (arrays are numpy, times are text,
+    messages and turns lists or ``Columns``)."""
 
     name: str
     recognise: Callable[[bytes], bool]
@@ -218,7 +219,7 @@ def _formats() -> list[Foreign]:
 
 
 def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
-    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source])
+    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source], columns=True)
     return rows
 
 

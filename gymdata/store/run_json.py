@@ -128,7 +128,7 @@ def hash_file(path: str | Path) -> str:
         return hash_object(*found)
     digest = xxhash.xxh3_64()
     with Path(path).open("rb") as file:
-        while block := file.read(1 << 22):
+        while block := file.read(1 << 18):
             digest.update(block)
     # It may have become a stand-in just before it was opened.
     return digest.hexdigest() if stood_for(path) is None else hash_file(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from gymdata.interop.nemo_gym.cut import cut
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import resolve
+from gymdata.store.columns import build, to_rows
 from tests.interop.trajectories import same
 
 _SETTINGS = settings(
@@ -94,6 +96,12 @@ def test_cut_lines_are_read_as_whole_ones(
     row = {"responses_create_params": {"input": "q", "metadata": beside}, "response": {"output": output}, "reward": 1.0}
     line = json.dumps(row, separators=separators, ensure_ascii=ascii)
     assert same(read(tmp_path, line), read(tmp_path, whole(line)))
+    sources = list(resolve(tmp_path / "rows.jsonl", ROLLOUTS))
+    sources[0].path.write_text(line, encoding="utf-8")
+    with contextlib.suppress(DataError):
+        by_columns, by_rows = (list(table_rows(sources, run_id="run", columns=c)) for c in (True, False))
+        made, wanted = (to_rows(build(r, ROLLOUTS, ROLLOUTS.schema.names, "", [1])) for r in (by_columns, by_rows))
+        assert same(made, wanted)
 
 
 ITEM = '"prompt_token_ids":[1,2],"generation_token_ids":[3],"generation_log_probs":[-1.0]'

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.next_prompt import bridge_ids, next_prompt
+from gymdata.rollouts.ragged import Runs
 from gymdata.rollouts.turns import (
     Call,
     TurnEncoder,
+    continuing,
     count_breaks,
     encode_turns,
     expand_prompts,
@@ -233,21 +235,20 @@ def test_the_bridge_is_what_follows_the_end_of_turn_that_closes_the_assistant():
 
 
 def test_calls_that_continue_are_the_same_turns_by_their_new_ids():
-    """A call given by what is new in its prompt is the turn that its whole prompt makes, and later calls see it as such."""
-    new = [([1, 2], [3]), ([4], [5]), ([], [6])]
-    later = [call([1, 2, 3, 4, 9], [7]), call([1, 2, 3, 4, 5, 6, 8], [2]), call([1, 2, 3, 4, 5, 6], [7])]
-    by_new, whole = TurnEncoder(), TurnEncoder()
+    """Calls given by what is new in their prompts are the turns that their whole prompts make."""
+    new = [([1, 2], [3]), ([4], [5, 9]), ([], [6])]
+    whole = TurnEncoder()
     held: list[int] = []
     for prompt, generation in new:
-        by_new.extend(call(prompt, generation))
         whole.add(call(held + prompt, generation))
         held += prompt + generation
-    for one in later:
-        assert str(by_new.add(one)) == str(whole.add(one))
-        by_new.extend(call([4], [4]))
-        last = whole.turns[-1]
-        whole.add(call([*expand_prompts(whole.turns)[-1].tolist(), *last["generation_token_ids"].tolist(), 4], [4]))
-    assert str(by_new.turns) == str(whole.turns)
+    deltas = Runs(np.array([1, 2, 4], np.int32), [2, 1, 0])
+    generations = Runs(np.array([3, 5, 9, 6], np.int32), [1, 2, 1])
+    log_probs = np.concatenate([turn["generation_log_probs"] for turn in whole.turns])
+    made = continuing(deltas, generations, log_probs, ["stop"] * 3, [None] * 3).rows()
+    assert len(made) == 3
+    for turn, wanted in zip(made, whole.turns, strict=True):
+        assert str(turn) == str(wanted)
 
 
 @pytest.mark.parametrize("held", [[1, 7, 2], [1, 7]])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, cycle, pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,28 +20,55 @@ import numpy.typing as npt
 import orjson
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import TOKEN_KEYS, meant_role, parsed, written_by_model
+from gymdata.rollouts.messages import (
+    TOKEN_KEYS,
+    chat_calls,
+    has_long_number,
+    json_text,
+    meant_role,
+    name_of,
+    other_message,
+    reasoning_of,
+    text_of,
+    tool_call,
+)
+from gymdata.rollouts.ragged import Runs
 
 #: In the order in which the fast way takes lists; a search for one name is many times as fast as for any of three.
 _HEADS = [re.compile(rb'"%b"[ \t]*:[ \t]*\[' % name.encode()) for name in TOKEN_KEYS]
-#: Stands for list n in the values; a text of the row that looks so is not in the place of a list.
-_PLACE = "\0{}"
 _SPACE = b" \t\r\n"
+#: As Python's json writes them when they follow each other.
+_NEXT_HEADS = [b', "%b": [' % name.encode() for name in TOKEN_KEYS]
 #: What simdjson's refusals come as.
 _REFUSALS = (nemo_rows.BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
+MESSAGE_FIELDS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name", "turn")
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A row without its token lists; ``row`` has no calls. ``turns``: where in the response's output the items are that held
-    the lists, each with ``delta``, the new ids of its prompt, and ``generation``. ``log_probs``: of all turns, float64."""
+    """A row without its token lists; ``row`` has no calls. ``delta``: the new ids of each turn's prompt; ids are int32.
+    ``log_probs``: of all turns, float64."""
 
     row: nemo_rows.Row
     value: dict[str, Any]
-    turns: list[int]
-    delta: list[npt.NDArray[np.int32]]
-    generation: list[npt.NDArray[np.int32]]
+    output: Output
+    delta: Runs
+    generation: Runs
     log_probs: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The items of a response. ``turns``: where those are that held the lists."""
+
+    turns: list[int]
+    #: The values of ``MESSAGE_FIELDS`` of the messages that the items make; None where it takes ``messages.walk`` to see
+    #: which call an item is of: calls of tools after a text that ends a turn.
+    messages: list[tuple[Any, ...]] | None
+    #: Whether the last turn is of the last call.
+    ended: bool
 
 
 def cut(line: bytes, parser: Any) -> Cut | None:
@@ -51,29 +78,32 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         if found is None:
             return None
         rest, lists = found
-        value, plain = parsed(rest.decode())
-        if not plain or type(value) is not dict or not _same_keys(rest, orjson.dumps(value)):
+        if has_long_number(rest):
+            return None
+        value = orjson.loads(rest)
+        if type(value) is not dict or not _same_keys(rest, orjson.dumps(value)):
             return None
         response = value["response"]
-        places = _take_out(response["output"], len(lists))
-        if places is None:
+        output = _take_out(response["output"], len(lists))
+        if output is None:
             return None
         # The output was looked at.
         row = nemo_rows.row_of(value | {"response": response | {"output": []}}, _Values(parser))
         new = _new(lists[::3], lists[1::3])
         if new is None:
             return None
-        ids = _numbers(parser, [text for pair in zip(new, lists[1::3], strict=True) for text in pair], "i", np.int64)
+        ids = _numbers(parser, [*new, *lists[1::3]], "i", np.int64)
         log_probs = _numbers(parser, lists[2::3], "d", np.float64)
     except _REFUSALS:
         return None
-    if ids is None or log_probs is None or log_probs[1] != ids[1][1::2] or not (ids[1][0] and all(ids[1][1::2])):
+    if ids is None or log_probs is None:
         return None
     narrow = ids[0].astype(np.int32)
-    if not (narrow == ids[0]).all():
+    delta, generation = ids[1][: len(new)], ids[1][len(new) :]
+    if log_probs[1] != generation or not (delta[0] and all(generation)) or not (narrow == ids[0]).all():
         return None
-    parts = [narrow[a:b] for a, b in pairwise(accumulate(ids[1], initial=0))]
-    return Cut(row, value, places, parts[::2], parts[1::2], log_probs[0])
+    begin = sum(delta)
+    return Cut(row, value, output, Runs(narrow[:begin], delta), Runs(narrow[begin:], generation), log_probs[0])
 
 
 def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
@@ -81,13 +111,17 @@ def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
     kept: list[bytes] = []
     lists: list[bytes] = []
     at = 0
-    for number, heads in enumerate(cycle(_HEADS)):
-        head = heads.search(line, at)
-        if head is None:
+    for number, (next_head, heads) in enumerate(cycle(zip(_NEXT_HEADS, _HEADS, strict=True))):
+        if line.startswith(next_head, at):
+            begin = at + len(next_head)
+        elif (head := heads.search(line, at)) is None:
             break
-        begin = head.end()
+        elif line[head.start() - 1] == ord("\\"):
+            return None
+        else:
+            begin = head.end()
         end = line.find(b"]", begin)
-        if end < 0 or line[head.start() - 1] == ord("\\"):
+        if end < 0:
             return None
         kept += (line[at : begin - 1], b'"\\u0000%d"' % number)
         lists.append(line[begin:end])
@@ -123,23 +157,64 @@ class _Values(nemo_rows.PlainLists):
         return str(value).encode()
 
 
-def _take_out(output: list[Any], count: int) -> list[int] | None:
-    """Where the items are that hold the ``count`` places, three each and all in order, which are taken out of them."""
+def _take_out(output: list[Any], count: int) -> Output | None:
+    """The items without the ``count`` places of lists, three each and all in order, that are taken out of them."""
+    turns: list[int] = []
+    rows: list[tuple[Any, ...]] = []
+    texts: list[str] = []
+    reasons: list[str] = []
+    calls: list[dict[str, Any]] = []
     at = 0
-    found = []
+    #: Whether what the model wrote is not yet a message; whether a text that ends a turn came last.
+    speaking = closed = False
+    plain = ended = True
+
+    def spoken(turn: int | None) -> tuple[Any, ...]:
+        content, reasoning = "\n".join(texts) if texts else None, "\n".join(reasons) if reasons else None
+        called = json_text(calls) if calls else None
+        texts.clear()
+        reasons.clear()
+        calls.clear()
+        return "assistant", content, reasoning, called, None, None, turn
+
     for index, item in enumerate(output):
         if type(item) is not dict:
             return None
-        if not written_by_model(item):
-            if item.get("type") != "function_call_output" and meant_role(item.get("role")) is not None:
+        kind = item.get("type")
+        if kind == "function_call":
+            plain = plain and not closed
+            calls.append(tool_call(item))
+        elif kind == "reasoning":
+            reasons.append(reasoning_of(item))
+        elif item.get("role") == "assistant":
+            texts.append(text_of(item.get("content")))
+            calls += chat_calls(item)
+        else:
+            if speaking:
+                rows.append(spoken(None))
+            speaking = closed = False
+            if kind == "function_call_output":
+                called = name_of(item.get("call_id"))
+                rows.append(("tool", text_of(item.get("output")), None, None, called, None, None))
+            elif meant_role(item.get("role")) is not None:
                 return None
-        elif not item.keys().isdisjoint(TOKEN_KEYS):
-            for name in TOKEN_KEYS:
-                if item.pop(name, None) != _PLACE.format(at):
-                    return None
-                at += 1
-            found.append(index)
-    return found if at == count else None
+            else:
+                rows.append(tuple(map(other_message(item).get, MESSAGE_FIELDS)))
+            continue
+        speaking = item.keys().isdisjoint(TOKEN_KEYS)
+        ended = not speaking
+        closed = ended and kind != "function_call" and kind != "reasoning"
+        if speaking:
+            continue
+        for name in TOKEN_KEYS:
+            if item.pop(name, None) != f"\0{at}":
+                return None
+            at += 1
+        rows.append(spoken(len(turns)))
+        turns.append(index)
+    if speaking:
+        rows.append(spoken(None))
+    return Output(turns, rows if plain else None, ended) if at == count else None
 
 
 def _new(prompts: Sequence[bytes], generations: Sequence[bytes]) -> list[bytes] | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -21,7 +22,7 @@ import orjson
 
 from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym.cut import Cut, cut
+from gymdata.interop.nemo_gym.cut import MESSAGE_FIELDS, Cut, cut
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
 from gymdata.rollouts.messages import (
     STRICT,
@@ -33,7 +34,8 @@ from gymdata.rollouts.messages import (
     walk,
     written_by_model,
 )
-from gymdata.rollouts.turns import Call, TurnEncoder
+from gymdata.rollouts.ragged import Columns
+from gymdata.rollouts.turns import Call, TurnEncoder, continuing
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
@@ -53,17 +55,18 @@ def table_rows(
     rebuild: PromptRebuilder | None = None,
     check: Check | None = None,
     numbering: Numbering | Unnumbered | None = None,
+    columns: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob that
     the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
     those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering`` gives rows
-    their places.
+    their places. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build`` takes.
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
-    read = _Reader(rebuild)
+    read = _Reader(rebuild, columns)
     for source in sources:
         for number, line in iter_lines(source):
             try:
@@ -94,11 +97,12 @@ class _Parsed:
 
     row: nemo_rows.Row
     value: dict[str, Any]
-    #: The items of the output, without their lists, and their calls.
-    walked: list[tuple[int, dict[str, Any]]]
-    encoder: TurnEncoder
-    #: Model call → turn.
-    turn_of: dict[int, int]
+    messages: list[dict[str, Any]] | Columns
+    turns: Sequence[Mapping[str, Any]] | Columns
+    finish_reason: str | None
+    n_breaks: int
+    n_context_tokens: int
+    n_generated_tokens: int
     #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
     places: list[list[Any]]
     #: Turns whose prompt was rebuilt, now or before.
@@ -111,8 +115,8 @@ class _Parsed:
 class _Reader:
     """Parses lines: by simdjson straight into buffers, and by Python's json what that refuses."""
 
-    def __init__(self, rebuild: PromptRebuilder | None = None) -> None:
-        self._rebuild = rebuild
+    def __init__(self, rebuild: PromptRebuilder | None = None, columns: bool = False) -> None:
+        self._rebuild, self._columns = rebuild, columns
         self._read = nemo_rows.RowReader()
         self._parser = nemo_rows.fast_parser()
 
@@ -120,7 +124,7 @@ class _Reader:
         """Raises BadRow."""
         if self._parser is not None:
             found_fast = cut(line, self._parser)
-            if found_fast is not None and (made := _of_cut(found_fast)) is not None:
+            if found_fast is not None and (made := _of_cut(found_fast, self._columns)) is not None:
                 return made
         try:
             if found := self._read.document(line):
@@ -164,36 +168,51 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
     # What the lists were taken from still ends its call.
     walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
-    return _Parsed(row, value, walked, encoder, turn_of, strip.places, rebuilt, outcome)
+    messages = list(messages_of(_given(value), walked, turn_of))
+    last = encoder.turns[-1]["finish_reason"] if encoder.turns else None
+    counts = encoder.n_breaks, encoder.n_context_tokens, encoder.n_generated_tokens
+    return _Parsed(row, value, messages, encoder.turns, last, *counts, strip.places, rebuilt, outcome)
 
 
-def _of_cut(found: Cut) -> _Parsed | None:
+def _of_cut(found: Cut, columns: bool) -> _Parsed | None:
     """None where log-probabilities are beyond float32, or a call has ids twice."""
     given, output = found.log_probs, found.value["response"]["output"]
     with np.errstate(over="ignore"):
         narrow = given.astype(np.float32)
     if not np.isfinite(narrow).all():
         return None
-    ends = list(accumulate(map(len, found.generation)))
-    rounded = digits_lost(given, narrow, ends)
-    held = {id(output[index]) for index in found.turns}
-    walked = list(walk(output, lambda item: id(item) in held))
-    calls = [call for call, item in walked if id(item) in held]
-    if len(set(calls)) < len(calls):
-        return None
-    cut_off = _status(found.value["response"])[0] == "truncated" and calls[-1] == max(call for call, _ in walked)
-    encoder, places, marked, begin = TurnEncoder(), [], [], 0
-    for turn, (index, end) in enumerate(zip(found.turns, ends, strict=True)):
-        why = "length" if cut_off and end == ends[-1] else "stop"
-        made = encoder.extend(Call(found.delta[turn], found.generation[turn], narrow[begin:end], why))
-        places.append([index, "pgl" + ROUNDED * rounded[turn]])
-        begin = end
-        if output[index].get(RENDERED) is True:
-            made["rendered"] = True
-        if output[index].get(MARK) is True:
-            marked.append(turn)
-    turn_of = {call: turn for turn, call in enumerate(calls)}
-    return _Parsed(found.row, found.value, walked, encoder, turn_of, places, marked, Outcome(), plain=True)
+    generation = found.generation.lengths
+    rounded = digits_lost(given, narrow, list(accumulate(generation)))
+    turns, messages, ended = found.output.turns, found.output.messages, found.output.ended
+    given_messages = _given(found.value)
+    made: list[dict[str, Any]] | Columns
+    if messages is None or not columns:
+        held = {id(output[index]) for index in turns}
+        walked = list(walk(output, lambda item: id(item) in held))
+        calls = [call for call, item in walked if id(item) in held]
+        if len(set(calls)) < len(calls):
+            return None
+        ended = calls[-1] == max(call for call, _ in walked)
+        made = list(messages_of(given_messages, walked, {call: turn for turn, call in enumerate(calls)}))
+    else:
+        before = [tuple(map(message.get, MESSAGE_FIELDS)) for message in messages_of(given_messages, (), {})]
+        every = zip(*before, *messages, strict=True)
+        made = Columns(len(before) + len(messages), dict(zip(MESSAGE_FIELDS, every, strict=True)))
+    reasons = ["stop"] * len(turns)
+    if ended and _status(found.value["response"])[0] == "truncated":
+        reasons[-1] = "length"
+    rendered: list[bool | None] = [output[index].get(RENDERED) is True or None for index in turns]
+    encoded = continuing(found.delta, found.generation, narrow, reasons, rendered)
+    marked = [turn for turn, index in enumerate(turns) if output[index].get(MARK) is True]
+    places = [[index, "pgl" + ROUNDED * lost] for index, lost in zip(turns, rounded, strict=True)]
+    counts = 0, len(found.delta.values), len(narrow)
+    turn_rows = encoded if columns else encoded.rows()
+    return _Parsed(found.row, found.value, made, turn_rows, reasons[-1], *counts, places, marked, Outcome(), plain=True)
+
+
+def _given(value: Mapping[str, Any]) -> Any:
+    params = value.get("responses_create_params")
+    return params.get("input") if isinstance(params, dict) else None
 
 
 class _Strip:
@@ -273,12 +292,21 @@ def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
     if (
         len(given)
         and all(a < b for a, b in zip(starts, ends, strict=True))
-        and _lost(given[starts], kept[starts]).all()
+        and all(map(_clearly_lost, given[starts].tolist(), kept[starts].tolist()))
     ):
         # So it is where numbers have all their digits, and there is no need to look at more than one of each list.
         return [True] * len(ends)
     lost = _lost(given, kept)
     return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
+
+
+def _clearly_lost(number: float, kept: float) -> bool:
+    """Whether ``_lost`` is true of one number, with room for rounding; it is slow where there are few."""
+    size = abs(number)
+    if number == kept or not 1e-30 < size < 1e30:
+        return False
+    nine = 10.0 ** (8 - math.floor(math.log10(size)))
+    return abs(round(size * nine) / nine - size) > 1e-12 * size
 
 
 def _lost(given: Any, kept: Any) -> Any:
@@ -305,7 +333,7 @@ def _int32(data: bytes, call: int) -> Any:
 
 
 def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
-    row, value, encoder = parsed.row, parsed.value, parsed.encoder
+    row, value = parsed.row, parsed.value
     response = value["response"]
     params = value.get("responses_create_params")
     params = params if isinstance(params, dict) else {}
@@ -327,21 +355,21 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "policy_version": 0,
         "status": status,
         "stop_reason": why,
-        "finish_reason": encoder.turns[-1]["finish_reason"] if encoder.turns else None,
+        "finish_reason": parsed.finish_reason,
         "reward": row.reward,
         "rewards": [],
         "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
-        "messages": list(messages_of(params.get("input"), parsed.walked, parsed.turn_of)),
+        "n_turns": len(parsed.turns),
+        "n_breaks": parsed.n_breaks,
+        "n_context_tokens": parsed.n_context_tokens,
+        "n_generated_tokens": parsed.n_generated_tokens,
+        "messages": parsed.messages,
         "tools": chat_tools(params.get("tools")),
         "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=parsed.plain),
         "extra": _kept(
             kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=parsed.plain
         ),
-        "turns": encoder.turns,
+        "turns": parsed.turns,
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }
