@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import finish, grid, note
+from .console import finish, fits, grid, note
 from .flags import Json
 
 if TYPE_CHECKING:
     from gymdata.ls.run import LsReport
+
+_SPARED = ("parents", "MB", "changed (UTC)", "kind")
 
 _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look below (default: this one).")]
 
@@ -44,4 +46,13 @@ def _show(report: LsReport) -> None:
         )
         for o in report.outputs
     ]
-    grid(("path", "kind", "rows", "MB", "changed (UTC)", "state", "parents"), rows)
+    names = ("path", "kind", "rows", "MB", "changed (UTC)", "state", "parents")
+    # Paths that are folded cannot be copied: on a narrow terminal what matters least is left out.
+    for count in range(len(_SPARED) + 1):
+        kept = [at for at, name in enumerate(names) if name not in _SPARED[:count]]
+        shown = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+        if fits(*shown):
+            break
+    grid(*shown)
+    if count:
+        note(f"left out on this terminal: {', '.join(_SPARED[:count])} (--json gives all)")

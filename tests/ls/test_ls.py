@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,24 @@ def test_an_interrupted_run_without_rows_can_be_read(tmp_path: Path, capsys: pyt
     assert gymdata.validate(run).state == "interrupted"
     assert main(["validate", str(run)]) == 1
     assert "none: interrupted: rows may be missing; rerun the same command to resume" in capsys.readouterr().err
+
+
+def test_a_narrow_terminal_shows_whole_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On 80 columns no path and no state is folded: what matters least is left out, and named."""
+    for name in ("a", "b"):
+        run = write_run(
+            tmp_path / "experiments" / f"a-name-of-some-length-{name}", [rollout("t", 0, 1.0, two_turns(4, 20))]
+        )
+        gymdata.filter(run, tmp_path / f"kept-{name}.parquet", where="reward > 0")
+    assert main(["ls", str(tmp_path)]) == 0
+    assert "parents" in capsys.readouterr().out
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert main(["ls", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "experiments/a-name-of-some-length-b" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "left out on this terminal: parents" in shown.err
