@@ -28,6 +28,9 @@ def _discounts(c: Any) -> bool:
     return bool(c.estimator not in NOT_RETURNS or c.kl_coef > 0)
 
 
+_CLIP = "a number above 0, or a lower and an upper bound: 5 or -1,1"
+
+
 class ExperienceConfig(Config):
     """How experiences are made from scored rollouts; the formulas are those of ``gymdata.credit``."""
 
@@ -173,8 +176,21 @@ class ExperienceConfig(Config):
     def _bounds(cls, value: Any) -> Any:
         """``5`` or ``-1,1``."""
         if isinstance(value, str):
-            parts = [float(part) for part in value.split(",")]
+            try:
+                parts = [float(part) for part in value.split(",")]
+            except ValueError:
+                raise ValueError(_CLIP) from None
+            if len(parts) > 2:
+                raise ValueError(_CLIP)
             return parts[0] if len(parts) == 1 else parts
+        return value
+
+    @pydantic.field_validator("reward_clip")
+    @classmethod
+    def _in_order(cls, value: Any) -> Any:
+        low, high = value if isinstance(value, tuple) else (0.0, 1.0 if value is None else value)
+        if low >= high:
+            raise ValueError(_CLIP)
         return value
 
     @pydantic.model_validator(mode="after")

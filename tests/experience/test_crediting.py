@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
+from gymdata.cli.main import main
 from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import EXPERIENCES, SCORES
@@ -382,3 +383,11 @@ def test_rewards_that_no_file_can_hold_are_refused(
         gymdata.experience(run, tmp_path / "e.parquet", **settings)
     assert refused.value.exit_code == 1
     assert not list(tmp_path.glob("e.parquet*"))
+
+
+@pytest.mark.parametrize("given", ["abc", "1,-1", "-1", "0", "1,2,3"])
+def test_bounds_of_rewards_are_checked_at_once(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no bound is refused with the flag's name and what is expected, before anything is read."""
+    assert main(["experience", "nowhere", f"--reward-clip={given}"]) == 2
+    err = capsys.readouterr().err
+    assert f"--reward-clip: got '{given}', expected" in err
