@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+#: Rows that an import could not take, which are beside what it made.
+_REJECTED = "rejected.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +23,9 @@ class Output:
     changed: str
     parents: tuple[str, ...]
     state: str
+
+
+def row_counts(facts: Mapping[str, Any]) -> list[int]:
+    """Rows of each file that a run.json names, where it has rows of the output."""
+    entries = facts.get("files") or []
+    return [one["rows"] for one in entries if one.get("rows") is not None and one.get("path") != _REJECTED]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymdata.errors import DataError
-from gymdata.ls.output import Output
+from gymdata.ls.output import Output, row_counts
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
 from gymdata.store.objects.fetching import RUN_JSON, fetch_all, folder_of, is_marker
@@ -55,7 +55,7 @@ def _output(place: Place, run_json: Object, own: Sequence[Object]) -> Output:
         facts = read_facts(place.at(key).local)
     except DataError:
         damaged = True
-    counts = [entry["rows"] for entry in facts.get("files") or [] if entry.get("rows") is not None]
+    counts = row_counts(facts)
     claims = [place.at(one.key) for one in own if is_marker(one.key) or one.key == f"{of}/lock"]
     if any(is_written(place.at(key).local) or not _is_mine(claim) for claim in claims):
         state = "being written"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError
-from gymdata.ls.output import Output
+from gymdata.ls.output import Output, row_counts
 from gymdata.ls.remote import listed
 from gymdata.public import Report, Row, path_of
 from gymdata.store.objects.places import is_spool, is_url, url_of
@@ -100,7 +100,7 @@ def own_files(place: Path) -> Iterator[Path]:
 
 def _rows(place: Path, facts: Mapping[str, Any]) -> int | None:
     """Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows."""
-    counts = [entry["rows"] for entry in facts.get("files") or [] if entry.get("rows") is not None]
+    counts = row_counts(facts)
     if place.is_dir():
         counts += [_lines(source.path) for source in segments(place) if source.path.suffix == ".journal"]
     return sum(counts) if counts else None

@@ -161,3 +161,13 @@ def test_a_narrow_terminal_shows_whole_paths(
     assert "experiments/a-name-of-some-length-b" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
     assert "left out on this terminal: parents" in shown.err
+
+
+def test_rejected_lines_are_no_rows(tmp_path: Path) -> None:
+    """An import of pairs of which a line was rejected counts its pairs."""
+    row = {"prompt": "6?", "chosen_response": "six", "rejected_response": "five"}
+    (tmp_path / "dpo.jsonl").write_text(
+        json.dumps(row) + "\n" + json.dumps({**row, "prompt": "7?"}) + '\n{"prompt": 1}\n'
+    )
+    gymdata.import_rollouts([tmp_path / "dpo.jsonl"], output=tmp_path / "pairs", format="nat-dpo")
+    assert [output.rows for output in gymdata.ls(tmp_path).outputs] == [2]
