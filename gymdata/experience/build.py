@@ -116,6 +116,7 @@ class Crediting:
             assert rollouts.named is not None
             self.evidence = read_evidence(config.token_columns, rollouts.named["rollout_id"].combine_chunks())
         # Texts of all rollouts: they are not needed any more.
+        self._of_steps = rollouts.reward_names == {SUM_OF_STEPS}
         rollouts.named = None
         #: The value after each rollout's last token, where a critic gave one.
         self.after: np.ndarray | None = None
@@ -130,7 +131,7 @@ class Crediting:
         config, rollouts = self.config, self.rollouts
         why = np.zeros(len(rollouts), np.int8)
         uses_outcome, uses_steps = config.rewards != "steps", config.rewards != "outcome"
-        if uses_outcome and uses_steps and config.reward is None and rollouts.reward_names == {SUM_OF_STEPS}:
+        if uses_outcome and uses_steps and config.reward is None and self._of_steps:
             raise UsageError("the reward of these rollouts is the sum of their steps, which would count twice",
                              hint="--rewards steps; or score them, and name the score with --reward")  # fmt: skip
         outcome = self.scores.copy() if uses_outcome else None
