@@ -28,7 +28,7 @@ _NAMED = ("rollout_id", "rewards")
 @dataclass(slots=True)
 class Scalars:
     """One entry a rollout. ``keys``: hashes of the ids (see ``keys_of``); ``groups``: places in ``group_ids``; ``reward``:
-    NaN where there is none; ``generated``: sampled tokens; ``named``: ids and rewards by name, where they were wanted."""
+    NaN where there is none; ``generated``: sampled tokens; ``named``: ids and rewards by name, where they were requested."""
 
     keys: npt.NDArray[np.uint64]
     groups: npt.NDArray[np.int32]

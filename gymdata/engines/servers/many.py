@@ -176,7 +176,7 @@ class Server(Generic[M]):
     pause_s: float = _PAUSE_S[0]
     reviving: asyncio.Task[None] | None = None
     busy_since: float = 0.0
-    #: When its last good answer came, and whether it was said since that it is waited for.
+    #: When its last good answer came, and whether a message has named it since.
     answered_at: float = 0.0
     named: bool = False
 
@@ -274,7 +274,7 @@ class Pool(Generic[M]):
         return self.facts()
 
     async def _proofs(self) -> list[Fingerprint | BaseException]:
-        """Of each server its proof, or why there is none. Those that are silent are not waited for once others answered."""
+        """Of each server its proof, or why there is none. Once others answered, silent ones are left out."""
         tasks = [asyncio.ensure_future(self._prove(server)) for server in self.servers]
         waiting = set(tasks)
         try:

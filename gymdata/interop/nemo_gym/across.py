@@ -129,18 +129,18 @@ def across_rows(files: Sequence[tuple[str, Remembered]]) -> Iterator[Violation]:
         file = bisect.bisect_right(begin, r) - 1
         return file, r - begin[file]
 
-    def told(r: int) -> str:
+    def shown_place(r: int) -> str:
         file, row = place(r)
         return f"{files[file][0]} row {row}"
 
     marks = _column(files, "marks")
     later = dict(_later(_column(files, "key"), marks > 0))
     found: list[tuple[int, str, dict[str, Any]]]
-    found = [(r, "D701", {"detail": f"first seen at {told(first)}"}) for r, first in later.items()]
+    found = [(r, "D701", {"detail": f"first seen at {shown_place(first)}"}) for r, first in later.items()]
     counts = np.ones(len(marks), np.bool_)
     counts[list(later)] = False
     twins = _later(_column(files, "generations"), counts & (marks & _GENERATED > 0))
-    found += ((r, "D702", {"detail": f"same tokens as {told(first)}"}) for r, first in twins)
+    found += ((r, "D702", {"detail": f"same tokens as {shown_place(first)}"}) for r, first in twins)
     equal = _equal_rewards(_column(files, "group"), _column(files, "reward"), counts & (marks & _SCORED > 0))
     found += ((r, "R503", {"got": f"{reward:g} for all {n}"}) for r, reward, n in equal)
     for r, code, more in sorted(found, key=lambda one: one[:2]):
