@@ -254,7 +254,7 @@ def _worker(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     from gymdata.engines._vllm import set_environment
 
-    set_environment(str(given.model))
+    set_environment()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if given.who == "rival":
