@@ -30,10 +30,6 @@ FIRST, NEXT, COMPLETION = range(3)
 _LEADS = (b"", b",", b'],"completion":[')
 #: Content: a text, null beside calls, or nothing.
 _CONTENTS = (b'"', b'null,"tool_calls":', b'""')
-#: Bytes that JSON's spelling adds to one: two characters for it, or ``\u00XX``.
-_ADDED = np.zeros(256, np.int64)
-_ADDED[:32] = 5
-_ADDED[[*b'"\\\b\f\n\r\t']] = 1
 
 
 class Lines(NamedTuple):
@@ -63,21 +59,27 @@ class Heap:
         self._data: list[bytes] = []
         self._offsets: list[Ints] = []
         self._size = self._count = 0
+        self._short: list[bytes] = []
 
     def add(self, texts: Sequence[bytes]) -> int:
         """Pieces as they are; returns the number of the first."""
-        return self._append(b"".join(texts), offsets_of([len(text) for text in texts]))
+        first = self._count + len(self._short)
+        self._short += texts
+        return first
 
     def spelled(self, column: pa.StringArray) -> Numbers:
         """The texts of a column without their quotation marks; returns the number of each, −1 where it is null."""
+        if column.null_count == len(column):
+            return np.full(len(column), -1, np.int32)
         first = self._append(*_spelled(column))
         number = np.arange(first, first + len(column), dtype=np.int32)
         return only(_mask(column.is_valid()), number)
 
-    def joined(self, order: Ints) -> pa.Buffer:
+    def joined(self, order: Numbers) -> pa.Buffer:
         """The pieces with these numbers, one after the other."""
         import pyarrow as pa
 
+        self._flush()
         # 64 bits: the texts of several columns are here, each of up to 2³¹ bytes.
         offsets, data = np.concatenate(self._offsets), b"".join(self._data)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -85,7 +87,13 @@ class Heap:
         _, ends, text = made.buffers()
         return text.slice(0, int(np.frombuffer(ends, np.int64)[len(order)]))
 
+    def _flush(self) -> None:
+        short, self._short = self._short, []
+        if short:
+            self._append(b"".join(short), offsets_of([len(text) for text in short]))
+
     def _append(self, data: bytes, offsets: Ints) -> int:
+        self._flush()
         first = self._count
         self._data.append(data)
         self._offsets.append(offsets + self._size)
@@ -102,6 +110,7 @@ class Chat:
         self.offsets, self._flat = list_parts(column)
         self._shape = shape
         self._roles, self._role = distinct(self._flat.field("role"))
+        self._calls, self._call = distinct(self._flat.field("tool_calls"))
 
     def of_role(self, chosen: Callable[[str], bool]) -> Mask:
         """(m,) the messages whose role is ``chosen``."""
@@ -109,10 +118,7 @@ class Chat:
 
     def sampled(self) -> Mask:
         """(m,) the messages with tool calls that a turn wrote."""
-        import pyarrow.compute as pc
-
-        has_calls = pc.fill_null(pc.greater(pc.binary_length(self._flat.field("tool_calls")), 0), False)
-        return _mask(pc.and_(has_calls, self._flat.field("turn").is_valid()))
+        return np.array([*map(bool, self._calls), False])[self._call] & self.known("turn")
 
     def known(self, name: str) -> Mask:
         """(m,) the messages in which a column is not null."""
@@ -130,31 +136,36 @@ class Chat:
 
     def pieces(self, heap: Heap, leads: Numbers) -> Ragged:
         """The pieces of each row's messages."""
-        content = heap.spelled(self._flat.field("content"))
-        calls = written(heap, self._flat.field("tool_calls"), self._shape.calls)
+        content, *texts = (
+            heap.spelled(self._flat.field(name)) for name in ("content", *(n for n, _ in self._shape.texts))
+        )
+        calls = written(heap, self._calls, self._call, self._shape.calls)
         has_text, has_calls = content >= 0, calls >= 0
         roles = ["user" if self._shape.lacks(role) else role for role in self._roles]
         heads = heap.add([
             lead + b'{"role":' + orjson.dumps(role) + b',"content":' + begun
             for lead, role, begun in product(_LEADS, roles, _CONTENTS)
         ])  # fmt: skip
-        begun = np.where(has_text, 0, np.where(has_calls, 1, 2))
+        # No text and no calls, or one of them; text counts.
+        begun = np.array([2, 1, 0, 0], np.int32)[2 * has_text.view(np.uint8) + has_calls.view(np.uint8)]
         head = heads + (leads * len(roles) + self._role) * len(_CONTENTS) + begun
         columns = [head, content, only(has_text & has_calls, heap.add([b'","tool_calls":'])), calls]
         quoted = has_text & ~has_calls
-        for name, key in self._shape.texts:
-            text = heap.spelled(self._flat.field(name))
-            if (has := text >= 0).any():
+        for text, (_, key) in zip(texts, self._shape.texts, strict=True):
+            has = text >= 0
+            if has.any():
                 opened = b',"%b":"' % key.encode()
-                columns += [only(has, heap.add([opened, b'"' + opened]) + quoted), text]
+                columns += [only(has, heap.add([opened, b'"' + opened]) + quoted.astype(np.int32)), text]
                 quoted |= has
-        columns.append(heap.add([b"}", b'"}']) + quoted)
+        columns.append(heap.add([b"}", b'"}']) + quoted.astype(np.int32))
         return present(columns, self.offsets)
 
 
-def only(has: Mask, numbers: Array | int) -> Array:
+def only(has: Mask, numbers: Array | int) -> Numbers:
     """``numbers`` where ``has`` is true, else −1."""
-    return np.where(has, numbers, -1)
+    made = np.full(len(has), -1, np.int32)
+    np.copyto(made, numbers, where=has)
+    return made
 
 
 def present(columns: Sequence[Array], offsets: Ints) -> Ragged:
@@ -170,9 +181,8 @@ def distinct(column: pa.StringArray) -> tuple[list[str], Numbers]:
     return encoded.dictionary.to_numpy(zero_copy_only=False).tolist(), encoded.indices.fill_null(-1).to_numpy()
 
 
-def written(heap: Heap, column: pa.StringArray, make: Callable[[list[Any]], Any] = list) -> Numbers:
-    """The piece of each row of a column with JSON: what is made of its list, −1 where it holds none, or an empty one."""
-    texts, code = distinct(column)
+def written(heap: Heap, texts: list[str], code: Numbers, make: Callable[[list[Any]], Any] = list) -> Numbers:
+    """The piece of each row of a ``distinct`` column of JSON: what is made of its list, −1 where that is none, or empty."""
     # Looked for in all of them at once, what hardly any has.
     parse = finite if has_long_number("".join(texts).encode()) else _plain
     values = map(parse, texts)
@@ -204,18 +214,23 @@ def _plain(text: str) -> Any:
 
 def _spelled(column: pa.StringArray) -> tuple[bytes, Ints]:
     """JSON's spelling of all texts as one, and where each is in it. Raises ValueError for what is not UTF-8."""
-    if column.null_count == len(column):
-        return b"", np.zeros(len(column) + 1, np.int64)
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    raw = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    raw = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     at = offsets.astype(np.int64) - offsets[0]
     text = str(raw.data, "utf-8")
     if not text.isascii() and (raw[at[at < len(raw)]] & 0xC0 == 0x80).any():
         raise ValueError("text that is not UTF-8: a character that begins in another text")
     made = orjson.dumps(text)
     if len(made) != len(raw) + 2:
-        odd = np.flatnonzero((raw < 32) | (raw == ord('"')) | (raw == ord("\\")))
-        at += offsets_of(_ADDED[raw[odd]])[np.searchsorted(odd, at)]
+        spelled = np.frombuffer(made, np.uint8)
+        slash = np.flatnonzero(spelled == ord("\\"))
+        # One escapes what follows it, and what it escapes may be another one: of those side by side, every other one.
+        number = np.arange(len(slash))
+        begins = np.maximum.accumulate(np.where(np.diff(slash, prepend=-2) > 1, number, 0))
+        slash = slash[np.flatnonzero((number - begins) % 2 == 0)]
+        longer = offsets_of(np.where(spelled[slash + 1] == ord("u"), 5, 1))
+        # What is escaped stands before the text's own places by what was added until then, and the quotation mark.
+        at += longer[np.searchsorted(slash - longer[:-1] - 1, at)]
     return made, at + 1
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from gymdata.interop.chat_text import COMPLETION, Chat, Heap, Lines, Mask, Shape, present, written
+from gymdata.interop.chat_text import COMPLETION, Chat, Heap, Lines, Mask, Shape, distinct, present, written
 from gymdata.rollouts.messages import json_text, loads
 from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.store.lines import spelled
@@ -97,8 +97,8 @@ def _lines(heap: Heap, lists: Sequence[tuple[bytes, Ragged]], batch: pa.RecordBa
     """A line for each row: what begins each list, and its messages, tools, and the pieces ``more``."""
     n = batch.num_rows
     each = np.arange(n + 1)
-    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, heap.add([begin])), each), chat)]
-    tools = written(heap, batch.column("tools")) if "tools" in batch.schema.names else np.full(n, -1)
+    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, heap.add([begin]), np.int32), each), chat)]
+    tools = written(heap, *distinct(batch.column("tools"))) if "tools" in batch.schema.names else np.full(n, -1)
     end = heap.add([b"]", b'],"tools":', b"}\n"])
     parts.append(present([end + (tools >= 0), tools, *more, np.full(n, end + 2)], each))
     return Lines(n, heap.joined(Ragged.interleaved(parts)[0].values))
