@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError
 from gymdata.interop import formats
 from gymdata.interop.importing import ODD, reason_of
-from gymdata.interop.text_export import WRITERS
+from gymdata.interop.text_export import UNREAD, WRITERS
 from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store.columns import to_rows
@@ -55,9 +55,7 @@ class Export:
         """What ``formats.write`` takes, row by row."""
         table = TABLES[formats.table_of(self.format)]
         if workers == 1:
-            names = formats.columns(self.format)
-            batches = (batch for source in sources for batch in scan_source(source, table, names, _BATCH_ROWS))
-            yield from self._made(batches)
+            yield from self._made(batch for source in sources for batch in self._batches(source))
             return
         # A JSON file says with its first row which columns it has, so it is one piece.
         cut = pieces(sources, table, lines=False, rows=_BATCH_ROWS)
@@ -74,11 +72,9 @@ class Export:
     def __call__(self, source: Source) -> tuple[list[tuple[str | None, Any]], Export]:
         """A piece, in a worker: what was made of each row, with its id, and the account."""
         mine = replace(self, lost=Counter())
-        table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
-        batches = scan_source(source, table, names, _BATCH_ROWS)
         with rare_collections():
             try:
-                rows = [(mine.current, row) for row in mine._made(batches)]
+                rows = [(mine.current, row) for row in mine._made(mine._batches(source))]
             except DataError:
                 raise
             except ODD as error:
@@ -89,6 +85,11 @@ class Export:
         """What odd JSON in messages, tools and extra does to a writer is the fault of its row."""
         kind = "pair" if formats.table_of(self.format) == PAIRS.name else "rollout"
         return DataError.unwritable_row(f"{self.path}: {kind} {self.current}", self.format, reason_of(error))
+
+    def _batches(self, source: Source) -> Iterator[pa.RecordBatch]:
+        table = TABLES[formats.table_of(self.format)]
+        read = table.without(*UNREAD) if self.format in WRITERS else table
+        return scan_source(source, read, formats.columns(self.format), _BATCH_ROWS)
 
     def _made(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
         if self.format == "nemo-gym":

@@ -14,12 +14,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from gymdata.errors import DataError, UsageError
 from gymdata.store import find_run_json, read_run_json
 
 if TYPE_CHECKING:
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
     from gymdata.store.paths import Source
+    from gymdata.store.stage_output import Part
 
 #: Formats that are read, and what they give.
 SOURCES = {
@@ -134,8 +137,9 @@ def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
     return line
 
 
-def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: Sequence[Any]) -> int:
-    """Write ``rows``, as ``Export.made`` gives them, to ``path``, which becomes ``target``; returns how many."""
+def write(name: str, rows: Iterable[Any], part: Part, target: Path, came_from: Sequence[Any]) -> int:
+    """Write ``rows``, as ``Export.made`` gives them, to ``part``, which becomes ``target``; returns how many."""
+    path = part.path
     if name == "verl":
         return _parquet(chain.from_iterable(rows), path)
     if name in ("nat-trajectories", "nat-dpo-items"):
@@ -146,10 +150,13 @@ def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: S
 
     count = 0
     if name in WRITERS:
+        digest = xxhash.xxh3_64()
         with path.open("wb") as file:
             for lines in rows:
                 file.write(lines.text)
+                digest.update(lines.text)
                 count += lines.rows
+        part.xxh3 = digest.hexdigest()
         return count
     as_list = target.suffix == ".json"
     # Lines of NeMo Gym rows have their ends.

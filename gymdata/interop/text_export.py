@@ -167,6 +167,11 @@ def _count(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
 #: What the writers of rollouts read; turns are looked at before, for what no consumer may take. verl's knows the task, too.
 COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
 VERL_COLUMNS = (*COLUMNS, "task_id", "rollout_index", "task")
+#: Fields that none of them looks at: also where nothing is in it, reading one takes time.
+UNREAD = (
+    "messages.extra", "turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs", "turns.server",
+    "turns.weight_versions",
+)  # fmt: skip
 #: Format → (its writer, the table it is made from).
 WRITERS: dict[str, tuple[Writer, str]] = {
     # Conversational language modelling, for SFT: ``messages`` (and ``tools``).

@@ -290,11 +290,11 @@ def _refuse_short(where: str, rows: int, expected: int) -> None:
 def scan_source(
     source: Source, table: Table, names: Sequence[str] | None, batch_size: int = _BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The same of one file, or of a part of one."""
+    """The same of one file, or of a part of one. Of a table ``without`` some fields, these are not read from Parquet."""
     check_source(source, table)
     if source.kind != "parquet":
         empty = True
-        for batch in _scan_json(source, table, names):
+        for batch in _scan_json(source, TABLES.get(table.name, table), names):
             empty = False
             for start in range(0, batch.num_rows, batch_size):
                 yield batch.slice(start, batch_size)
@@ -311,7 +311,8 @@ def scan_source(
             if source.part is not None:
                 expected = sum(file.metadata.row_group(i).num_rows for i in groups) - source.part.skip
                 expected = expected if source.part.take is None else min(expected, source.part.take)
-            found = _some(_parquet_batches(file, present, batch_size, groups), source.part)
+            leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
+            found = _some(_parquet_batches(file, leaves, batch_size, groups), source.part)
             # Closed before the file: its thread may be reading when nobody wants the rest.
             with contextlib.closing(ahead(found, _BATCHES_AHEAD)) as batches:
                 for batch in batches:
@@ -344,6 +345,17 @@ def _parquet_batches(
     """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is."""
     for index in groups:
         yield from file.iter_batches(batch_size, row_groups=[index], columns=columns)
+
+
+def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:
+    """Parquet's own columns of ``columns``, without the fields of lists that ``table`` does not have."""
+    fields = {f.name: f.type.value_type for f in table.schema if pa.types.is_list(f.type)}
+    structs = {name: {f.name for f in kind} for name, kind in fields.items() if pa.types.is_struct(kind)}
+    # "turns.list.element.agent": what stands between has other names in files of other programs.
+    paths = (file.schema.column(i).path.split(".") for i in range(len(file.schema)))
+    return [
+        ".".join(p) for p in paths if p[0] in columns and (p[0] not in structs or p[3:4] == [] or p[3] in structs[p[0]])
+    ]
 
 
 def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
