@@ -87,9 +87,10 @@ class Export:
         return DataError.unwritable_row(f"{self.path}: {kind} {self.current}", self.format, reason_of(error))
 
     def _batches(self, source: Source) -> Iterator[pa.RecordBatch]:
-        table = TABLES[formats.table_of(self.format)]
-        read = table.without(*UNREAD) if self.format in WRITERS else table
-        return scan_source(source, read, formats.columns(self.format), _BATCH_ROWS)
+        table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
+        if self.format in WRITERS:
+            return scan_source(source, table.without(*UNREAD), names, _BATCH_ROWS, threads=False)
+        return scan_source(source, table, names, _BATCH_ROWS)
 
     def _made(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
         if self.format == "nemo-gym":
