@@ -243,6 +243,8 @@ class PlainLists:
 
     @staticmethod
     def text(value: Any) -> bytes:
+        if isinstance(value, str):
+            return value.encode("utf-8", "surrogatepass")
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
     @staticmethod
