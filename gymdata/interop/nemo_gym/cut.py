@@ -137,7 +137,8 @@ def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
 def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
     """Prompt, generation and log-probabilities of each turn, one after the other. ``ids``: what is new in each prompt, then
     each generation."""
-    found, held = [], b""
+    found: list[bytes] = []
+    held = b""
     for new, generation, chances in zip(ids, ids[len(log_probs) :], log_probs, strict=False):
         prompt = held + new
         found += (prompt, generation, chances)
@@ -198,7 +199,7 @@ class _Values(nemo_rows.PlainLists):
     def __init__(self, parser: Any) -> None:
         self._parser = parser
 
-    def text(self, value: Any) -> bytes:  # type: ignore[override]  # an instance's, for the parser
+    def text(self, value: Any) -> bytes:
         if isinstance(value, (dict, list)):
             made: bytes = self._parser.parse(orjson.dumps(value)).mini
             return made
@@ -213,14 +214,15 @@ class _Placed(_Values):
         self._lists = lists
         self.taken = 0
 
-    def ids(self, values: Any, name: str, turn: int) -> bytes:  # type: ignore[override]  # an instance's, for the lists
+    def ids(self, values: Any, name: str, turn: int) -> bytes:
+        del turn
         at = self.taken
         if values != f"\0{at}" or name != TOKEN_KEYS[at % 3]:
             raise ValueError(name)
         self.taken += 1
         return self._lists[at]
 
-    floats = ids  # type: ignore[assignment]  # as above
+    floats = ids
 
 
 def _take_out(output: list[Any], count: int) -> Output | None:
