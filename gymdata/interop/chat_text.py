@@ -146,7 +146,7 @@ class Chat:
             lead + b'{"role":' + orjson.dumps(role) + b',"content":' + begun
             for lead, role, begun in product(_LEADS, roles, _CONTENTS)
         ])  # fmt: skip
-        # No text and no calls, or one of them; text counts.
+        # Of `_CONTENTS`: nothing, calls alone, text alone, text and calls.
         begun = np.array([2, 1, 0, 0], np.int32)[2 * has_text.view(np.uint8) + has_calls.view(np.uint8)]
         head = heads + (leads * len(roles) + self._role) * len(_CONTENTS) + begun
         columns = [head, content, only(has_text & has_calls, heap.add([b'","tool_calls":'])), calls]
