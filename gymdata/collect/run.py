@@ -298,6 +298,8 @@ async def _play(
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             wall = time.monotonic() - began
+            # Beside the end of the engine, which takes at least as long.
+            run.seal(wait=False)
             if isinstance(parts.sampler, Servers):
                 run.note(engine={"servers": parts.sampler.account()})
                 for text in parts.sampler.remarks():
