@@ -273,15 +273,22 @@ class Rollout:
     async def _guarded(self, work: Any) -> None:
         """Run ``work`` under the time limit; outside faults become this rollout's failure."""
         try:
-            async with asyncio.timeout(self.remaining_s()) as limit:
+            if (left := self.remaining_s()) is None:
+                await work
+            else:
+                await self._within(left, work)
+        except OutsideError as error:
+            self.outcome = None
+            self.failure = ends.failure(error, self._place)
+
+    async def _within(self, seconds: float, work: Any) -> None:
+        try:
+            async with asyncio.timeout(seconds) as limit:
                 await work
         except TimeoutError:
             if not limit.expired():
                 raise
             self.out_of_time()
-        except OutsideError as error:
-            self.outcome = None
-            self.failure = ends.failure(error, self._place)
 
     def _check(self) -> None:
         """expand(encode(x)) == x, or nothing is written."""

@@ -134,8 +134,13 @@ class AttemptTracker:
 
     def groups(self, tasks: Iterable[Task]) -> Iterator[OwedGroup]:
         """The pending members, task by task in file order; tasks with none are skipped."""
+        everything = tuple(range(self._num_rollouts))
         for task in tasks:
-            indexes = tuple(i for i in range(self._num_rollouts) if self._is_owed(self._key.rollout_id(task, i)))
+            # Before the first failure of a fresh run nothing needs to be looked up.
+            fresh = not self._there and not self._attempts
+            indexes = (
+                everything if fresh else tuple(i for i in everything if self._is_owed(self._key.rollout_id(task, i)))
+            )
             if indexes:
                 yield OwedGroup(task, self._key.group_id(task), indexes)
 

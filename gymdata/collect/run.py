@@ -6,6 +6,7 @@ a run with nothing pending starts no engine; however the loop ends, what was jou
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -15,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 
 from gymdata.collect.episode import EpisodeConfig
@@ -261,6 +263,8 @@ async def _play(
         try:
             if progress is not None:
                 progress.message(_starting(config, str(parts.model["policy"])))
+            # pyarrow loads pandas with its first array, where it is installed: while the engine starts, not at the end.
+            asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             if isinstance(parts.sampler, (ServerSampler, Servers)):
@@ -294,6 +298,8 @@ async def _play(
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             wall = time.monotonic() - began
+            # Beside the end of the engine, which takes at least as long.
+            run.seal(wait=False)
             if isinstance(parts.sampler, Servers):
                 run.note(engine={"servers": parts.sampler.account()})
                 for text in parts.sampler.remarks():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import importlib
 import json
@@ -96,7 +97,7 @@ class VllmSampler:
         self.engine_args = dict(engine_args or {})
         refuse_unknown_arguments(self.engine_args)
         self.seed = seed
-        self.default_concurrency = int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
+        self._runs_at_once(int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS))
         self._engine: Any = None
         self._lora: Any = None
         self._facts: dict[str, Any] = {}
@@ -104,6 +105,7 @@ class VllmSampler:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
         self._starting: asyncio.Future[Any] | None = None
         self._log = EngineLog()
+        self._last_made: tuple[tuple[object, ...], Any] | None = None
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
@@ -237,22 +239,38 @@ class VllmSampler:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _runs_at_once(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        # Half more: where an answer ends, the next request waits in the engine already, and no step runs with free slots
+        # while this process makes a row of the answer.
+        self.default_concurrency = max_num_seqs + (max_num_seqs + 1) // 2
+
     def _params(self, request: SampleRequest) -> Any:
         return self._params_of(request, self.sampling, self.log_probs)
 
     def _params_of(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        return SamplingParams(
-            **sampling.request_fields(),
-            n=request.n,
-            max_tokens=request.max_tokens,
-            seed=request.seed if self._facts["request_seeds"] else None,
-            logprobs=sampling.top_logprobs if log_probs else None,
-            flat_logprobs=log_probs,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        # Most requests differ in nothing but their seeds: making and checking the others takes 20 times as long as a copy.
+        shape = (sampling, request.n, request.max_tokens, log_probs)
+        seed = request.seed if self._facts["request_seeds"] else None
+        if self._last_made is None or self._last_made[0] != shape:
+            made = SamplingParams(
+                **sampling.request_fields(),
+                n=request.n,
+                max_tokens=request.max_tokens,
+                seed=seed,
+                logprobs=sampling.top_logprobs if log_probs else None,
+                flat_logprobs=log_probs,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                # vLLM's own copy of them need not be a deep one.
+                skip_clone=True,
+            )
+            self._last_made = shape, made
+        params = copy.copy(self._last_made[1])
+        params.seed = seed
+        return params
 
     def _start_engine(self) -> Any:
         """Runs in the engine thread, with SIGINT blocked so that every process it starts ignores Ctrl-C."""
@@ -322,7 +340,7 @@ class VllmSampler:
         model, scheduler = config.model_config, config.scheduler_config
         chunked = bool(scheduler.enable_chunked_prefill)
         device = str(config.device_config.device_type)
-        self.default_concurrency = int(scheduler.max_num_seqs)
+        self._runs_at_once(int(scheduler.max_num_seqs))
         return {
             "engine": "vllm",
             "engine_version": vllm.__version__,

@@ -114,7 +114,9 @@ class EngineJudge:
     def default_concurrency(self) -> int:
         """Twice what the engine runs side by side: verdicts are short, so many slots fall free at each step, and the
         engine should find the next question there. That of replicas is doubled already."""
-        return self.sampler.default_concurrency * (2 if isinstance(self.sampler, VllmSampler) else 1)
+        if isinstance(self.sampler, VllmSampler):
+            return 2 * self.sampler.max_num_seqs
+        return self.sampler.default_concurrency
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine, or the replicas."""

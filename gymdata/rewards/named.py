@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -54,10 +55,12 @@ def _exact(argument: str | None) -> NamedReward:
 
 def _numeric(argument: str | None) -> NamedReward:
     _no_argument("numeric", argument)
+    # The members of a group have one answer.
+    wanted_number = functools.lru_cache(maxsize=1024)(last_number)
 
     def check(text: str, task: Mapping[str, Any]) -> float | None:
         answers = _answers(task)
-        wanted = [n for n in (last_number(a) for a in answers or ()) if n is not None]
+        wanted = [n for n in map(wanted_number, answers or ()) if n is not None]
         if not wanted:
             return None
         got = last_number(text)
@@ -68,11 +71,13 @@ def _numeric(argument: str | None) -> NamedReward:
 
 def last_number(text: str) -> float | None:
     """The last number in a text: 1,234.5 and −3e4 are numbers; None when there is none."""
-    text = text.translate(_MINUS)
-    found = list(_NUMBER.finditer(text))
-    if not found:
+    if not text.isascii():
+        text = text.translate(_MINUS)
+    last: re.Match[str] | None = None
+    for match in _NUMBER.finditer(text):
+        last = match
+    if last is None:
         return None
-    last = found[-1]
     digits = last.group().replace(",", "")
     # In "12-5" the hyphen stands between numbers: it is an operator or a range, not a sign.
     if digits[0] in "+-" and last.start() > 0 and text[last.start() - 1].isalnum():

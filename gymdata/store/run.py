@@ -533,10 +533,11 @@ class Run:
             self._facts = merged(self._facts, plain(facts))
             self._write()
 
-    def seal(self) -> None:
-        """Seal the open segment and wait until all rows are in sealed files."""
+    def seal(self, *, wait: bool = True) -> None:
+        """Seal the open segment, and ``wait`` until all rows are in sealed files."""
         self._roll()
-        self._sealer.wait()
+        if wait:
+            self._sealer.wait()
         self._raise_trouble()
 
     def close(self, outcome: str = "closed") -> None:

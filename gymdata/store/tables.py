@@ -51,7 +51,9 @@ def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str]
     tables = [read_source(source, table, names) for source in resolve(path, table)]
     if not tables:
         kept = names or table.required()
-        return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
+        schema = pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata)
+        # ``schema.empty_table()`` loads pandas, where it is installed.
+        return pa.Table.from_batches([], schema=schema)
     whole = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
     return whole.replace_schema_metadata(table.metadata)
 

@@ -108,8 +108,15 @@ def test_facts_are_complete(vllm_sampler):
     facts = vllm_sampler.sampler.facts()
     assert facts["dtype"] == "float32"
     assert facts["logprobs_mode"] == "processed_logprobs"
-    assert facts["max_num_seqs"] == vllm_sampler.sampler.default_concurrency == 256
+    assert facts["max_num_seqs"] == 256
     assert facts["engine_version"]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "rollouts"), [(1, 2), (8, 12), (None, 384)])
+def test_a_request_waits_where_another_ends(policy, max_num_seqs, rollouts):
+    """Unless -c is given, half more rollouts are in flight than the engine runs, so that no slot of it stays free."""
+    given = {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
+    assert VllmSampler(policy, engine_args=given).default_concurrency == rollouts
 
 
 def test_unknown_engine_arguments_name_the_nearest(policy):
