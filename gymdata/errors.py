@@ -119,6 +119,11 @@ def printable(text: str, *, lines: bool = True) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
+def counted(value: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: ``3 rollouts``, ``1 rollout``."""
+    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
 class GymdataError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is what a command ends with; ``code``: the validation code of the
     fault, where it has one."""

@@ -37,7 +37,7 @@ import xxhash
 
 from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_files
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
-from gymdata.errors import DataError
+from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task
 from gymdata.store import hash_file
@@ -123,7 +123,7 @@ class TaskFile:
         if not self.recognised:
             return []
         most = self.recognised.most_common(3)
-        found = [f"{', '.join(said)} ({n:,} task{'s' if n != 1 else ''})" for said, n in most]
+        found = [f"{', '.join(said)} ({counted(n, 'task')})" for said, n in most]
         return [f"{self.path}: {'; '.join(found)}{'; …' if len(self.recognised) > len(most) else ''}"]
 
     def _bad(self, error: DataError) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.filter import conditions
 from gymdata.filter.columns import RolloutColumns, category_name, load_columns
 from gymdata.filter.expressions import evaluate, is_true
@@ -111,8 +111,10 @@ def _filter(
     funnel = _run(plan, columns, sources)
     if not funnel.alive.any():
         reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+        most = max(funnel.steps, key=lambda step: step.rows_in - step.rows_out)
         raise RefusedError(
-            f"none of the {len(funnel.alive):,} rollouts is left ({reasons})", hint="nothing was written"
+            f"none of {counted(len(funnel.alive), 'rollout')} is left ({reasons})",
+            hint=f"nothing was written; loosen --{most.name}, which dropped {sum(most.dropped.values()):,} ({most.detail})",
         )
     sides = _sides(columns.table, funnel.alive, config)
     report = FilterReport(

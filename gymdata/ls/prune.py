@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, GymdataError, StoreError, UsageError
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.ls.run import Output, below_top, described, output_of, parent_path
 from gymdata.progress import LOG_FILES
 from gymdata.public import Paths, Report, Row, path_of, paths_of
@@ -68,7 +68,7 @@ class PruneReport(Report):
             ("deleted" if self.deleted else "not needed", _sum(self.idle)),
         ]
         if left := [file for output in self.idle for file in output.left]:
-            rows.append(("not gymdata's, left", f"{len(left):,} file{'s' if len(left) != 1 else ''}"))
+            rows.append(("not gymdata's, left", counted(len(left), "file")))
         if self.lost:
             rows.append(("parents not found", ", ".join(self.lost)))
         return rows
@@ -111,7 +111,7 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
 
 def _sum(outputs: Iterable[Pruned]) -> str:
     some = list(outputs)
-    return f"{len(some):,} output{'s' if len(some) != 1 else ''}, {sum(one.bytes for one in some) / 1e6:,.1f} MB"
+    return f"{counted(len(some), 'output')}, {sum(one.bytes for one in some) / 1e6:,.1f} MB"
 
 
 def _refuse_open(top: Path) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import genrm
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
 from gymdata.pairs.candidates import Candidates, PairBatches
@@ -50,9 +50,24 @@ _SCALARS = (
 )  # fmt: skip
 
 
+#: What to change where nothing came of the candidates, by the reason that dropped most of them.
+_INSTEAD = {
+    "tie": "collect more rollouts per task, or at a higher temperature",
+    "margin": "lower --min-margin",
+    "not_in_both_positions": "judge in both positions, or --order any",
+    "order_flipped": "--order any takes comparisons of one position, too",
+    "other_prompt": "--fork extends prompts to where the two rollouts diverge",
+    "identical": "collect at a higher temperature",
+    "several_sequences": "`gymdata validate` shows where rollouts branch",
+    "truncated": "--truncated keep, or collect with a larger --max-tokens",
+    "length_balance": "raise --length-balance",
+}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class PairsReport(Report):
     """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
+    ``ok``: there are pairs.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``sides`` counts the pairs of each;
     ``left_out`` counts rollouts that were never candidates (breaks, branches); ``counts`` accounts for everything else.
@@ -71,6 +86,10 @@ class PairsReport(Report):
     _tables: dict[str, pa.Table] = field(default_factory=dict)
     #: Of each written file what it was when it was written: of another one these would not be the pairs.
     _written: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.counts.pairs > 0
 
     @property
     def table(self) -> pa.Table:
@@ -223,7 +242,31 @@ def _build(
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
         report.comparisons.update(_account(direct, frame))
+    if not report.ok:
+        notes.append(_no_pairs(report))
     return report, scored_by, made
+
+
+def _no_pairs(report: PairsReport) -> str:
+    """What became of the rollouts and candidates where no pair came of them, and what to change."""
+    counts = report.counts
+    dropped = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
+    found = [
+        *((n, f"{n:,} left out for {why}") for why, n in report.left_out.items()),
+        (counts.rollouts_unscored, f"{counted(counts.rollouts_unscored, 'rollout')} not scored"),
+        (counts.groups_too_small, f"{counted(counts.groups_too_small, 'group')} with fewer than two scored rollouts"),
+        (counts.groups_without_variance, f"{counted(counts.groups_without_variance, 'group')} without variance"),
+        (len(dropped), "dropped: " + ", ".join(f"{n:,} {reason}" for reason, n in dropped.items())),
+    ]
+    reasons = "; ".join(text for n, text in found if n)
+    instead = "collect more rollouts per task, or score those that have no score"
+    if dropped:
+        most = max(counts.dropped, key=lambda reason: counts.dropped[reason])
+        instead = _INSTEAD.get(most, "`gymdata show RUN` shows the rollouts")
+    elif any(report.left_out.values()):
+        instead = "`gymdata validate` shows where the breaks are"
+    gave = f"{counted(counts.rollouts, 'rollout')} of {counted(counts.groups, 'group')} gave"
+    return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {instead}"
 
 
 def pairs_of_run(path: str | Path) -> list[Path] | None:

@@ -147,8 +147,11 @@ def test_a_mistake_names_what_was_meant(run: Path, settings: dict[str, Any], tol
         gymdata.filter(run, write=False, **settings)
 
 
-def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path) -> None:
-    """An empty selection is refused with the reasons."""
+def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty selection is refused with the reasons, and with the step to loosen; exit code 1."""
+    command = ["filter", str(run), "-o", str(tmp_path / "o.parquet"), "--where", "reward > 5", "--dedupe"]
+    assert main(command) == 1
+    assert "loosen --where, which dropped 24 (reward > 5)" in capsys.readouterr().err
     with pytest.raises(RefusedError, match=r"a value is missing 6; where: not true 18"):
         gymdata.filter(run, tmp_path / "o.parquet", where="reward > 5")
     assert not (tmp_path / "o.parquet").exists()
