@@ -167,10 +167,10 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
             answer = _answer(expression, columns)
             unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
             funnel.condition(name, expression.text, is_true(answer), unknown)
+    score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False) if config.best_n else None
     if config.dedupe:
-        funnel.dedupe(_generations(sources, len(index)), index)
-    if config.best_n:
-        score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False)
+        funnel.dedupe(_generations(sources, len(index)), index, score)
+    if config.best_n and score is not None:
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
         funnel.balance(plan.balance, *_categories(columns.values[plan.balance]), config.seed)

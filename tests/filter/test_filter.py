@@ -100,6 +100,17 @@ def test_every_step_is_accounted_for(run: Path, tmp_path: Path) -> None:
     assert [s["rows_out"] for s in read_run_json(tmp_path / "out")["counts"]["steps"]] == [18, 15, 10, 5, 4]
 
 
+def test_of_equal_generations_the_best_is_kept_for_best_n(run: Path, tmp_path: Path) -> None:
+    """Duplicates go before the best are chosen: of the rollouts with one generation that with the highest --best-by stays
+    (index 3, whose reward is 0.5, and not index 0), without --best-n that with the lowest index."""
+    gymdata.filter(run, tmp_path / "best", dedupe=True, best_n=2)
+    assert {name[-1] for name in names(tmp_path / "best")} == {"1", "3"}
+    gymdata.filter(run, tmp_path / "by", dedupe=True, best_n=4, best_by="0 - rollout_index")
+    assert {name[-1] for name in names(tmp_path / "by")} == {"0", "1", "2"}
+    gymdata.filter(run, tmp_path / "plain", dedupe=True)
+    assert {name[-1] for name in names(tmp_path / "plain")} == {"0", "1", "2"}
+
+
 def test_a_split_keeps_tasks_apart(run: Path, tmp_path: Path) -> None:
     """Train and test files share no task, hold every rollout between them, and depend on the seed alone."""
     report = gymdata.filter(run, tmp_path / "a", split_by="task", test_share=0.34, seed=5)
