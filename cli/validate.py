@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,8 +108,9 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
         return
     listed = [v for v in report.violations if everything or v.severity != "info"]
     shown = listed if everything else _worth_a_line(listed)
+    lines = _line_numbers(shown, report.path)
     for violation in shown:
-        print(_line(violation, report.path))
+        print(_line(violation, report.path, lines))
         if violation.evidence is not None:
             print(_windows(violation.evidence))
     if len(listed) > len(shown):
@@ -152,10 +154,21 @@ def _many(n: int, what: str) -> str:
     return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
-def _line(v: Violation, path: str) -> str:
+def _line_numbers(shown: Iterable[Violation], path: str) -> dict[tuple[str, int], int]:
+    """(file, row) → its line in an editor, for files of JSON lines."""
+    from gymdata.store.lines import line_numbers
+
+    rows: dict[str, set[int]] = {}
+    for violation in shown:
+        rows.setdefault(violation.file or path, set()).add(violation.row)
+    return {(file, row): line for file, of in rows.items() for row, line in line_numbers(file, of).items()}
+
+
+def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:
     from gymdata.rollouts.violations import CODES
 
-    where = [f"{v.file or path}:{v.row}"]
+    file = v.file or path
+    where = [file, f"line {line}" if (line := lines.get((file, v.row))) is not None else f"row {v.row}"]
     if v.rollout_id:
         where.append(v.rollout_id)
     if v.turn is not None:
