@@ -175,7 +175,8 @@ def _refuse_twice(option: Any, values: list[Any]) -> None:
 
 
 def build(command: str | None) -> typer.Typer:
-    """The application with ``command`` in full; the others are only named, so that nothing they need is loaded."""
+    """The application with ``command`` in full and alone; where that is no command all are named, and nothing they need is
+    loaded."""
     app = typer.Typer(
         cls=Groups,
         no_args_is_help=True,
@@ -192,7 +193,7 @@ def build(command: str | None) -> typer.Typer:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
             app.command(name, cls=OneCommand, help=text)(with_common(body, reads=name in READERS))
-        else:
+        elif command not in COMMANDS:
             app.command(name, help=summary)(_named_only)
     return app
 

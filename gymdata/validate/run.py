@@ -22,6 +22,7 @@ from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of
+from gymdata.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.interop.nemo_gym import scan as nemo_gym
@@ -44,6 +45,7 @@ _FOREIGN = {
 
 # What was changed is checked like anything else, and is a fault itself; damaged journal lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
+@rare_collections()
 def validate(
     path: str | Path,
     *,

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError
-from gymdata.interop.nemo_gym.cut import cut
+from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.interop.nemo_gym.cut import cut, whole_row
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import resolve
@@ -104,6 +105,19 @@ def test_cut_lines_are_read_as_whole_ones(
         assert same(made, wanted)
 
 
+@_SETTINGS
+@given(outputs(), value, st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]), st.booleans())
+def test_rows_read_by_their_new_ids_are_those_that_json_reads(
+    output: list[Any], beside: Any, separators: tuple[str, str], acts: bool
+) -> None:
+    """For checks, too: ids, log-probabilities, faults and what the model did are those of the whole line, or nothing is."""
+    simdjson = pytest.importorskip("simdjson")
+    row = {"responses_create_params": {"input": "q", "metadata": beside}, "response": {"output": output}, "reward": 1.0}
+    line = json.dumps(row, separators=separators).encode()
+    quick = whole_row(line, simdjson.Parser(), acts)
+    assert quick is None or quick == nemo_rows.slow(line, acts)
+
+
 ITEM = '"prompt_token_ids":[1,2],"generation_token_ids":[3],"generation_log_probs":[-1.0]'
 PLAIN = '{"type":"reasoning",' + ITEM + "}"
 
@@ -116,6 +130,7 @@ def test_only_rows_that_are_one_chain_are_cut() -> None:
     found = cut(line, simdjson.Parser())
     assert found is not None
     assert [ids.tolist() for ids in found.delta] == [[1, 2], [8, 9]]
+    assert whole_row(line, simdjson.Parser()) == nemo_rows.slow(line)
     assert cut(line.replace(b"[1,2,3,8,9]", b"[1,2,4,8,9]"), simdjson.Parser()) is None
     assert cut(line.replace(b"[1,2,3,8,9]", b"[1,2,38,9]"), simdjson.Parser()) is None
 
@@ -130,6 +145,10 @@ ODD = {
     "an object in a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[{"a":1},2]') + "}",
     "lists of a tool": '{"type":"function_call_output",' + ITEM + "}",
     "spaces in an empty list": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[ ]") + "}",
+    "words in place of the lists of a tool": (
+        '{"type":"function_call_output",' + ITEM + '},{"type":"reasoning","prompt_token_ids":"\\u00003",'
+        '"generation_token_ids":"\\u00004","generation_log_probs":"\\u00005"}'
+    ),
     "a word in place of a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", '"\\u00000"') + "}",
 }
 
@@ -139,3 +158,5 @@ def test_odd_lists_are_read_as_whole_ones(tmp_path: Path, what: str) -> None:
     """What is no list of ids is no list of ids in any way of reading."""
     line = f'{{"responses_create_params":{{}},"response":{{"output":[{{"type":"reasoning",{ITEM}}},{ODD[what]}]}}}}'
     assert same(read(tmp_path, line), read(tmp_path, whole(line)))
+    quick = whole_row(line.encode(), pytest.importorskip("simdjson").Parser())
+    assert quick is None or quick == nemo_rows.slow(line.encode())

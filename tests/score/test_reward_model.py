@@ -15,7 +15,10 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.train.trainers.conftest import policy  # noqa: F401 - fixture
+from tests.train.trainers.conftest import (
+    policy,  # noqa: F401 - fixture
+    save_classifier,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -23,19 +26,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture(scope="module")
 def reward_model(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random classifier of one label with the policy's tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
-
-    folder = tmp_path_factory.mktemp("models") / "judge of taste"
-    tokenizer = AutoTokenizer.from_pretrained(policy)
-    torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, num_labels=1,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    Qwen3ForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = save_classifier(policy, tmp_path_factory.mktemp("models") / "judge of taste")
     write_run_json(folder, {"stage": "train-reward", "run_id": "rm-1"})
     return folder
 

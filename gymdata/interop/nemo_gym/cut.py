@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import accumulate, cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ from gymdata.rollouts.ragged import Runs
 #: In the order in which the fast way takes lists; a search for one name is many times as fast as for any of three.
 _HEADS = [re.compile(rb'"%b"[ \t]*:[ \t]*\[' % name.encode()) for name in TOKEN_KEYS]
 _SPACE = b" \t\r\n"
+#: How the place of a list begins, in a text with the number of the list.
+_PLACE = b'"\\u0000'
 #: As Python's json writes them when they follow each other.
 _NEXT_HEADS = [b', "%b": [' % name.encode() for name in TOKEN_KEYS]
 #: What simdjson's refusals come as.
@@ -78,10 +80,8 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         if found is None:
             return None
         rest, lists = found
-        if has_long_number(rest):
-            return None
-        value = orjson.loads(rest)
-        if type(value) is not dict or not _same_keys(rest, orjson.dumps(value)):
+        value = _loads(rest, len(lists))
+        if value is None:
             return None
         response = value["response"]
         output = _take_out(response["output"], len(lists))
@@ -106,6 +106,55 @@ def cut(line: bytes, parser: Any) -> Cut | None:
     return Cut(row, value, output, Runs(narrow[:begin], delta), Runs(narrow[begin:], generation), log_probs[0])
 
 
+def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
+    """The row of a line, calls and all, as ``rows.fast`` reads it. None for the same lines as ``cut``, and others."""
+    try:
+        found = _lists(line)
+        if found is None:
+            return None
+        rest, lists = found
+        new = _new(lists[::3], lists[1::3])
+        value = _loads(rest, len(lists)) if new is not None else None
+        if new is None or value is None:
+            return None
+        ids = _numbers(parser, [*new, *lists[1::3]], "i", np.int64)
+        log_probs = _numbers(parser, lists[2::3], "d", np.float64)
+        if ids is None or log_probs is None:
+            return None
+        placed = _Placed(parser, _calls(_bytes_of(*ids), _bytes_of(*log_probs)))
+        row = nemo_rows.row_of(value, placed, acts)
+    except _REFUSALS:
+        return None
+    return row if placed.taken == len(lists) == 3 * len(row.calls) else None
+
+
+def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
+    """Lists of numbers of 8 bytes that follow each other."""
+    data = values.tobytes()
+    return [data[a:b] for a, b in pairwise(accumulate((8 * size for size in sizes), initial=0))]
+
+
+def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
+    """Prompt, generation and log-probabilities of each turn, one after the other. ``ids``: what is new in each prompt, then
+    each generation."""
+    found: list[bytes] = []
+    held = b""
+    for new, generation, chances in zip(ids, ids[len(log_probs) :], log_probs, strict=False):
+        prompt = held + new
+        found += (prompt, generation, chances)
+        held = prompt + generation
+    return found
+
+
+def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
+    """The object of a line that has places for so many lists; None where its text cannot be believed."""
+    # A text of the line's own that looks like a place.
+    if has_long_number(rest) or rest.count(_PLACE) != lists:
+        return None
+    value = orjson.loads(rest)
+    return value if type(value) is dict and _same_keys(rest, orjson.dumps(value)) else None
+
+
 def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
     """The line with places for its token lists, and the texts of those."""
     kept: list[bytes] = []
@@ -123,10 +172,10 @@ def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
         end = line.find(b"]", begin)
         if end < 0:
             return None
-        kept += (line[at : begin - 1], b'"\\u0000%d"' % number)
+        kept += (line[at : begin - 1], b'%b%d"' % (_PLACE, number))
         lists.append(line[begin:end])
         at = end + 1
-    if not lists:
+    if not lists or len(lists) % len(TOKEN_KEYS):
         return None
     kept.append(line[at:])
     return b"".join(kept), lists
@@ -150,11 +199,30 @@ class _Values(nemo_rows.PlainLists):
     def __init__(self, parser: Any) -> None:
         self._parser = parser
 
-    def text(self, value: Any) -> bytes:  # type: ignore[override]  # an instance's, for the parser
+    def text(self, value: Any) -> bytes:
         if isinstance(value, (dict, list)):
             made: bytes = self._parser.parse(orjson.dumps(value)).mini
             return made
         return str(value).encode()
+
+
+class _Placed(_Values):
+    """The same of a line without its token lists, which stand in places and are taken in their order."""
+
+    def __init__(self, parser: Any, lists: Sequence[bytes]) -> None:
+        super().__init__(parser)
+        self._lists = lists
+        self.taken = 0
+
+    def ids(self, values: Any, name: str, turn: int) -> bytes:
+        del turn
+        at = self.taken
+        if values != f"\0{at}" or name != TOKEN_KEYS[at % 3]:
+            raise ValueError(name)
+        self.taken += 1
+        return self._lists[at]
+
+    floats = ids
 
 
 def _take_out(output: list[Any], count: int) -> Output | None:

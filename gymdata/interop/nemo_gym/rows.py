@@ -92,7 +92,7 @@ def fast(parser: Any, line: bytes) -> Row | None:
 
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
     """The same with simdjson's document, which lives until the parser's next line."""
-    lists = _CarefulLists if _nested_lists(line) else _FastLists
+    lists = _CarefulLists() if _nested_lists(line) else _FastLists()
     try:
         document = parser.parse(line)
         get = getattr(document, "get", None)
@@ -147,7 +147,7 @@ def slow(line: bytes, acts: bool = False) -> Row:
     if "\\ud" in (lowered := line.decode("utf-8").lower()) and _has_surrogate(value):
         del lowered
         raise BadRow("S101", "text with a lone surrogate, which is not Unicode")
-    return row_of(value, PlainLists, acts)
+    return row_of(value, PlainLists(), acts)
 
 
 def _has_surrogate(value: Any) -> bool:
@@ -161,47 +161,39 @@ def _has_surrogate(value: Any) -> bool:
 class _FastLists:
     """Lists out of simdjson's memory."""
 
-    @staticmethod
-    def check_keys(item: Any) -> None:
+    def check_keys(self, item: Any) -> None:
         if len(item) != len(set(item)):
             raise _Retry
 
-    @staticmethod
-    def ids(values: Any, name: str, turn: int) -> bytes:
+    def ids(self, values: Any, name: str, turn: int) -> bytes:
         del name, turn
         return b"" if values is None else bytes(values.as_buffer(of_type="i"))
 
-    @staticmethod
-    def floats(values: Any, name: str, turn: int) -> bytes | None:
+    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
         del name, turn
         return None if values is None else bytes(values.as_buffer(of_type="d"))
 
-    @staticmethod
-    def text(value: Any) -> bytes:
+    def text(self, value: Any) -> bytes:
         mini = getattr(value, "mini", None)
         return mini if mini is not None else str(value).encode()
 
-    @staticmethod
-    def is_object(value: Any) -> bool:
+    def is_object(self, value: Any) -> bool:
         return hasattr(value, "get")
 
-    @staticmethod
-    def is_list(value: Any) -> bool:
+    def is_list(self, value: Any) -> bool:
         return hasattr(value, "as_list")
 
 
 class _CarefulLists(_FastLists):
     """The same for a row in which a list may lie in a list, be it only in a text."""
 
-    @staticmethod
-    def ids(values: Any, name: str, turn: int) -> bytes:
+    def ids(self, values: Any, name: str, turn: int) -> bytes:
         _flat(values)
-        return _FastLists.ids(values, name, turn)
+        return super().ids(values, name, turn)
 
-    @staticmethod
-    def floats(values: Any, name: str, turn: int) -> bytes | None:
+    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
         _flat(values)
-        return _FastLists.floats(values, name, turn)
+        return super().floats(values, name, turn)
 
 
 def _flat(values: Any) -> None:
@@ -212,12 +204,10 @@ def _flat(values: Any) -> None:
 class PlainLists:
     """The same out of Python's values."""
 
-    @staticmethod
-    def check_keys(item: Any) -> None:
+    def check_keys(self, item: Any) -> None:
         """Parsing saw to it."""
 
-    @staticmethod
-    def ids(values: Any, name: str, turn: int) -> bytes:
+    def ids(self, values: Any, name: str, turn: int) -> bytes:
         if values is None:
             return b""
         _expect_list(values, name, turn)
@@ -228,8 +218,7 @@ class PlainLists:
                 )
         return array("q", values).tobytes()
 
-    @staticmethod
-    def floats(values: Any, name: str, turn: int) -> bytes | None:
+    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
         if values is None:
             return None
         _expect_list(values, name, turn)
@@ -241,16 +230,15 @@ class PlainLists:
             numbers.append(_float(number))
         return array("d", numbers).tobytes()
 
-    @staticmethod
-    def text(value: Any) -> bytes:
+    def text(self, value: Any) -> bytes:
+        if isinstance(value, str):
+            return value.encode("utf-8", "surrogatepass")
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
-    @staticmethod
-    def is_object(value: Any) -> bool:
+    def is_object(self, value: Any) -> bool:
         return isinstance(value, dict)
 
-    @staticmethod
-    def is_list(value: Any) -> bool:
+    def is_list(self, value: Any) -> bool:
         return isinstance(value, list)
 
 
@@ -274,7 +262,7 @@ def kind_of(value: Any) -> str:
 
 
 def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
-    """The row of a parsed line. ``lists``: what its objects and lists are, such as ``PlainLists``. Raises BadRow."""
+    """The row of a parsed line. ``lists``: what its objects and lists are, such as ``PlainLists()``. Raises BadRow."""
     lists.check_keys(value)
     response = value.get("response")
     if response is None:

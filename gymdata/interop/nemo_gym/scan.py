@@ -30,6 +30,7 @@ from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.across import Remembered
 from gymdata.interop.nemo_gym.acts import Loops, Odd, PathActs
+from gymdata.interop.nemo_gym.cut import whole_row
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
@@ -181,6 +182,8 @@ def _int32(data: bytes) -> tokens.Ids:
 
 
 _CHECK_EVERY = 2_000_000
+#: After so many rows in a row that cannot be read quickly, one of so many is tried.
+_TRIES = 16
 
 
 def recognise(line: bytes) -> bool:
@@ -234,6 +237,7 @@ class Scanner:
         self._limit = vocab_size if vocab_size is not None else 2**31
         self._read = nemo_rows.RowReader(acts=odd is not None)
         self._odd = odd
+        self._parser, self._refused = nemo_rows.fast_parser(), 0
         # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
         self._ids: list[bytes] = []
         self._id_owner: list[tuple[int, str | None, int, int, str]] = []
@@ -247,12 +251,20 @@ class Scanner:
         number = self.part.rows
         self.part.rows += 1
         try:
-            row = self._read(line)
+            row = self._quick(line) or self._read(line)
         except nemo_rows.BadRow as bad:
             self.part.violations.append(Violation(bad.code, number, detail=bad.detail, **bad.more))
             self.part.across.bad()
             return
         self._row(number, line, row)
+
+    def _quick(self, line: bytes) -> nemo_rows.Row | None:
+        """The row where each of its turns continues the one before, by its new ids alone."""
+        if self._parser is None or (self._refused > _TRIES and self.part.rows % _TRIES):
+            return None
+        row = whole_row(line, self._parser, self._odd is not None)
+        self._refused = 0 if row is not None else self._refused + 1
+        return row
 
     def finish(self) -> Part:
         """The findings, after the last line."""

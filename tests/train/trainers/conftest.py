@@ -64,6 +64,23 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def save_classifier(policy: Path, folder: Path) -> Path:
+    """A random classifier of one label with the policy's tokenizer, saved to ``folder``."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, num_labels=1,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def pair_rows(policy: Path, n: int = 13, seed: int = 0, **columns: Any) -> dict[str, list[Any]]:
     """n pairs with two generated stretches and tool tokens between them; ids are drawn, so they would not come back from
     their text. ``columns`` replace whole columns."""
