@@ -30,7 +30,7 @@ from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, changed_rollouts, parent_of, run_folder, scores_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
-from gymdata.tuning import ahead
+from gymdata.workers.tuning import ahead
 
 
 def experience(

@@ -42,7 +42,7 @@ from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
 from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, placed_output
-from gymdata.tuning import rare_collections
+from gymdata.workers.tuning import rare_collections
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -27,7 +27,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.store.lineage import rows_of, vocabulary
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 #: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
 BATCH_ROWS = 4_096

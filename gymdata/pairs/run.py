@@ -42,7 +42,7 @@ from gymdata.store.lineage import (
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead, read_coded
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 _SCALARS = (
     "rollout_id", "task_id", "group_id", "rollout_index", "status", "reward", "n_breaks", "n_context_tokens",

@@ -22,7 +22,7 @@ import xxhash
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.ragged import Array, Ragged, first_like
 from gymdata.rollouts.schema import PAIRS, conform
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 Strategy = Literal["best-worst", "all", "adjacent"]
 STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")

@@ -26,7 +26,7 @@ from gymdata.store.lineage import parent_paths
 from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 __all__ = ["ReportPage", "report"]
 

@@ -26,8 +26,8 @@ from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Part, Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.tuning import ahead
 from gymdata.workers.arrow import packed, unpacked
+from gymdata.workers.tuning import ahead
 
 T = TypeVar("T")
 ROW_GROUP_TOKENS = 4_000_000
