@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gymdata.errors import counted
+
 from .console import emit_json, fits, grid, note, records, room_beside, say, show
 from .flags import Json
 
@@ -63,7 +65,7 @@ def query(
         check_target(output, *paths)
     with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:
         if output is not None:
-            note(f"{write_result(reader, output):,} rows in {output}")
+            note(f"{counted(write_result(reader, output), 'row')} in {output}")
         elif csv:
             write_text(reader, sys.stdout, "csv")
         elif json:
@@ -197,7 +199,7 @@ def _show(reader: pa.RecordBatchReader) -> None:
     elif records(names, longer, digits=_DIGITS):
         note("values that end with … are cut: --json, --csv and -o hold them whole")
     if total > len(rows):
-        note(f"{total - len(rows):,} more rows: add a LIMIT, or use --csv, --json or -o")
+        note(f"{counted(total - len(rows), 'more row')}: add a LIMIT, or use --csv, --json or -o")
 
 
 def _aligned(names: list[str], rows: list[list[object]]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gymdata.errors import printable
+from gymdata.errors import counted, printable
 from gymdata.validate.settings import ValidateConfig
 
 from .console import command_words, emit_json, facts, finish, grid, note, paragraphs
@@ -97,8 +97,10 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     turns = "" if what == "pairs" else f" {report.turns:,} turns,"
     size = f"{report.rollouts:,} {what},{turns} {report.tokens:,} tokens"
-    verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
-    verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
+    verdict = (
+        counted(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
+    )
+    verdict = f"{verdict}, {counted(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
     verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
     rendered = {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}
     if rendered:
@@ -146,12 +148,8 @@ def _windows(evidence: dict[str, Any]) -> str:
         marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
         lines.append(f"    {side}  {left}{marked}{right}")
     if len(lines) > 1 and (more := len(evidence["spans"]) - 1) > 0:
-        lines.append(f"    {_many(more, 'more place')} of this turn differ")
+        lines.append(f"    {counted(more, 'more place')} of this turn differ")
     return "\n".join(lines)
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
 def _line_numbers(shown: Iterable[Violation], path: str) -> dict[tuple[str, int], int]:

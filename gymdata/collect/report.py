@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
 from gymdata.public import Report, Row
 from gymdata.rewards.scheduler import PartTally
 from gymdata.stats import mean_ci
@@ -101,7 +101,7 @@ class CollectSummary(Report):
         rows += [(name, count) for name, count in optional if count]
         if self.interrupted:
             then = (
-                f"{self.owed:,} rollouts are pending; rerun the same command to resume"
+                f"{counted(self.owed, 'rollout is', 'rollouts are')} pending; rerun the same command to resume"
                 if self.owed
                 else "nothing is pending"
             )
@@ -170,7 +170,7 @@ class CollectPlan(Report):
 
     def rows(self) -> list[Row]:
         rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
-        removed = f"{self.rollouts_removed:,} rollouts that are there"
+        removed = f"{counted(self.rollouts_removed, 'rollout that is there', 'rollouts that are there')}"
         return [
             ("tasks", self.tasks),
             *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),

@@ -106,7 +106,7 @@ class TaskFile:
         if count:
             self.shape.check_found({text for said in self.recognised for text in said}, row)
         else:
-            why = f" (skipped {self.skipped:,} rows; the first: {self.first_bad})" if self.skipped else ""
+            why = f" (skipped {counted(self.skipped, 'row')}; the first: {self.first_bad})" if self.skipped else ""
             raise DataError.empty(self.path, f"at least one task{why}")
 
     def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:

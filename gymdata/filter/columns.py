@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.filter.conditions import Kind, unknown_column
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import STATISTICS, group_statistic
@@ -200,7 +200,7 @@ class _TaskFields:
             raise unknown_column(f"task.{path}", [f"task.{name}" for name in self.names()], where)
         kinds = {_KINDS[one] for one in types if one in _KINDS}
         if not types <= _KINDS.keys() or len(kinds) > 1:
-            met = ", ".join(sorted(one.__name__ for one in types))
+            met = ", ".join(sorted({json_kind(value) for value in values if value is not None}))
             raise UsageError.bad_value(where, f"task.{path}", f"a field with one kind of value; tasks have {met}")
         kind: Kind = next(iter(kinds), "text")
         if kind == "number":

@@ -57,7 +57,10 @@ class FilterReport(Report):
 
     def rows(self) -> list[Row]:
         split = len(self.sides) > 1
-        sides = {side: f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks" for side, n in self.sides.items()}
+        sides = {
+            side: f"{counted(n['rollouts'], 'rollout')} of {counted(n['tasks'], 'task')}"
+            for side, n in self.sides.items()
+        }
         return [
             ("rollouts", f"{self.rollouts_out:,} of {self.rollouts_in:,}"),
             ("groups", f"{self.groups_out:,} of {self.groups_in:,}"),

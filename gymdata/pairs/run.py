@@ -236,7 +236,9 @@ def _build(
     whole = PairBatches(candidates, *kept, source=made_from, score_name=score_name, fork=bool(config.fork))
     if n := whole.n_rendered:
         whole = replace(whole, rendered=True)
-        notes.append(f"{n:,} of {len(whole):,} pairs have ids rendered from text, not sampled (T213): no logprobs")
+        notes.append(
+            f"{n:,} of {counted(len(whole), 'pair')} have ids rendered from text, not sampled (T213): no logprobs"
+        )
     made = _sides(whole, config)
     sides = {side: len(one) for side, one in made.items()}
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
@@ -319,7 +321,8 @@ def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[s
     count = int(broken.sum())
     if count and breaks == "refuse":
         raise RefusedError(
-            f"{count:,} of {rollouts.num_rows:,} rollouts have breaks: their turns are no single sequence of sampled tokens",
+            f"{count:,} of {counted(rollouts.num_rows, 'rollout')} have breaks: their turns are no single "
+            "sequence of sampled tokens",
             code="T200",
             hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
         )
@@ -330,7 +333,8 @@ def _count_branches(rollouts: pa.Table, breaks: str) -> int:
     count = int(pc.sum(pc.greater(rollouts["n_sequences"], 1)).as_py() or 0)
     if count and breaks == "refuse":
         raise RefusedError(
-            f"{count:,} rollouts branch into several token sequences, so there is no single answer to prefer",
+            f"{counted(count, 'rollout branches', 'rollouts branch')} into several token sequences, so there is "
+            "no single answer to prefer",
             code="T211",
             hint="`--breaks drop` makes pairs from the others",
         )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.errors import RefusedError, StoreError, UsageError, counted
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
@@ -123,7 +123,7 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array]) -> Non
     extra = len(named) - pc.count_distinct(named).as_py()
     if extra:
         raise RefusedError(
-            f"{extra:,} rollout(s) are there more than once",
+            f"{counted(extra, 'rollout is', 'rollouts are')} there more than once",
             code="D701",
             hint="`gymdata validate` lists them; give each file once",
         )

@@ -1,1 +1,1 @@
-"""Work by several processes and threads: files in parts, results in order, and what makes long commands faster and smaller."""
+"""Work by several processes and threads: files in parts, results in order, less memory and fewer searches for garbage."""

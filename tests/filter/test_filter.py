@@ -144,7 +144,7 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
         ({"where": "reward_exakt > 1"}, "did you mean 'reward_exact'"),
         ({"where": "category == 'math'"}, "did you mean 'task.category'"),
         ({"where": "task.categry == 'math'"}, "did you mean 'task.category'"),
-        ({"where": "task.meta == 'math'"}, "tasks have dict"),
+        ({"where": "task.meta == 'math'"}, "tasks have object"),
         ({"where": "mean_rewrd > 1"}, "did you mean 'mean_reward'"),
         ({"balance": "categry"}, "did you mean 'task.category'"),
         ({"best_n": 1, "best_by": "status"}, "expected a number"),
