@@ -17,7 +17,8 @@ from gymdata.errors import ACTS, printable, shown
 from gymdata.progress import FIGURES, printed
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
     from rich.table import Table
@@ -124,8 +125,31 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     # Rich shares out a narrow terminal by width alone, and a long name would leave its value nothing.
     grid.add_column(overflow="fold", min_width=min(_NARROWEST, max((len(value) for _, value in shown), default=0)))
     for name, value in shown:
-        grid.add_row(name, value)
+        grid.add_row(_Hanging(name), value)
     _print(grid)
+
+
+class _Hanging:
+    """A name for Rich that, where it takes several lines, is indented after the first: else it would look like several."""
+
+    def __init__(self, name: str) -> None:
+        self._text, self._indent = name.strip(), len(name) - len(name.lstrip())
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        return Measurement.get(console, options, Text(" " * self._indent + self._text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        room = options.max_width - self._indent
+        fits = Text(self._text).cell_len <= room
+        lines = [Text(self._text)] if fits else Text(self._text).wrap(console, max(room - 2, 1))
+        for number, line in enumerate(lines):
+            line.pad_left(self._indent + (2 if number else 0))
+            yield line
 
 
 def grid(
