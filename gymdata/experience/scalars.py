@@ -48,7 +48,8 @@ class Scalars:
         found = cls._of(batches, named)
         if not len(found):
             raise DataError.empty(sources[0], "scored rollouts")
-        refuse_repeats(found.keys, (b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("rollout_id",))))
+        ids = (b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("rollout_id",)))
+        refuse_repeats(found.keys, ids, sources)
         return found
 
     @classmethod

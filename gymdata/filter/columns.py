@@ -92,7 +92,7 @@ def load_columns(
     table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
-    refuse_duplicates(table)
+    refuse_duplicates(table, sources)
     columns = RolloutColumns(table)
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])

@@ -205,7 +205,7 @@ def _build(
     rollouts = read_coded(sources, ROLLOUTS, columns, ("task_id", "group_id", "status"))
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
-    refuse_duplicates(rollouts)
+    refuse_duplicates(rollouts, sources)
     score_name, scores, scored_by = scores_of(sources, rollouts, name)
     rollouts = rollouts.append_column("score", scores)
     sound, left_out = _without_breaks(rollouts, config.breaks)

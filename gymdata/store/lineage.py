@@ -6,6 +6,7 @@ same name that was stored while collecting.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,9 @@ def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
     return [line for source in sources for line in changed_files(resolve(source, ROLLOUTS), ROLLOUTS)]
 
 
-def refuse_duplicates(rollouts: pa.Table) -> None:
-    """Raises RefusedError when a rollout is there more than once."""
-    refuse_repeats(keys_of(rollouts["rollout_id"]), rollouts["rollout_id"].chunks)
+def refuse_duplicates(rollouts: pa.Table, sources: Sequence[str | Path]) -> None:
+    """Raises RefusedError when a rollout is there more than once. ``sources``: the paths that they were read from."""
+    refuse_repeats(keys_of(rollouts["rollout_id"]), rollouts["rollout_id"].chunks, sources)
 
 
 def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
@@ -105,7 +106,7 @@ def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     return np.concatenate(found) if found else np.empty(0, np.uint64)
 
 
-def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array]) -> None:
+def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], sources: Sequence[str | Path]) -> None:
     """``refuse_duplicates`` of those that ``keys_of`` gave ``keys``; ``ids``, in chunks, are read only where keys are equal,
     which different ids may have."""
     ordered = np.sort(keys)
@@ -125,8 +126,20 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array]) -> Non
         raise RefusedError(
             f"{counted(extra, 'rollout is', 'rollouts are')} there more than once",
             code="D701",
-            hint="`gymdata validate` lists them; give each file once",
+            hint=_how_to_see_repeats(sources),
         )
+
+
+def _how_to_see_repeats(sources: Sequence[str | Path]) -> str:
+    """The command that lists rollouts which are under ``sources`` more than once."""
+    files = [found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)]
+    if twice := next((file for file in files if files.count(file) > 1), None):
+        return f"{twice} is given twice: give each file once"
+    given = " ".join(shlex.quote(str(source)) for source in sources)
+    if len(sources) == 1:
+        return f"`gymdata validate {given} --select D701` lists them"
+    sql = "SELECT rollout_id, count(*) AS n FROM rollouts GROUP BY 1 HAVING n > 1"
+    return f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
 
 
 def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:

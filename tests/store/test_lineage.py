@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import gymdata
+from gymdata.cli.main import main
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import SCORES
 from gymdata.store import write_run_json, write_table
@@ -44,6 +47,24 @@ def test_keys_of_ids_do_not_depend_on_chunks() -> None:
 def test_equal_keys_are_not_equal_ids() -> None:
     """Rollouts are refused as doubles by their ids, and not because two ids share a key."""
     ids = pa.array(["a", "b", "c", "grown"])
-    refuse_repeats(np.full(3, 7, np.uint64), [ids.slice(0, 2), ids.slice(2)])
+    refuse_repeats(np.full(3, 7, np.uint64), [ids.slice(0, 2), ids.slice(2)], [])
     with pytest.raises(RefusedError, match="1 rollout"):
-        refuse_repeats(np.array([7, 8, 7], np.uint64), [pa.array(["a", "b"]), pa.array(["a", "a"])])
+        refuse_repeats(np.array([7, 8, 7], np.uint64), [pa.array(["a", "b"]), pa.array(["a", "a"])], [])
+
+
+def test_the_hint_of_a_repeated_rollout_is_a_command_that_lists_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one path ``validate``, of several ``query``; a file that is given twice is named."""
+    rows = [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)]
+    one, both = write_run(tmp_path / "one", rows), write_run(tmp_path / "its twin", [rows[0], rows[0], rows[1]])
+    for given, listed in (([both], "D701"), ([one, both], "t-0")):
+        with pytest.raises(RefusedError) as caught:
+            gymdata.pairs(given, output=tmp_path / "p.parquet")
+        assert caught.value.hint is not None
+        command = shlex.split(caught.value.hint.split("`")[1])
+        assert command[0] == "gymdata"
+        main(command[1:])
+        assert listed in capsys.readouterr().out
+    with pytest.raises(RefusedError, match=r"part-00000\.parquet is given twice"):
+        gymdata.filter([one, one], tmp_path / "f.parquet", where="reward > 0")
