@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.filter.conditions import Kind, unknown_column
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.stats import STATISTICS, group_statistic
+from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
 from gymdata.store.lineage import concat, named_scores, refuse_duplicates, scores_of
 from gymdata.store.lines import decode
@@ -146,7 +146,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
     if name in _COUNTS:
         counted = np.ones(table.num_rows, bool)
         if name == "n_scored":
-            counted = np.isfinite(pc.fill_null(table["reward"], np.nan).to_numpy())
+            counted = np.isfinite(known_rewards(table["reward"]))
         per_group = np.bincount(columns.groups, weights=counted).astype(np.float64)
     else:
         what, _, of = name.partition("_")
@@ -174,6 +174,8 @@ def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:
         spelt, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
         exact = np.array([float(str(value)) for value in spelt])
         return pa.array(exact[codes], pa.float64(), from_pandas=True), "number"
+    if name == "reward":
+        return pa.array(known_rewards(column), from_pandas=True), "number"
     numbers = column.cast(pa.float64(), safe=False)
     return pa.array(numbers.to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True), "number"
 

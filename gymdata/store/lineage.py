@@ -20,6 +20,7 @@ from gymdata.errors import RefusedError, StoreError, UsageError, counted
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
+from gymdata.stats import known_rewards
 from gymdata.store import hash_file, read_run_json, read_table
 from gymdata.store.objects.fetching import described
 from gymdata.store.objects.places import is_url
@@ -157,16 +158,17 @@ def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
 def scores_of(
     sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
 ) -> tuple[str, pa.ChunkedArray, list[Path]]:
-    """The score's name, one score a rollout, and the files of a re-scoring that it came from.
+    """The score's name, one score a rollout (null for none, see ``known_rewards``), and the files of a re-scoring that it
+    came from.
 
     A re-scoring that was made on purpose is preferred to the part of the same name that was stored while collecting.
     """
     if name is None:
-        return "reward", rollouts["reward"], []
+        return "reward", _known(rollouts["reward"]), []
     found = [table for source in sources if (table := _rescored(source, name)) is not None]
     if found:
         rows = pa.concat_tables([table for _, table in found])
-        return name, _last_values(rollouts, rows), [folder for folder, _ in found]
+        return name, _known(_last_values(rollouts, rows)), [folder for folder, _ in found]
     parts = rollouts["rewards"].combine_chunks()
     flat = parts.flatten()
     names = flat.field("name")
@@ -178,7 +180,11 @@ def scores_of(
     is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
     values_of = np.full(len(parts), np.nan)
     values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
-    return name, pa.chunked_array([pa.array(values_of)]), []
+    return name, _known(pa.chunked_array([pa.array(values_of)])), []
+
+
+def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(known_rewards(scores), from_pandas=True)])
 
 
 def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 
@@ -68,3 +69,22 @@ def test_the_hint_of_a_repeated_rollout_is_a_command_that_lists_it(
         assert listed in capsys.readouterr().out
     with pytest.raises(RefusedError, match=r"part-00000\.parquet is given twice"):
         gymdata.filter([one, one], tmp_path / "f.parquet", where="reward > 0")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_reward_that_is_no_finite_number_is_no_reward_for_every_command(tmp_path: Path, suffix: str) -> None:
+    """Null, NaN and both infinities count as not scored: in filter, pairs, experience and report alike."""
+    rewards = [0.0, 1.0, None, math.nan, math.inf, -math.inf]
+    run = write_run(tmp_path / "run", [rollout("t", k, r, two_turns(4, 20 + k)) for k, r in enumerate(rewards)], suffix)
+
+    def kept(**conditions: str) -> int:
+        return gymdata.filter(run, write=False, **conditions).rollouts_out
+
+    assert kept(where="reward is null") == kept(where="reward_exact is null") == 4
+    assert kept(where="reward >= 0") == 2
+    assert kept(group_where="n_scored == 2 and max_reward == 1") == 6
+    for reward in (None, "exact"):
+        out = tmp_path / f"pairs-{reward}"
+        assert gymdata.pairs(run, output=out, reward=reward).counts.rollouts_unscored == 4
+        assert gymdata.experience(run, tmp_path / f"x-{reward}", reward=reward).left_out == {"not_scored": 4}
+    assert gymdata.report(run).to_dict()["rewards"]["n"] == 2
