@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError
 from gymdata.interop import formats
 from gymdata.interop.importing import ODD, reason_of
+from gymdata.interop.text_export import UNREAD, WRITERS
 from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, TABLES
+from gymdata.store.columns import to_rows
 from gymdata.store.tables import scan_source
 from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 DIGITS = "digits of log-probabilities beyond float32"
 _BATCH_ROWS = 1024
+#: Of rows that are made into text at once.
+_TEXT_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
@@ -51,9 +55,7 @@ class Export:
         """What ``formats.write`` takes, row by row."""
         table = TABLES[formats.table_of(self.format)]
         if workers == 1:
-            names = formats.columns(self.format)
-            batches = (batch for source in sources for batch in scan_source(source, table, names, _BATCH_ROWS))
-            yield from self._made(batches)
+            yield from self._made(batch for source in sources for batch in self._batches(source))
             return
         # A JSON file says with its first row which columns it has, so it is one piece.
         cut = pieces(sources, table, lines=False, rows=_BATCH_ROWS)
@@ -70,11 +72,9 @@ class Export:
     def __call__(self, source: Source) -> tuple[list[tuple[str | None, Any]], Export]:
         """A piece, in a worker: what was made of each row, with its id, and the account."""
         mine = replace(self, lost=Counter())
-        table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
-        batches = scan_source(source, table, names, _BATCH_ROWS)
         with rare_collections():
             try:
-                rows = [(mine.current, row) for row in mine._made(batches)]
+                rows = [(mine.current, row) for row in mine._made(mine._batches(source))]
             except DataError:
                 raise
             except ODD as error:
@@ -85,6 +85,12 @@ class Export:
         """What odd JSON in messages, tools and extra does to a writer is the fault of its row."""
         kind = "pair" if formats.table_of(self.format) == PAIRS.name else "rollout"
         return DataError.unwritable_row(f"{self.path}: {kind} {self.current}", self.format, reason_of(error))
+
+    def _batches(self, source: Source) -> Iterator[pa.RecordBatch]:
+        table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
+        if self.format in WRITERS:
+            return scan_source(source, table.without(*UNREAD), names, _BATCH_ROWS, threads=False)
+        return scan_source(source, table, names, _BATCH_ROWS)
 
     def _made(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
         if self.format == "nemo-gym":
@@ -98,17 +104,51 @@ class Export:
                 self.lost[DIGITS] += line.rounded
                 yield line.text
             return
+        if self.format in WRITERS:
+            for batch in self._checked(batches):
+                # A batch of rows with long texts would take much memory.
+                size = max(1, batch.num_rows * _TEXT_BYTES // max(1, _texts(batch)))
+                for start in range(0, batch.num_rows, size):
+                    yield from self._text(batch.slice(start, size))
+            return
         writer = formats.writer_of(self.format)
-        for row in self._rows(batches, formats.rows_of(self.format)):
+        for row in self._rows(batches, to_rows):
             made = writer(row, self.lost)
             if made is not None:
                 yield made
 
+    def _text(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        """What the writer of a format of text makes of a batch: of each row by itself where one has something odd."""
+        lost: Counter[str] = Counter()
+        try:
+            made = WRITERS[self.format][0](batch, lost)
+        except ODD:
+            if batch.num_rows == 1:
+                self.current = batch.column(self._name)[0].as_py()
+                raise
+            for row in range(batch.num_rows):
+                yield from self._text(batch.slice(row, 1))
+            return
+        self.lost.update(lost)
+        yield made
+
     def _rows(self, batches: Iterable[pa.RecordBatch], rows: Any) -> Iterator[dict[str, Any]]:
-        name = "pair_id" if formats.table_of(self.format) == PAIRS.name else "rollout_id"
+        for batch in self._checked(batches):
+            for row in rows(batch):
+                self.current = row[self._name]
+                yield row
+
+    def _checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             self.seen += batch.num_rows
             refuse_unsound_rows(batch, self.path, self.vocab_size)
-            for row in rows(batch):
-                self.current = row[name]
-                yield row
+            yield batch
+
+    @property
+    def _name(self) -> str:
+        return "pair_id" if formats.table_of(self.format) == PAIRS.name else "rollout_id"
+
+
+def _texts(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch without its lists of numbers."""
+    return sum(column.nbytes for name, column in zip(batch.schema.names, batch.columns, strict=True) if name != "turns")

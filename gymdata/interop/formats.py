@@ -10,18 +10,19 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from gymdata.errors import DataError, UsageError
 from gymdata.store import find_run_json, read_run_json
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
     from gymdata.store.paths import Source
+    from gymdata.store.stage_output import Part
 
 #: Formats that are read, and what they give.
 SOURCES = {
@@ -119,35 +120,47 @@ def table_of(name: str) -> str:
 
 
 def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
-    """What makes of a row what ``write`` takes, or None where it has no place; counts what is lost. Not for ``nemo-gym``,
-    whose lines are made in its own module."""
-    if name == "verl":
-        return _text(name)
+    """What makes of a row what ``write`` takes, or None where it has no place; counts what is lost. Not for ``nemo-gym``
+    and the formats of text, whose rows are made in modules of their own."""
     if name in ("nat-trajectories", "nat-dpo-items"):
         return partial(_trajectory, name)
-    make, encode = _atif() if name == "atif" else _text(name), _encoder(name)
+    from gymdata.store.lines import encode_any
+
+    make = _atif() if name == "atif" else _dpo_line()
 
     def line(row: Row, lost: Counter[str]) -> bytes | None:
         made = make(row, lost)
         if made is None:
             return None
-        return json.dumps(made, ensure_ascii=False).encode() if name == "atif" else encode(made)
+        return json.dumps(made, ensure_ascii=False).encode() if name == "atif" else encode_any(made)
 
     return line
 
 
-def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: Sequence[Any]) -> int:
-    """Write ``rows``, as ``writer_of`` makes them, to ``path``, which becomes ``target``; returns how many."""
+def write(name: str, rows: Iterable[Any], part: Part, target: Path, came_from: Sequence[Any]) -> int:
+    """Write ``rows``, as ``Export.made`` gives them, to ``part``, which becomes ``target``; returns how many."""
+    path = part.path
     if name == "verl":
-        return _parquet(iter(rows), path)
+        return _parquet(chain.from_iterable(rows), path)
     if name in ("nat-trajectories", "nat-dpo-items"):
         from gymdata.interop.trajectories import nat
 
         return nat.write(iter(rows), path, lines=target.suffix == ".jsonl", shapes=came_from)
+    from gymdata.interop.text_export import WRITERS
+
+    count = 0
+    if name in WRITERS:
+        digest = xxhash.xxh3_64()
+        with path.open("wb") as file:
+            for lines in rows:
+                file.write(lines.text)
+                digest.update(lines.text)
+                count += lines.rows
+        part.xxh3 = digest.hexdigest()
+        return count
     as_list = target.suffix == ".json"
     # Lines of NeMo Gym rows have their ends.
     end = b"" if as_list or name == "nemo-gym" else b"\n"
-    count = 0
     with path.open("wb", buffering=_BUFFER) as file:
         for row in rows:
             if as_list and count:
@@ -161,14 +174,6 @@ def write(name: str, rows: Iterable[Any], path: Path, target: Path, came_from: S
     return count
 
 
-def rows_of(name: str) -> Callable[[pa.RecordBatch], Iterable[Row]]:
-    """What gives the rows of a batch as ``writer_of`` takes them."""
-    from gymdata.interop import text_export
-    from gymdata.store.columns import to_rows
-
-    return text_export.rows if name in text_export.WRITERS else to_rows
-
-
 def columns(name: str) -> Sequence[str] | None:
     """The columns of rollouts that a format is written from; None for all of them."""
     from gymdata.interop.text_export import COLUMNS, VERL_COLUMNS, WRITERS
@@ -178,28 +183,16 @@ def columns(name: str) -> Sequence[str] | None:
     return VERL_COLUMNS if name == "verl" else COLUMNS
 
 
-def _encoder(name: str) -> Callable[[Any], bytes]:
-    """What writes a row. The writers of text give finite numbers."""
-    from gymdata.interop.text_export import WRITERS
-    from gymdata.store.lines import encode_any, encode_finite
-
-    return encode_finite if name in WRITERS else encode_any
-
-
 def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
     from gymdata.interop.trajectories import atif
 
     return atif.trajectory_of
 
 
-def _text(name: str) -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
-    if name == "nat-dpo":
-        from gymdata.interop.trajectories import nat_pairs
+def _dpo_line() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
+    from gymdata.interop.trajectories import nat_pairs
 
-        return nat_pairs.dpo_line
-    from gymdata.interop.text_export import WRITERS
-
-    return WRITERS[name][0]
+    return nat_pairs.dpo_line
 
 
 def _trajectory(name: str, row: Row, lost: Counter[str]) -> tuple[str, str, dict[str, Any]] | None:

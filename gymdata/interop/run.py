@@ -440,7 +440,7 @@ def _export(
     try:
         with rare_collections():
             rows = account.made(sources, workers)
-            summary.rows_out = formats.write(format, rows, part.path, target, formats.shapes_of(path, format))
+            summary.rows_out = formats.write(format, rows, part, target, formats.shapes_of(path, format))
     except DataError:
         raise
     except ODD as error:

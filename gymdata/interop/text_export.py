@@ -6,33 +6,25 @@ their text. Token ids and log-probabilities are in none of these formats.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
-from gymdata.rollouts.messages import has_long_number, json_text, loads, parsed
-from gymdata.rollouts.ragged import list_parts
-from gymdata.rollouts.schema import MESSAGE
-from gymdata.store.columns import to_rows
+from gymdata.interop.chat_text import COMPLETION, Chat, Heap, Lines, Mask, Shape, distinct, present, written
+from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.store.lines import spelled
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A message as ``rows`` gives it: the columns of ``_SAID``, the value of its calls, and whether it has calls that a turn
-#: wrote. A dict of each would take as long to make as the message in the other format.
-Said = tuple[str, str | None, str | None, str | None, str | None, Any, bool]
-_SAID = ("role", "content", "reasoning", "tool_call_id", "name")
 Losses = Counter[str]
-#: A row in another format, or None when it has no place there.
-Writer = Callable[[Mapping[str, Any], Losses], dict[str, Any] | None]
-_OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
+#: The rows of a batch in another format, without those that have no place there.
+Writer = Callable[["pa.RecordBatch", Losses], Lines | list[dict[str, Any]]]
 
 IDS, LOG_PROBS, REWARDS = "token ids", "log-probabilities", "rewards"
 REASONING, ROLES = "messages' reasoning", "roles that the format lacks (now user)"
@@ -43,98 +35,90 @@ CALL_TEXT = "tool calls as they were sampled (a chat template writes them its ow
 EMPTY = "rollouts without an assistant message"
 
 
-def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows of a batch as the writers take them: messages as ``Said``, and no turns, which are only checked."""
-    chats = [field.name for field in batch.schema if _is_chat(field.type)]
-    said = [_said(batch.column(name)) for name in chats]
-    rest = to_rows(batch.drop_columns([name for name in batch.schema.names if name in (*chats, "turns")]))
-    for row, *messages in zip(rest, *said, strict=True):
-        yield row | dict(zip(chats, messages, strict=True))
+def _arguments_as_text(calls: list[Any]) -> list[Any]:
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
+            function["arguments"] = json_text(arguments if arguments is not None else {})
+    return calls
 
 
-def _is_chat(kind: pa.DataType) -> bool:
+_NAMES = (("tool_call_id", "tool_call_id"), ("name", "name"))
+#: The shape of chat templates: no nulls, calls as objects.
+_TRL = Shape((("reasoning", "reasoning_content"), *_NAMES))
+_OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
+_OPENAI = Shape(_NAMES, _OPENAI_ROLES, _arguments_as_text)
+
+
+def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
+    """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin."""
+    prompt, *sides = (Chat(batch.column(name), _TRL) for name in ("prompt", "chosen", "rejected"))
+    has_ids, has_log_probs = (
+        np.logical_or(*(Ragged.of(batch.column(f"{side}_{what}")).lengths > 0 for side in ("chosen", "rejected")))
+        for what in ("ids", "logprobs")
+    )
+    _add(lost, {
+        IDS: has_ids, LOG_PROBS: has_log_probs, ENDS: has_ids,
+        CALL_TEXT: np.logical_or(*(side.rows(side.sampled()) for side in sides)),
+        "weights other than 1": batch.column("weight").to_numpy(zero_copy_only=False) != 1,
+    })  # fmt: skip
+    heap = Heap()
+    # Of imported pairs nobody said it; TRL reads a number.
+    margins = [b"" if m != m else b',"margin":' + orjson.dumps(spelled(m)) for m in batch.column("margin").to_pylist()]
+    lists = [
+        (begin, chat.pieces(heap, chat.leads()))
+        for begin, chat in zip((b'{"prompt":[', b'],"chosen":[', b'],"rejected":['), (prompt, *sides), strict=True)
+    ]
+    return _lines(heap, lists, batch, heap.add(margins) + np.arange(len(margins)))
+
+
+def _conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False) -> Lines:
+    """Lines of the rollouts with an assistant message. ``split``: what begins ends before the first of them."""
     import pyarrow as pa
 
-    return bool(pa.types.is_list(kind) and kind.value_type == MESSAGE)
+    chat = Chat(batch.column("messages"), shape)
+    spoken = chat.of_role("assistant".__eq__)
+    speaks = chat.rows(spoken)
+    _count(batch, chat, lost)
+    thought = chat.known("reasoning") & ("reasoning" not in dict(shape.texts))
+    _add(lost, {REASONING: thought, ROLES: chat.of_role(shape.lacks), EMPTY: ~speaks})
+    if not speaks.all():
+        batch = batch.filter(pa.array(speaks))
+        chat = Chat(batch.column("messages"), shape)
+        spoken = chat.of_role("assistant".__eq__)
+    heap, leads = Heap(), chat.leads()
+    if split:
+        first = np.flatnonzero(spoken)
+        leads[first[np.searchsorted(first, chat.offsets[:-1])]] = COMPLETION
+    return _lines(heap, [(begin, chat.pieces(heap, leads))], batch)
 
 
-def _said(messages: pa.ListArray) -> Iterator[list[Said]]:
-    offsets, flat = list_parts(messages)
-    columns = [_listed(flat.field(name)) for name in _SAID]
-    calls = _listed(flat.field("tool_calls"))
-    of_turn = _listed(flat.field("turn").is_valid())
-    sampled = [bool(text) and known for text, known in zip(calls, of_turn, strict=True)]
-    # Looked for in all of them at once, what hardly any has.
-    careful = has_long_number("".join(filter(None, calls)).encode())
-    every = zip(*columns, map(_finite if careful else _plain, calls), sampled, strict=True)
-    return (list(islice(every, size)) for size in np.diff(offsets).tolist())
+def _lines(heap: Heap, lists: Sequence[tuple[bytes, Ragged]], batch: pa.RecordBatch, *more: Ints) -> Lines:
+    """A line for each row: what begins each list, and its messages, tools, and the pieces ``more``."""
+    n = batch.num_rows
+    each = np.arange(n + 1)
+    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, heap.add([begin]), np.int32), each), chat)]
+    tools = written(heap, *distinct(batch.column("tools"))) if "tools" in batch.schema.names else np.full(n, -1)
+    end = heap.add([b"]", b'],"tools":', b"}\n"])
+    parts.append(present([end + (tools >= 0), tools, *more, np.full(n, end + 2)], each))
+    return Lines(n, heap.joined(Ragged.interleaved(parts)[0].values))
 
 
-def _listed(array: pa.Array) -> list[Any]:
-    values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-    return values
+def _add(lost: Losses, what: Mapping[str, Mask]) -> None:
+    for name, found in what.items():
+        lost[name] += int(found.sum())
 
 
-def trl_messages(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
-    """``messages`` (and ``tools``): conversational language modelling, for SFT."""
-    _count(row, lost)
-    messages = [chat_message(*m) for m in row["messages"]]
-    if not any(m["role"] == "assistant" for m in messages):
-        lost[EMPTY] += 1
-        return None
-    return {"messages": messages} | _tools(row)
+def verl(batch: pa.RecordBatch, lost: Losses) -> list[dict[str, Any]]:
+    """Rows of verl's prompt table: the first prompt, and what the task knows of its answer."""
+    from gymdata.store.columns import to_rows
+
+    _count(batch, Chat(batch.column("messages"), _TRL), lost)
+    return [_verl_row(row, lost) for row in to_rows(batch.drop_columns(["turns"]))]
 
 
-def trl_prompt_completion(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
-    """``prompt`` up to the first assistant message, ``completion`` from it on."""
-    _count(row, lost)
-    messages = [chat_message(*m) for m in row["messages"]]
-    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
-    if first is None:
-        lost[EMPTY] += 1
-        return None
-    return {"prompt": messages[:first], "completion": messages[first:]} | _tools(row)
-
-
-def trl_preference(pair: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
-    """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin."""
-    lost[IDS] += bool(len(pair["chosen_ids"]) or len(pair["rejected_ids"]))
-    lost[LOG_PROBS] += bool(len(pair["chosen_logprobs"]) or len(pair["rejected_logprobs"]))
-    lost[ENDS] += bool(len(pair["chosen_ids"]) or len(pair["rejected_ids"]))
-    lost[CALL_TEXT] += any(_calls(pair[side]) for side in ("chosen", "rejected"))
-    made: dict[str, Any] = {side: [chat_message(*m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
-    lost["weights other than 1"] += pair["weight"] != 1
-    # Of imported pairs nobody said it; TRL reads a number.
-    margin = {} if math.isnan(pair["margin"]) else {"margin": spelled(pair["margin"])}
-    return made | _tools(pair) | margin
-
-
-def openai(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
-    """OpenAI's fine-tuning rows: ``messages`` with arguments as text, ``tools``."""
-    _count(row, lost)
-    messages = []
-    for role, content, reasoning, *more in row["messages"]:
-        if reasoning is not None:
-            lost[REASONING] += 1
-        if role not in _OPENAI_ROLES:
-            lost[ROLES] += 1
-            role = "user"
-        made = chat_message(role, content, None, *more)
-        for call in made.get("tool_calls", ()):
-            function = call.get("function")
-            if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
-                function["arguments"] = json_text(arguments if arguments is not None else {})
-        messages.append(made)
-    if not any(m["role"] == "assistant" for m in messages):
-        lost[EMPTY] += 1
-        return None
-    return {"messages": messages} | _tools(row)
-
-
-def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
-    """A row of verl's prompt table: the first prompt, and what the task knows of its answer."""
-    _count(row, lost)
-    messages = [{"role": role, "content": content or ""} for role, content, *_ in row["messages"]]
+def _verl_row(row: Mapping[str, Any], lost: Losses) -> dict[str, Any]:
+    messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
     lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
@@ -160,89 +144,42 @@ def verl(row: Mapping[str, Any], lost: Losses) -> dict[str, Any] | None:
     }
 
 
-def chat_message(
-    role: str,
-    content: str | None,
-    reasoning: str | None,
-    tool_call_id: str | None,
-    name: str | None,
-    calls: Any,
-    _sampled: bool,
-) -> dict[str, Any]:
-    """A message of the table in the shape of chat templates: no nulls, calls as objects."""
-    made: dict[str, Any] = {"role": role, "content": content}
-    if isinstance(calls, list) and calls:
-        made["tool_calls"] = calls
-    elif content is None:
-        made["content"] = ""
-    if reasoning is not None:
-        made["reasoning_content"] = reasoning
-    if tool_call_id is not None:
-        made["tool_call_id"] = tool_call_id
-    if name is not None:
-        made["name"] = name
-    return made
-
-
-def _finite(text: str | None) -> Any:
-    """A JSON column, numbers that are not finite spelled; None when it is null or no JSON."""
-    if text is None:
-        return None
-    try:
-        value, plain = parsed(text)
-    except (ValueError, RecursionError):
-        return None
-    try:
-        return value if plain else spelled(value)
-    except RecursionError:
-        # Too deep for any writer, which then names its row.
-        return value
-
-
-def _plain(text: str | None) -> Any:
-    """The same of a text without long numbers."""
-    try:
-        return None if text is None else orjson.loads(text)
-    except ValueError:
-        return _finite(text)
-
-
-def _calls(messages: Sequence[Said]) -> bool:
-    return any(sampled for *_, sampled in messages)
-
-
 def has_tools(row: Mapping[str, Any]) -> bool:
     """Whether a rollout or pair was given tools."""
-    return bool(_tools(row))
-
-
-def _tools(row: Mapping[str, Any]) -> dict[str, Any]:
     tools = _known_tools(row.get("tools"))
-    return {"tools": tools} if isinstance(tools, list) and tools else {}
+    return isinstance(tools, list) and bool(tools)
 
 
 #: Many rollouts are given the same.
-_known_tools = lru_cache(16)(_finite)
+_known_tools = lru_cache(16)(loads)
 
 
-def _count(row: Mapping[str, Any], lost: Losses) -> None:
-    lost[IDS] += row["n_turns"] > 0
-    lost[LOG_PROBS] += row["n_turns"] > 0
-    lost[ENDS] += row["n_turns"] > 0
-    lost[CALL_TEXT] += _calls(row["messages"])
-    lost[REWARDS] += row["reward"] is not None
-    lost["which turn wrote which message"] += row["n_turns"] > 0
-    lost["breaks and branches"] += row["n_breaks"] > 0
+def _count(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
+    """What no format of text has of rollouts."""
+    of_turns, broken = (batch.column(name).to_numpy(zero_copy_only=False) > 0 for name in ("n_turns", "n_breaks"))
+    rewarded = batch.column("reward").is_valid().to_numpy(zero_copy_only=False)
+    _add(lost, {
+        IDS: of_turns, LOG_PROBS: of_turns, ENDS: of_turns, CALL_TEXT: chat.rows(chat.sampled()), REWARDS: rewarded,
+        "which turn wrote which message": of_turns, "breaks and branches": broken,
+    })  # fmt: skip
 
 
 #: What the writers of rollouts read; turns are looked at before, for what no consumer may take. verl's knows the task, too.
 COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
 VERL_COLUMNS = (*COLUMNS, "task_id", "rollout_index", "task")
+#: Fields that none of them looks at: also where nothing is in it, reading one takes time.
+UNREAD = (
+    "messages.extra", "turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs", "turns.server",
+    "turns.weight_versions",
+)  # fmt: skip
 #: Format → (its writer, the table it is made from).
 WRITERS: dict[str, tuple[Writer, str]] = {
-    "trl-messages": (trl_messages, "rollouts"),
-    "trl-prompt-completion": (trl_prompt_completion, "rollouts"),
+    # Conversational language modelling, for SFT: ``messages`` (and ``tools``).
+    "trl-messages": (partial(_conversations, b'{"messages":[', _TRL), "rollouts"),
+    # ``prompt`` up to the first assistant message, ``completion`` from it on.
+    "trl-prompt-completion": (partial(_conversations, b'{"prompt":[', _TRL, split=True), "rollouts"),
     "trl-preference": (trl_preference, "pairs"),
-    "openai": (openai, "rollouts"),
+    # OpenAI's fine-tuning rows: arguments of calls are text.
+    "openai": (partial(_conversations, b'{"messages":[', _OPENAI), "rollouts"),
     "verl": (verl, "rollouts"),
 }

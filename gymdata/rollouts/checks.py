@@ -174,9 +174,9 @@ def weights(e: Evidence) -> Iterator[Violation]:
 
 
 def outside(ids: np.ndarray, limit: int) -> Ints:
-    """Where ``ids`` are negative or not below ``limit``; two passes when all is well."""
-    # A null among them makes them floats, and NaN is outside.
-    if not len(ids) or (ids.min() >= 0 and ids.max() < limit):
+    """Where ``ids`` are negative or not below ``limit``; one pass when all is well."""
+    # A null among them makes them floats, and NaN is outside; without a sign, what is negative is above every limit.
+    if not len(ids) or (ids.dtype == np.int32 and ids.view(np.uint32).max() < limit):
         return np.empty(0, np.int64)
     return np.flatnonzero(~((ids >= 0) & (ids < limit)))
 
@@ -477,9 +477,10 @@ def is_rendered(pairs: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_]:
 
 def _without_unknown(lists: Ragged) -> Ragged:
     """0 in the lists that hold nothing but NaN."""
-    unknown = np.isnan(lists.values)
-    if not unknown.any():
+    # The minimum is NaN when any is.
+    if not len(lists.values) or not np.isnan(lists.values.min()):
         return lists
+    unknown = np.isnan(lists.values)
     return lists.like(np.where(lists.spread(lists.sums(unknown) == lists.lengths), 0.0, lists.values))
 
 

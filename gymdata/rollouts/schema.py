@@ -6,7 +6,7 @@ refused and an older one read; a column is nullable exactly when its meaning all
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,6 +103,16 @@ class Table:
 
     def required(self) -> list[str]:
         return [name for name in self.schema.names if name not in self.optional]
+
+    def without(self, *fields: str) -> Table:
+        """The table without these fields of its lists of objects ("turns.agent")."""
+        narrowed = [
+            f.with_type(pa.list_(pa.struct([g for g in f.type.value_type if f"{f.name}.{g.name}" not in fields])))
+            if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type)
+            else f
+            for f in self.schema
+        ]
+        return replace(self, schema=pa.schema(narrowed))
 
 
 ROLLOUTS = Table(

@@ -134,10 +134,13 @@ def hash_file(path: str | Path) -> str:
     return digest.hexdigest() if stood_for(path) is None else hash_file(path)
 
 
-def describe_file(file: Path, rows: int | None = None, *, path: str | None = None, **more: Any) -> dict[str, Any]:
-    """A written file's entry in run.json: ``path`` (its name), rows where they are counted, bytes, xxh3."""
+def describe_file(
+    file: Path, rows: int | None = None, *, path: str | None = None, xxh3: str | None = None, **more: Any
+) -> dict[str, Any]:
+    """A written file's entry in run.json: ``path`` (its name), rows where they are counted, bytes, ``xxh3`` (read unless
+    given)."""
     counted = {} if rows is None else {"rows": rows}
-    return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": hash_file(file)}
+    return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": xxh3 or hash_file(file)}
 
 
 @contextlib.contextmanager

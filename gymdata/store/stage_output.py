@@ -145,13 +145,15 @@ def _named(facts: Mapping[str, Any]) -> list[str]:
 
 @dataclass(slots=True)
 class Part:
-    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json."""
+    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json, and
+    ``xxh3`` where who wrote its bytes took it of them, so that they need not be read again."""
 
     name: str
     path: Path
     held: int
     rows: int | None = None
     more: dict[str, Any] = field(default_factory=dict)
+    xxh3: str | None = None
 
 
 class StageOutput:
@@ -233,7 +235,7 @@ class StageOutput:
         starts that file again."""
         if (begun := self._parts.get(name)) is not None:
             os.truncate(begun.path, 0)
-            begun.rows, begun.more = None, more
+            begun.rows, begun.more, begun.xxh3 = None, more, None
             return begun
         path, held = claim_temporary(self.folder / name)
         self._parts[name] = part = Part(name, path, held, more=more)
@@ -278,7 +280,7 @@ class StageOutput:
         try:
             for part in self._parts.values():
                 sync_file(part.path)
-                made.append(describe_file(part.path, part.rows, path=part.name, **part.more))
+                made.append(describe_file(part.path, part.rows, path=part.name, xxh3=part.xxh3, **part.more))
             sync_folder(self.folder)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -288,13 +288,20 @@ def _refuse_short(where: str, rows: int, expected: int) -> None:
 
 
 def scan_source(
-    source: Source, table: Table, names: Sequence[str] | None, batch_size: int = _BATCH_ROWS
+    source: Source,
+    table: Table,
+    names: Sequence[str] | None,
+    batch_size: int = _BATCH_ROWS,
+    *,
+    threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The same of one file, or of a part of one."""
+    """The same of one file, or of a part of one. Of a table ``without`` some fields, these are not read from Parquet.
+    Without ``threads`` a batch is decoded when it is wanted, by who wants it, and is in its processor's caches then: that
+    takes less time of processors, and a little more of the clock."""
     check_source(source, table)
     if source.kind != "parquet":
         empty = True
-        for batch in _scan_json(source, table, names):
+        for batch in _scan_json(source, TABLES.get(table.name, table), names):
             empty = False
             for start in range(0, batch.num_rows, batch_size):
                 yield batch.slice(start, batch_size)
@@ -311,9 +318,10 @@ def scan_source(
             if source.part is not None:
                 expected = sum(file.metadata.row_group(i).num_rows for i in groups) - source.part.skip
                 expected = expected if source.part.take is None else min(expected, source.part.take)
-            found = _some(_parquet_batches(file, present, batch_size, groups), source.part)
+            leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
+            found = _some(_parquet_batches(file, leaves, batch_size, groups, threads), source.part)
             # Closed before the file: its thread may be reading when nobody wants the rest.
-            with contextlib.closing(ahead(found, _BATCHES_AHEAD)) as batches:
+            with contextlib.closing(ahead(found, _BATCHES_AHEAD) if threads else found) as batches:
                 for batch in batches:
                     seen += batch.num_rows
                     if batch.num_rows:
@@ -323,7 +331,7 @@ def scan_source(
         raise broken_parquet(source.path, error) from error
 
 
-def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Iterator[pa.RecordBatch]:
+def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Generator[pa.RecordBatch]:
     """The rows that a part takes of its row groups."""
     if part is None or (not part.skip and part.take is None):
         yield from batches
@@ -339,11 +347,22 @@ def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Iterator[pa.R
 
 
 def _parquet_batches(
-    file: pq.ParquetFile, columns: list[str], batch_size: int, groups: Iterable[int]
+    file: pq.ParquetFile, columns: list[str], batch_size: int, groups: Iterable[int], threads: bool
 ) -> Iterator[pa.RecordBatch]:
     """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is."""
     for index in groups:
-        yield from file.iter_batches(batch_size, row_groups=[index], columns=columns)
+        yield from file.iter_batches(batch_size, row_groups=[index], columns=columns, use_threads=threads)
+
+
+def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:
+    """Parquet's own columns of ``columns``, without the fields of lists that ``table`` does not have."""
+    fields = {f.name: f.type.value_type for f in table.schema if pa.types.is_list(f.type)}
+    structs = {name: {f.name for f in kind} for name, kind in fields.items() if pa.types.is_struct(kind)}
+    # "turns.list.element.agent": what stands between has other names in files of other programs.
+    paths = (file.schema.column(i).path.split(".") for i in range(len(file.schema)))
+    return [
+        ".".join(p) for p in paths if p[0] in columns and (p[0] not in structs or p[3:4] == [] or p[3] in structs[p[0]])
+    ]
 
 
 def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

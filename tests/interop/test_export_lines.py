@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.interop import text_export
 from gymdata.rollouts.messages import parsed
-from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
-from gymdata.store.columns import build
 from tests.interop.trajectories import same
 from tests.rollout_files import rollout, write_run
 
@@ -121,55 +117,6 @@ def test_odd_json_is_parsed_as_by_python(text: str) -> None:
     value, plain = parsed(text)
     assert same(value, json.loads(text))
     assert not plain or not any(odd in text for odd in ("e999", "ud800", "NaN"))
-
-
-@_SETTINGS
-@given(
-    st.lists(
-        st.lists(
-            st.fixed_dictionaries(
-                {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.none() | st.text(max_size=3)},
-                optional={
-                    "reasoning": st.none() | st.text(max_size=3),
-                    "tool_call_id": st.none() | st.text(max_size=3),
-                    "name": st.none() | st.just("n"),
-                    "tool_calls": st.sampled_from(
-                        [None, "[]", "no JSON", "{}", '[{"id": "c", "n": 1e999}]', "[1,  2]"]
-                    ),
-                    "turn": st.none() | st.just(0),
-                },
-            ),
-            max_size=4,
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    st.integers(0, 3),
-)
-def test_chat_messages_are_those_of_their_row(chats: list[list[dict[str, Any]]], skipped: int) -> None:
-    """Each row of a batch has its own messages, in any slice: without nulls, with calls as JSON reads them."""
-    batch = build(
-        [rollout("t", n, 1.0, [], messages=chat) for n, chat in enumerate(chats)],
-        ROLLOUTS,
-        text_export.COLUMNS,
-        "",
-        range(9),
-    )
-    parsed_calls = {'[{"id": "c", "n": 1e999}]': [{"id": "c", "n": "Infinity"}], "[1,  2]": [1, 2]}
-    spoken = [chat for chat in chats[skipped:] if any(m["role"] == "assistant" for m in chat)]
-    lost: Counter[str] = Counter()
-    written = [text_export.trl_messages(row, lost) for row in text_export.rows(batch.slice(skipped))]
-    made = [row for row in written if row is not None]
-    for got, chat in zip(made, spoken, strict=True):
-        for message, source in zip(got["messages"], chat, strict=True):
-            calls = parsed_calls.get(source.get("tool_calls") or "")
-            shown = {"role": source["role"], "content": source["content"], "tool_calls": calls}
-            shown |= {"reasoning_content": source.get("reasoning")}
-            shown |= {key: source.get(key) for key in ("tool_call_id", "name")}
-            expected = {key: value for key, value in shown.items() if value is not None}
-            assert message == {"content": None if calls else ""} | expected
-    sampled = (any(m.get("tool_calls") and m.get("turn") == 0 for m in chat) for chat in chats[skipped:])
-    assert lost[text_export.CALL_TEXT] == sum(sampled)
 
 
 def test_whole_numbers_of_any_length_are_written(tmp_path: Path) -> None:
