@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymdata.audit.settings import AuditConfig
+from gymdata.errors import counted
 
 from .console import Watch, command_words, facts, finish, grid, say
 from .flags import Json, Overwrite, RunFiles, with_flags
@@ -60,7 +61,7 @@ def _show(report: AuditReport) -> None:
         print(f"the saved log-probabilities are the model's: none is further than {report.tolerance:g} away")
         return
     off = sum(v.turn is not None for v in report.violations)
-    print(f"L305 in {off:,} turns of {summary['rollouts_beyond_tolerance']:,} rollouts")
+    print(f"L305 in {counted(off, 'turn')} of {counted(summary['rollouts_beyond_tolerance'], 'rollout')}")
     if report.explanation is not None:
         likely = "cause" if report.explanation.certain else "likely cause"
         say(f"{likely}: {report.explanation.text}")

@@ -17,7 +17,8 @@ from gymdata.errors import ACTS, printable, shown
 from gymdata.progress import FIGURES, printed
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
     from rich.table import Table
@@ -50,6 +51,8 @@ _RATE_AFTER_S = 2.0
 #: The narrowest that a value may be beside its name.
 _NARROWEST = 20
 _BAR_WIDTH = 24
+#: Significant digits of a float in a summary.
+DIGITS = 4
 
 
 def emit_json(value: Any) -> None:
@@ -122,20 +125,45 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     # Rich shares out a narrow terminal by width alone, and a long name would leave its value nothing.
     grid.add_column(overflow="fold", min_width=min(_NARROWEST, max((len(value) for _, value in shown), default=0)))
     for name, value in shown:
-        grid.add_row(name, value)
+        grid.add_row(_Hanging(name), value)
     _print(grid)
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table with a header; numbers are aligned to the right."""
-    _print(_table(columns, [list(row) for row in rows], title))
+class _Hanging:
+    """A name for Rich that, where it takes several lines, is indented after the first: else it would look like several."""
+
+    def __init__(self, name: str) -> None:
+        self._text, self._indent = name.strip(), len(name) - len(name.lstrip())
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        return Measurement.get(console, options, Text(" " * self._indent + self._text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        room = options.max_width - self._indent
+        fits = Text(self._text).cell_len <= room
+        lines = [Text(self._text)] if fits else Text(self._text).wrap(console, max(room - 2, 1))
+        for number, line in enumerate(lines):
+            line.pad_left(self._indent + (2 if number else 0))
+            yield line
 
 
-def fits(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
+def grid(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, digits: int = DIGITS
+) -> None:
+    """A table with a header; numbers are aligned to the right, and have so many ``digits`` (see ``show``)."""
+    _print(_table(columns, [list(row) for row in rows], title, digits))
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = DIGITS) -> bool:
     """Whether ``grid`` would show these rows on the terminal without folding a column."""
     console = _console()
     endless = console.options.update(max_width=1_000_000)
-    return console.measure(_table(columns, rows), options=endless).maximum <= console.width
+    return console.measure(_table(columns, rows, None, digits), options=endless).maximum <= console.width
 
 
 def room_beside(columns: Sequence[str]) -> int:
@@ -143,7 +171,7 @@ def room_beside(columns: Sequence[str]) -> int:
     return max(_console().width - max(map(len, columns), default=0) - 2, _NARROWEST)
 
 
-def records(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
+def records(columns: Sequence[str], rows: Iterable[Sequence[object]], *, digits: int = DIGITS) -> bool:
     """Each row as lines of ``column  value``, for rows wider than the terminal. Returns whether a value is cut."""
     from rich.text import Text
 
@@ -153,7 +181,7 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
         console.print(f"row {number:,}", style="bold", highlight=False)
         for name, value in zip(columns, row, strict=True):
             # A value's own line ends and tabs would break the two columns.
-            whole = show(value).replace("\\[", "[")
+            whole = show(value, digits).replace("\\[", "[")
             text = Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in whole))
             text.truncate(room, overflow="ellipsis")
             cut = cut or "…" in text.plain
@@ -163,7 +191,7 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
     return cut
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None, digits: int) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -173,7 +201,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str 
         numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
         table.add_column(printable(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(show(value) for value in row))
+        table.add_row(*(show(value, digits) for value in row))
     return table
 
 
@@ -195,9 +223,9 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
 
 
-def show(value: object) -> str:
-    """A value as people read it: thousands separated, four significant digits, a dash for nothing, and what a terminal
-    would act on escaped."""
+def show(value: object, digits: int = DIGITS) -> str:
+    """A value as people read it: thousands separated, ``digits`` significant ones of a float, a dash for nothing, and what
+    a terminal would act on escaped."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -205,7 +233,7 @@ def show(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.{digits}g}"
     return printable(str(value)).replace("[", r"\[")
 
 

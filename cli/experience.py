@@ -17,7 +17,10 @@ def experience(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:
-    """Each token that was generated gets one advantage."""
+    """Each token that was generated gets one advantage.
+
+    Exit code 1 when all groups are dropped; nothing is written then.
+    """
     from gymdata.experience.run import experience as run
 
     with Watch("experiences") as watch:

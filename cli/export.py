@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gymdata.errors import counted
 from gymdata.interop.settings import ExportConfig
 
 from .console import command_words, finish, note
@@ -30,5 +31,5 @@ def export(
     done = run(path, output, format, overwrite=overwrite, workers=settings.workers, command=command_words())
     # The table tells people what is lost; a script that reads stdout may log this.
     for what, n in done.lost.items() if json else ():
-        note(f"{format} cannot hold: {what} ({n:,} of {done.rows_out + done.skipped:,} rows)")
+        note(f"{format} cannot hold: {what} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")
     return finish(done, "export", json=json)

@@ -25,6 +25,8 @@ def filter_(
 ) -> int:
     """Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
     sum_ before a number's name. A comparison with a missing value is not true.
+
+    Exit code 1 when no rollout is left; nothing is written then.
     """
     from gymdata.filter.run import filter as run
 

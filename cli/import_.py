@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gymdata.errors import counted
 from gymdata.interop.settings import ImportConfig
 
 from .console import command_words, finish, note
@@ -27,17 +28,18 @@ def import_(
 
     done = import_rollouts(files, output, **dict(settings), overwrite=overwrite, command=command_words())
     if done.rejected:
-        note(f"{done.rejected:,} of {done.rows_in:,} rows rejected: {output / REJECTED} has their lines and reasons")
+        rejected = f"{done.rejected:,} of {counted(done.rows_in, 'row')} rejected"
+        note(f"{rejected}: {output / REJECTED} has their lines and reasons")
     if done.duplicates:
         note(
-            f"{done.duplicates:,} of {done.rollouts:,} rollouts are the same as an earlier one (D701): "
+            f"{done.duplicates:,} of {counted(done.rollouts, 'rollout')} are the same as an earlier one (D701): "
             f"`gymdata validate {output}` names them, `gymdata validate {output} --fix drop -o FILE` leaves them out"
         )
     if done.prompts_refused:
         note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} lists where and why")
     if done.without_token_data:
         note(
-            f"{done.without_token_data:,} of {done.rollouts:,} rollouts have no token data: "
+            f"{done.without_token_data:,} of {counted(done.rollouts, 'rollout')} have no token data: "
             "they cannot be trained as they were sampled"
         )
     return finish(done, "import", json=json)

@@ -17,9 +17,13 @@ def pairs(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> int:
-    """Pairs hold the saved token IDs and masks."""
+    """Pairs hold the saved token IDs and masks.
+
+    Exit code 1 when there are no pairs.
+    """
     from gymdata.pairs.run import pairs as run
 
     report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words())
+    code = finish(report, "pairs", json=json)
     warn_once(report.notes)
-    return finish(report, "pairs", json=json)
+    return code

@@ -11,7 +11,7 @@ from .console import facts, finish, grid, note
 from .flags import Json
 
 if TYPE_CHECKING:
-    from gymdata.ls.prune import PruneReport
+    from gymdata.ls.prune import Pruned, PruneReport
 
 _Path = Annotated[Path, typer.Argument(metavar="PATH", help="Folder to look below.")]
 _Keep = Annotated[
@@ -36,12 +36,13 @@ def prune(path: _Path, keep: _Keep = None, delete: _Delete = False, json: Json =
 
 def _show(report: PruneReport) -> None:
     rows = [
-        (o.path, o.kind, f"{o.bytes / 1e6:,.1f}", o.changed[:16].replace("T", " "), _why(o.needed_by, report.deleted))
+        (o.path, o.kind, f"{o.bytes / 1e6:,.1f}", o.changed[:16].replace("T", " "), _why(o, report.deleted))
         for o in report.outputs
     ]
     grid(("path", "kind", "MB", "changed (UTC)", "needed by"), rows)
     facts("prune", report.rows())
 
 
-def _why(needed_by: str | None, deleted: bool) -> str:
-    return needed_by or ("nothing: deleted" if deleted else "nothing")
+def _why(output: Pruned, deleted: bool) -> str:
+    why = output.needed_by or ("nothing: deleted" if deleted else "nothing")
+    return f"{why} (interrupted, not whole)" if output.state == "interrupted" else why

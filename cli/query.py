@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gymdata.errors import counted
+
 from .console import emit_json, fits, grid, note, records, room_beside, say, show
 from .flags import Json
 
@@ -28,6 +30,8 @@ _Full = Annotated[bool, typer.Option("--full", help="Print whole values: convers
 _Shell = Annotated[bool, typer.Option("--shell", help="Open a SQL prompt with history and completion.")]
 _List = Annotated[bool, typer.Option("--list", help="List saved queries.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
+#: Significant digits of a float in a table; --full, --json, --csv and -o have all.
+_DIGITS = 6
 #: Longer tables are truncated.
 _SHOWN = 1_000
 
@@ -61,7 +65,7 @@ def query(
         check_target(output, *paths)
     with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:
         if output is not None:
-            note(f"{write_result(reader, output):,} rows in {output}")
+            note(f"{counted(write_result(reader, output), 'row')} in {output}")
         elif csv:
             write_text(reader, sys.stdout, "csv")
         elif json:
@@ -145,7 +149,8 @@ def _show_whole(reader: pa.RecordBatchReader) -> None:
             number += 1
             say(f"row {number:,}")
             for name, value in zip(names, row, strict=True):
-                lines = _conversation(value) if _is_conversation(value) else show(value).replace("\\[", "[").split("\n")
+                text = repr(value) if isinstance(value, float) else show(value).replace("\\[", "[")
+                lines = _conversation(value) if _is_conversation(value) else text.split("\n")
                 if len(lines) == 1:
                     say(f"  {name}  {lines[0]}")
                     continue
@@ -187,19 +192,19 @@ def _show(reader: pa.RecordBatchReader) -> None:
                 longer += [[too_wide(v, width) or v for v in row] for row in whole]
     if not terminal:
         _aligned(names, rows)
-    elif fits(names, rows):
-        grid(names, rows)
+    elif fits(names, rows, digits=_DIGITS):
+        grid(names, rows, digits=_DIGITS)
     elif not rows:
         note(f"no rows of {', '.join(names)}")
-    elif records(names, longer):
+    elif records(names, longer, digits=_DIGITS):
         note("values that end with … are cut: --json, --csv and -o hold them whole")
     if total > len(rows):
-        note(f"{total - len(rows):,} more rows: add a LIMIT, or use --csv, --json or -o")
+        note(f"{counted(total - len(rows), 'more row')}: add a LIMIT, or use --csv, --json or -o")
 
 
 def _aligned(names: list[str], rows: list[list[object]]) -> None:
     """Plain columns, for pipes and files: no box, no colour, no wrapping."""
-    texts = [[show(value).replace("\\[", "[").replace("\n", "\\n") for value in row] for row in rows]
+    texts = [[show(value, _DIGITS).replace("\\[", "[").replace("\n", "\\n") for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
     numeric = [
         bool(rows) and all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(names))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gymdata.errors import printable
+from gymdata.errors import counted, printable
 from gymdata.validate.settings import ValidateConfig
 
 from .console import command_words, emit_json, facts, finish, grid, note, paragraphs
@@ -96,8 +97,10 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     turns = "" if what == "pairs" else f" {report.turns:,} turns,"
     size = f"{report.rollouts:,} {what},{turns} {report.tokens:,} tokens"
-    verdict = _many(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
-    verdict = f"{verdict}, {_many(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
+    verdict = (
+        counted(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
+    )
+    verdict = f"{verdict}, {counted(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
     verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
     rendered = {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}
     if rendered:
@@ -107,8 +110,9 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
         return
     listed = [v for v in report.violations if everything or v.severity != "info"]
     shown = listed if everything else _worth_a_line(listed)
+    lines = _line_numbers(shown, report.path)
     for violation in shown:
-        print(_line(violation, report.path))
+        print(_line(violation, report.path, lines))
         if violation.evidence is not None:
             print(_windows(violation.evidence))
     if len(listed) > len(shown):
@@ -144,18 +148,25 @@ def _windows(evidence: dict[str, Any]) -> str:
         marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
         lines.append(f"    {side}  {left}{marked}{right}")
     if len(lines) > 1 and (more := len(evidence["spans"]) - 1) > 0:
-        lines.append(f"    {_many(more, 'more place')} of this turn differ")
+        lines.append(f"    {counted(more, 'more place')} of this turn differ")
     return "\n".join(lines)
 
 
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}" + ("" if n == 1 else "s")
+def _line_numbers(shown: Iterable[Violation], path: str) -> dict[tuple[str, int], int]:
+    """(file, row) → its line in an editor, for files of JSON lines."""
+    from gymdata.store.lines import line_numbers
+
+    rows: dict[str, set[int]] = {}
+    for violation in shown:
+        rows.setdefault(violation.file or path, set()).add(violation.row)
+    return {(file, row): line for file, of in rows.items() for row, line in line_numbers(file, of).items()}
 
 
-def _line(v: Violation, path: str) -> str:
+def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:
     from gymdata.rollouts.violations import CODES
 
-    where = [f"{v.file or path}:{v.row}"]
+    file = v.file or path
+    where = [file, f"line {line}" if (line := lines.get((file, v.row))) is not None else f"row {v.row}"]
     if v.rollout_id:
         where.append(v.rollout_id)
     if v.turn is not None:

@@ -482,8 +482,8 @@ def filter(
     --------
     where: Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.
     group_where: Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.
-    dedupe: Keep one of the rollouts of a group with identical tokens.
-    best_n: Keep the best N rollouts per group.
+    dedupe: Keep one of the rollouts of a group with identical tokens: with --best-n the best, else the first.
+    best_n: Keep the best N rollouts per group, after --dedupe.
     best_by: Number that ranks rollouts for --best-n.
     balance: Keep the same number of rollouts per value of this column.
     split_by: Write a train and a test file, split by task.

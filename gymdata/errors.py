@@ -119,6 +119,35 @@ def printable(text: str, *, lines: bool = True) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
+def plural(value: int, noun: str, several: str | None = None) -> str:
+    """``noun`` for one, ``several`` (with an s added, where it is not given) for any other number."""
+    return noun if value == 1 else several or f"{noun}s"
+
+
+def counted(value: int, noun: str, several: str | None = None) -> str:
+    """A number with its noun, and what must agree with it: ``3 rollouts``, ``1 rollout has``."""
+    return f"{value:,} {plural(value, noun, several)}"
+
+
+def json_kind(value: object) -> str:
+    """What JSON calls a value: null, boolean, number, text, list, object. Others keep the name of their class."""
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int, "number"), (float, "number"), (str, "text"), (list, "list")):
+        if isinstance(value, kind):
+            return name
+    return "object" if isinstance(value, Mapping) else type(value).__name__
+
+
+def json_value(value: object) -> str:
+    """A value as a message names it: ``null``, ``true``, ``number 5``, the beginning of a ``text``; a list and an object
+    without what is in them."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    shown = isinstance(value, (str, int, float))
+    return f"{json_kind(value)} {str(value)[:60]}" if shown else json_kind(value)
+
+
 class GymdataError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is what a command ends with; ``code``: the validation code of the
     fault, where it has one."""
@@ -399,7 +428,9 @@ class DataError(GymdataError):
     @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
         return cls(
-            f"{path}: table {table} lacks the column(s) {', '.join(missing)} (has {', '.join(has[:20])})", code="S103"
+            f"{path}: table {table} lacks the {plural(len(missing), 'column')} {', '.join(missing)} "
+            f"(has {', '.join(has[:20])})",
+            code="S103",
         )
 
 
@@ -441,7 +472,7 @@ class StoreError(GymdataError):
     @classmethod
     def edited_task(cls, run: Path, task_ids: Sequence[str]) -> StoreError:
         return cls(
-            f"{run}: {len(task_ids)} task(s) were edited since rollouts of them were collected "
+            f"{run}: {counted(len(task_ids), 'task was', 'tasks were')} edited since rollouts of them were collected "
             f"(first: {task_ids[0]!r})",
             hint="give edited tasks a new task_id, or collect into another folder",
         )
@@ -564,7 +595,7 @@ class RewardError(OutsideError):
     def wrong_count(cls, name: str, got: int, expected: int, where: str) -> RewardError:
         """Which value belongs to which rollout cannot be known, so none is used."""
         return cls(
-            f"{name} returned {got} value(s) for {expected} rollout(s), expected one for each ({where})",
+            f"{name} returned {counted(got, 'value')} for {counted(expected, 'rollout')}, expected one for each ({where})",
             hint="return a list with one number, or None, per completion, in their order",
             fatal=True,
         )
@@ -588,8 +619,8 @@ class RewardError(OutsideError):
     @classmethod
     def wrong_turns(cls, name: str, got: int, turns: int, where: str) -> RewardError:
         return cls(
-            f"{name} returned {got} value(s) for a rollout with {turns} turn(s), expected a number, or one per turn "
-            f"({where})"
+            f"{name} returned {counted(got, 'value')} for a rollout with {counted(turns, 'turn')}, expected a number, "
+            f"or one per turn ({where})"
         )
 
     @classmethod

@@ -44,6 +44,11 @@ def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None)
     return "install a newer gymdata from where this one came from" + (f": {source}" if source else "")
 
 
+def checkout() -> Path | None:
+    """The checkout that this copy runs from; None for an installed copy."""
+    return _checkout(_PACKAGE)
+
+
 def _checkout(package: Path) -> Path | None:
     """The checkout that the running package lies in; None for an installed copy."""
     project = package.parent / "pyproject.toml"

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.urls import expanded
 
 #: Setting → what it needs beside it (or what must not be there), and whether that is so.
@@ -212,7 +212,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UsageError.bad_value(str(file), type(data).__name__, "a mapping of settings")
+        raise UsageError.bad_value(str(file), json_kind(data), "an object of settings")
     return data
 
 

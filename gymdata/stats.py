@@ -29,6 +29,15 @@ def unit_of(largest: npt.ArrayLike) -> Array:
     return np.where(size > _PLAIN, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
 
 
+def known_rewards(column: Any) -> Array:
+    """The rewards of an Arrow column as float64, (n,), NaN where there is none. The one rule of what counts as a reward: a
+    finite number. NaN and infinities are faults (R502), and count as no reward wherever rewards are counted or compared."""
+    import pyarrow.compute as pc
+
+    values = pc.fill_null(column, math.nan).to_numpy()
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 #: What ``group_statistic`` knows; prefixes of group columns, too: ``mean_reward``, ``max_n_turns``.
 STATISTICS = ("mean", "min", "max", "std", "sum")
 

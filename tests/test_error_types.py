@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from gymdata.errors import DataError, RewardError, reported
+from gymdata.errors import DataError, RewardError, counted, json_kind, json_value, reported
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rollouts.violations import Selection
@@ -74,3 +75,28 @@ def test_rewards_have_every_attribute_of_the_protocol(spec: str, tmp_path: Path)
     ((function, _),) = load_rewards([spec])
     assert isinstance(function, RewardFunction)
     assert (function.useless, function.bounded) == (None, False)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_no_text_leaves_the_plural_to_the_reader(file: Path):
+    """A message counts "1 row" and "2 rows", never "2 row(s)"."""
+    texts = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+    assert not [t.lineno for t in texts if isinstance(t.value, str) and re.search(r"(?<![({ ])\b[a-z]+\(s\)", t.value)]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "named"),
+    [
+        (None, "null", "null"), (True, "boolean", "true"), (7, "number", "number 7"), (2.5, "number", "number 2.5"),
+        ("high", "text", "text high"), ([1], "list", "list"), ({"a": 1}, "object", "object"), (b"", "bytes", "bytes"),
+    ],
+)  # fmt: skip
+def test_values_are_named_as_json_names_them(value: object, kind: str, named: str):
+    """What a file holds is null, text, a number, a list or an object, whatever the language that reads it calls them."""
+    assert (json_kind(value), json_value(value)) == (kind, named)
+
+
+def test_a_number_agrees_with_its_noun():
+    """One is singular, every other number plural, and so is what must agree with it."""
+    assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert [counted(n, "group has", "groups have") for n in (1, 2)] == ["1 group has", "2 groups have"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gymdata.tuning import ahead, in_order
+from gymdata.workers.tuning import ahead, in_order
 
 
 def test_items_come_in_order():

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from gymdata.audit.causes import RunMetadata
 from gymdata.audit.compare import LogprobComparison, worst
-from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.rollouts.logprobs import temperature_biases, truncations
 from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import ROLLOUTS
@@ -82,7 +82,7 @@ def disagreeing_runs(rollouts: pa.Table, compared: LogprobComparison, off: np.nd
     agree = np.setdiff1d(compared.rows, off)
     if not len(off) or not len(agree):
         return []
-    notes = [f"{len(agree):,} of {len(compared.rows):,} rollouts agree with the model, {len(off):,} do not"]
+    notes = [f"{len(agree):,} of {counted(len(compared.rows), 'rollout')} agree with the model, {len(off):,} do not"]
     for name in ("policy_hash", "policy_version", "temperature", "run_id"):
         column = rollouts[name]
         bad, good = (set(column.take(pa.array(rows)).to_pylist()) for rows in (off, agree))

@@ -19,7 +19,7 @@ from gymdata.audit.causes import Explanation, SuspectTokens
 from gymdata.audit.compare import LogprobComparison
 from gymdata.engines.port import PolicyModel
 from gymdata.engines.scoring import ToScore
-from gymdata.errors import DataError, RefusedError
+from gymdata.errors import DataError, RefusedError, counted
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
 from gymdata.rollouts.checks import POSITIVE_TOLERANCE
@@ -140,7 +140,7 @@ class Audit:
         report.left_out = {code: n for code, n in left.items() if n}
         if not parts:
             raise RefusedError(
-                f"none of {len(self.chosen):,} rollouts has token ids with log-probabilities to compare",
+                f"none of {counted(len(self.chosen), 'rollout')} has token ids with log-probabilities to compare",
                 code=(code := max(left, key=lambda code: left[code])),
                 hint=_NO_SAMPLER if code == "T213" else "`gymdata validate` lists what they lack",
             )

@@ -72,7 +72,7 @@ def audit(
         rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
         if not rollouts.num_rows:
             raise DataError.empty(sources[0], "rollouts")
-        refuse_duplicates(rollouts)
+        refuse_duplicates(rollouts, sources)
         require("train", "matplotlib")  # Before the work, not after it.
         facts, loaded = served or load_policy(named, config.dtype, config.device, config.batch_tokens)
         identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}

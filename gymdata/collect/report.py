@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
 from gymdata.public import Report, Row
 from gymdata.rewards.scheduler import PartTally
-from gymdata.stats import mean_ci
+from gymdata.stats import known_rewards, mean_ci
 
 COLUMNS = (
     "group_id",
@@ -101,7 +102,7 @@ class CollectSummary(Report):
         rows += [(name, count) for name, count in optional if count]
         if self.interrupted:
             then = (
-                f"{self.owed:,} rollouts are pending; rerun the same command to resume"
+                f"{counted(self.owed, 'rollout is', 'rollouts are')} pending; rerun the same command to resume"
                 if self.owed
                 else "nothing is pending"
             )
@@ -170,7 +171,7 @@ class CollectPlan(Report):
 
     def rows(self) -> list[Row]:
         rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
-        removed = f"{self.rollouts_removed:,} rollouts that are there"
+        removed = f"{counted(self.rollouts_removed, 'rollout that is there', 'rollouts that are there')}"
         return [
             ("tasks", self.tasks),
             *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),
@@ -205,12 +206,10 @@ def facts_of(rows: pa.Table) -> dict[str, Any]:
     """The part of a CollectSummary that the rows tell. ``rows``: the table of ``COLUMNS``."""
     n = rows.num_rows
     truncated = _sum(pc.equal(rows["status"], "truncated"))
-    scored = rows.filter(pc.is_valid(rows["reward"]))
-    # An infinite reward is a fault that validate names (R502); here it must not hide the rest.
-    finite = scored.filter(pc.is_finite(scored["reward"]))
+    scored = rows.filter(pa.array(np.isfinite(known_rewards(rows["reward"]))))
     mean, low, high = (
-        mean_ci(finite["reward"].to_numpy(), finite["group_id"].combine_chunks().dictionary_encode().indices.to_numpy())
-        if finite.num_rows
+        mean_ci(scored["reward"].to_numpy(), scored["group_id"].combine_chunks().dictionary_encode().indices.to_numpy())
+        if scored.num_rows
         else (math.nan, math.nan, math.nan)
     )
     return {

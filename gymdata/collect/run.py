@@ -33,7 +33,7 @@ from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
-from gymdata.errors import OutsideError, redacted, redacted_all
+from gymdata.errors import OutsideError, counted, redacted, redacted_all
 from gymdata.progress import Progress
 from gymdata.public import wrong_argument
 from gymdata.rewards import Rewards, given_rewards
@@ -43,9 +43,9 @@ from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.paths import placed_output, refuse_unwritable
 from gymdata.store.run import derived
-from gymdata.tuning import rare_collections
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
+from gymdata.workers.tuning import rare_collections
 
 __all__ = ["CollectPlan", "CollectSummary", "Parts", "collect", "plan"]
 
@@ -190,7 +190,7 @@ def _collect(
             done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
         except OutsideError as error:
             if error.fatal and (safe := run.sealed_rows + run.journal_rows):
-                error.hint = f"{safe:,} rollouts are safe; rerun the same command to resume"
+                error.hint = f"{counted(safe, 'rollout is', 'rollouts are')} safe; rerun the same command to resume"
             raise
         # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
         run.seal()

@@ -37,7 +37,7 @@ import xxhash
 
 from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_files
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
-from gymdata.errors import DataError
+from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task
 from gymdata.store import hash_file
@@ -106,7 +106,7 @@ class TaskFile:
         if count:
             self.shape.check_found({text for said in self.recognised for text in said}, row)
         else:
-            why = f" (skipped {self.skipped:,} rows; the first: {self.first_bad})" if self.skipped else ""
+            why = f" (skipped {counted(self.skipped, 'row')}; the first: {self.first_bad})" if self.skipped else ""
             raise DataError.empty(self.path, f"at least one task{why}")
 
     def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
@@ -123,7 +123,7 @@ class TaskFile:
         if not self.recognised:
             return []
         most = self.recognised.most_common(3)
-        found = [f"{', '.join(said)} ({n:,} task{'s' if n != 1 else ''})" for said, n in most]
+        found = [f"{', '.join(said)} ({counted(n, 'task')})" for said, n in most]
         return [f"{self.path}: {'; '.join(found)}{'; …' if len(self.recognised) > len(most) else ''}"]
 
     def _bad(self, error: DataError) -> None:

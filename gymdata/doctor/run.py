@@ -20,7 +20,7 @@ import gymdata
 from gymdata.doctor import packages
 from gymdata.doctor.stores import tried
 from gymdata.errors import GymdataError
-from gymdata.installed import NAME, install_command
+from gymdata.installed import install_command
 from gymdata.pairs.run import pairs
 from gymdata.public import Report, Row, path_of
 from gymdata.store.lock import Lock
@@ -122,7 +122,7 @@ def _packages(gpu: bool) -> Iterator[Check]:
 
 
 def _extras(gpu: bool) -> Iterator[Check]:
-    ours = packages.find(NAME)
+    ours = packages.own()
     if ours is None:
         yield Check("extras", "note", "unknown: gymdata runs from a folder that is not installed", "pip install -e .")
         return

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from gymdata import credit
 from gymdata.engines.port import Critic, PolicyModel
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
 from gymdata.experience.group_rewards import Shaped, ShapeSettings
@@ -186,7 +186,8 @@ class Crediting:
             known = np.bincount(self.groups[np.isfinite(self.scores)], minlength=len(self.group_ids))
             if small := int(((known > 0) & (known < config.pass_k)).sum()):
                 report.notes.append(
-                    f"{small:,} group(s) have fewer than {config.pass_k} scored rollouts (--pass-k): their advantages are 0"
+                    f"{counted(small, 'group has', 'groups have')} fewer than {config.pass_k} scored rollouts "
+                    "(--pass-k): their advantages are 0"
                 )
         return shaped
 
@@ -430,7 +431,7 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
 def _all_dropped(report: ExperiencesReport, rollouts: int) -> RefusedError:
     why = "; ".join(f"{len(groups):,} {reason.replace('_', ' ')}" for reason, groups in report.dropped_groups.items())
     return RefusedError(
-        f"nothing is left of {rollouts:,} rollouts: all groups are dropped ({why})",
+        f"nothing is left of {counted(rollouts, 'rollout')}: all groups are dropped ({why})",
         code="R503",
         hint="collect more rollouts per task at a higher temperature, or --zero-variance keep",
     )

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, kl_account, refuse_short_horizon, tokens_of
 from gymdata.experience.group_rewards import Shaped
@@ -30,7 +30,7 @@ from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, changed_rollouts, parent_of, run_folder, scores_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
-from gymdata.tuning import ahead
+from gymdata.workers.tuning import ahead
 
 
 def experience(
@@ -230,7 +230,7 @@ def _warn_of_sampler(teacher: dict[str, Any], sources: Sequence[str | Path], pro
     mine = sum(pc.sum(pc.equal(policies, teacher["policy_hash"])).as_py() or 0 for policies in batches)
     if mine and progress is not None:
         progress.message(
-            f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {of:,} rollouts: their "
+            f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {counted(of, 'rollout')}: their "
             "advantages of the teacher are 0 up to rounding, with which nothing is learned"
         )
 

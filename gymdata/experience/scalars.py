@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.stats import known_rewards
 from gymdata.store import scan_batches
 from gymdata.store.lineage import keys_of, refuse_repeats
 
@@ -48,7 +49,8 @@ class Scalars:
         found = cls._of(batches, named)
         if not len(found):
             raise DataError.empty(sources[0], "scored rollouts")
-        refuse_repeats(found.keys, (b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("rollout_id",))))
+        ids = (b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("rollout_id",)))
+        refuse_repeats(found.keys, ids, sources)
         return found
 
     @classmethod
@@ -58,7 +60,7 @@ class Scalars:
         for batch in batches:
             keys.append(keys_of(batch.column("rollout_id")))
             groups.append(batch.column("group_id").dictionary_encode())
-            numbers["reward"].append(pc.fill_null(batch.column("reward"), np.nan).to_numpy())
+            numbers["reward"].append(known_rewards(batch.column("reward")))
             numbers["truncated"].append(pc.equal(batch.column("status"), "truncated").to_numpy(zero_copy_only=False))
             numbers["temperature"].append(batch.column("temperature").to_numpy())
             numbers["generated"].append(batch.column("n_generated_tokens").to_numpy())

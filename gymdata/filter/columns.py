@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.filter.conditions import Kind, unknown_column
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.stats import STATISTICS, group_statistic
+from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
 from gymdata.store.lineage import concat, named_scores, refuse_duplicates, scores_of
 from gymdata.store.lines import decode
@@ -92,7 +92,7 @@ def load_columns(
     table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
-    refuse_duplicates(table)
+    refuse_duplicates(table, sources)
     columns = RolloutColumns(table)
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
@@ -146,7 +146,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
     if name in _COUNTS:
         counted = np.ones(table.num_rows, bool)
         if name == "n_scored":
-            counted = np.isfinite(pc.fill_null(table["reward"], np.nan).to_numpy())
+            counted = np.isfinite(known_rewards(table["reward"]))
         per_group = np.bincount(columns.groups, weights=counted).astype(np.float64)
     else:
         what, _, of = name.partition("_")
@@ -174,6 +174,8 @@ def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:
         spelt, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
         exact = np.array([float(str(value)) for value in spelt])
         return pa.array(exact[codes], pa.float64(), from_pandas=True), "number"
+    if name == "reward":
+        return pa.array(known_rewards(column), from_pandas=True), "number"
     numbers = column.cast(pa.float64(), safe=False)
     return pa.array(numbers.to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True), "number"
 
@@ -200,7 +202,7 @@ class _TaskFields:
             raise unknown_column(f"task.{path}", [f"task.{name}" for name in self.names()], where)
         kinds = {_KINDS[one] for one in types if one in _KINDS}
         if not types <= _KINDS.keys() or len(kinds) > 1:
-            met = ", ".join(sorted(one.__name__ for one in types))
+            met = ", ".join(sorted({json_kind(value) for value in values if value is not None}))
             raise UsageError.bad_value(where, f"task.{path}", f"a field with one kind of value; tasks have {met}")
         kind: Kind = next(iter(kinds), "text")
         if kind == "number":

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, counted
 
 Kind = Literal["number", "text", "boolean"]
 _MOST_CHARACTERS = 10_000
@@ -189,7 +189,8 @@ class _Reader:
                 return self._compare(node)
             case ast.Call():
                 return self._call(node)
-        raise self._refuse(node, f"{type(node).__name__} is not part of the language", None)
+        can = "comparisons, and, or, not, + - * /, in, is null, and functions"
+        raise self._refuse(node, f"this is not part of the language: it has {can}", None)
 
     def _constant(self, node: ast.expr, value: Any) -> Value:
         if isinstance(value, bool):
@@ -246,7 +247,7 @@ class _Reader:
         kinds, _ = FUNCTIONS[name]
         open_ended = kinds[-1].endswith("…")
         if node.keywords or (len(node.args) < 2 if open_ended else len(node.args) != len(kinds)):
-            expected = "two or more values" if open_ended else f"{len(kinds)} value(s)"
+            expected = "two or more values" if open_ended else f"{counted(len(kinds), 'value')}"
             raise self._refuse(node, f"{name} takes {expected}", None)
         return Operation(name, tuple(map(self.read, node.args)))
 

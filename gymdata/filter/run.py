@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.filter import conditions
 from gymdata.filter.columns import RolloutColumns, category_name, load_columns
 from gymdata.filter.expressions import evaluate, is_true
@@ -57,7 +57,10 @@ class FilterReport(Report):
 
     def rows(self) -> list[Row]:
         split = len(self.sides) > 1
-        sides = {side: f"{n['rollouts']:,} rollouts of {n['tasks']:,} tasks" for side, n in self.sides.items()}
+        sides = {
+            side: f"{counted(n['rollouts'], 'rollout')} of {counted(n['tasks'], 'task')}"
+            for side, n in self.sides.items()
+        }
         return [
             ("rollouts", f"{self.rollouts_out:,} of {self.rollouts_in:,}"),
             ("groups", f"{self.groups_out:,} of {self.groups_in:,}"),
@@ -111,8 +114,10 @@ def _filter(
     funnel = _run(plan, columns, sources)
     if not funnel.alive.any():
         reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+        most = max(funnel.steps, key=lambda step: step.rows_in - step.rows_out)
         raise RefusedError(
-            f"none of the {len(funnel.alive):,} rollouts is left ({reasons})", hint="nothing was written"
+            f"none of {counted(len(funnel.alive), 'rollout')} is left ({reasons})",
+            hint=f"nothing was written; loosen --{most.name}, which dropped {sum(most.dropped.values()):,} ({most.detail})",
         )
     sides = _sides(columns.table, funnel.alive, config)
     report = FilterReport(
@@ -165,10 +170,10 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
             answer = _answer(expression, columns)
             unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
             funnel.condition(name, expression.text, is_true(answer), unknown)
+    score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False) if config.best_n else None
     if config.dedupe:
-        funnel.dedupe(_generations(sources, len(index)), index)
-    if config.best_n:
-        score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False)
+        funnel.dedupe(_generations(sources, len(index)), index, score)
+    if config.best_n and score is not None:
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
         funnel.balance(plan.balance, *_categories(columns.values[plan.balance]), config.seed)

@@ -23,8 +23,11 @@ class FilterConfig(Config):
     group_where: list[str] = pydantic.Field(
         default_factory=list, description='Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.'
     )
-    dedupe: bool = pydantic.Field(False, description="Keep one of the rollouts of a group with identical tokens.")
-    best_n: int | None = pydantic.Field(None, ge=1, description="Keep the best N rollouts per group.")
+    dedupe: bool = pydantic.Field(
+        False,
+        description="Keep one of the rollouts of a group with identical tokens: with --best-n the best, else the first.",
+    )
+    best_n: int | None = pydantic.Field(None, ge=1, description="Keep the best N rollouts per group, after --dedupe.")
     best_by: str = pydantic.Field("reward", description="Number that ranks rollouts for --best-n.")
     balance: str | None = pydantic.Field(None, description="Keep the same number of rollouts per value of this column.")
     split_by: Literal["task"] | None = pydantic.Field(None, description="Write a train and a test file, split by task.")

@@ -63,9 +63,11 @@ class Funnel:
         """Keep the rows for which a condition is true."""
         self.drop(name, text, {"a value is missing": unknown, "not true": ~true})
 
-    def dedupe(self, keys: Array, index: Array) -> None:
-        """Keep, of the rows of a group with one ``key``, that with the lowest ``index``. A key of 0 is nobody's double."""
-        double = self._after_first(1, keys != 0, of=[self._groups, keys], order=[index])
+    def dedupe(self, keys: Array, index: Array, score: Array | None = None) -> None:
+        """Keep, of the rows of a group with one ``key``, that with the highest finite ``score``, if there are scores; of
+        equal ones that with the lowest ``index``. A key of 0 is nobody's double."""
+        ranked = [] if score is None else [np.where(np.isfinite(score), -score + 0.0, np.inf)]
+        double = self._after_first(1, keys != 0, of=[self._groups, keys], order=[*ranked, index])
         self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
     def best(self, n: int, by: str, score: Array, index: Array) -> None:

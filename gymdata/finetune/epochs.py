@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gymdata.errors import GymdataError, OutsideError, RefusedError
+from gymdata.errors import GymdataError, OutsideError, RefusedError, counted
 from gymdata.finetune import figures
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
 from gymdata.finetune.port import CollectOrder, TrainerAdapter, TrainingJob, TrajectoryBuilder
@@ -145,7 +145,7 @@ class _Run:
         result = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
         if result["exit_code"]:
             raise RefusedError(
-                f"epoch {epoch}: the rollouts have {result.get('errors', 'some'):,} error(s)",
+                f"epoch {epoch}: the rollouts have {counted(result['errors'], 'error') if 'errors' in result else 'errors'}",
                 hint=f"gymdata validate {run}",
             )
         return {"warnings": result.get("warnings")}

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import orjson
 
-from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideError, RewardError, UsageError
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideError, RewardError, UsageError, counted
 from gymdata.finetune.port import CollectOrder, Commands, JobStatus, TrainingJob
 from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
 from gymdata.progress import Progress
@@ -161,13 +161,14 @@ class CollectingBuilder:
         result = self._commands.run(["collect", "--config", str(file)], log, progress)
         if result.get("reward_faults"):
             first = next((part["first_error"] for part in result["parts"].values() if part["failed"]), None)
-            why = f"{result['reward_faults']:,} rollouts could not be scored" + (f"; first: {first}" if first else "")
+            why = f"{counted(result['reward_faults'], 'rollout')} could not be scored"
+            why += f"; first: {first}" if first else ""
             raise RewardError(why, hint=f"the whole log is {log}; mend the reward and run the same command again")
         wanted = int(result["tasks"]) * own["num_rollouts"]
         missing = wanted - int(result["rollouts"])
         if result["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:
             error = GymdataError(
-                f"{missing:,} of {wanted:,} rollouts are missing, allow_missing is {allow_missing:g}",
+                f"{missing:,} of {counted(wanted, 'rollout')} are missing, allow_missing is {allow_missing:g}",
                 hint=f"{order.output}/failures.jsonl says why; the same command tries again (see max_attempts)",
             )
             error.exit_code = EXIT_FAULTS

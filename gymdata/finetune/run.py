@@ -21,7 +21,7 @@ from typing import Any
 
 from gymdata.collect.task_shapes import TEXT_FILES
 from gymdata.curriculum import CurriculumConfig
-from gymdata.errors import DataError, OutsideError, UsageError, redacted, require
+from gymdata.errors import DataError, OutsideError, UsageError, counted, redacted, require
 from gymdata.finetune.config_file import Overrides, find, for_validation, load, part_of, shipped, target_of
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.finetune.port import Commands, Trainer, TrainerAdapter, TrajectoryBuilder
@@ -413,7 +413,8 @@ def _check_lag(config: FinetuneConfig, where: str) -> None:
     llm, loop = _llm(config), config.finetuning
     if llm.base_url is not None and loop.deploy is None and loop.num_epochs - 1 > loop.max_policy_lag:
         raise UsageError(
-            f"{where}: {llm.base_url} keeps serving the first policy, {loop.num_epochs - 1} version(s) behind in the last "
+            f"{where}: {llm.base_url} keeps serving the first policy, {counted(loop.num_epochs - 1, 'version')} "
+            "behind in the last "
             f"epoch, and max_policy_lag is {loop.max_policy_lag}",
             hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
         )

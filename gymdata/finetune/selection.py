@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.curriculum import CurriculumConfig, GroupStats, group_statistics, select_groups
-from gymdata.errors import RefusedError
+from gymdata.errors import RefusedError, counted
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, hash_file, read_run_json, read_table, scan_batches
 from gymdata.store.paths import RUN_JSON
@@ -66,7 +66,7 @@ def select(
     stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
     if not any(one.n > one.n_unscored for one in stats):
         raise RefusedError(
-            f"epoch {epoch}: none of {rows.num_rows:,} rollouts has a finite score", code="R501",
+            f"epoch {epoch}: none of {counted(rows.num_rows, 'rollout')} has a finite score", code="R501",
             hint="name a reward that applies to these tasks in finetuning.reward_function",
         )  # fmt: skip
     chosen = select_groups(stats, epoch, curriculum)

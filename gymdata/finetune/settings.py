@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pydantic
 
 from gymdata.collect.settings import CollectConfig
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, counted
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.judge.settings import JudgeConfig
 from gymdata.pairs.settings import PairsConfig
@@ -277,7 +277,7 @@ class FinetuningSection(Config):
         lag = max(self.collect_every - 1, 0)
         if lag > self.max_policy_lag:
             raise ValueError(
-                f"collect_every {self.collect_every} trains on rollouts {lag} version(s) old, max_policy_lag is "
+                f"collect_every {self.collect_every} trains on rollouts {counted(lag, 'version')} old, max_policy_lag is "
                 f"{self.max_policy_lag}: raise it, or collect more often"
             )
         return self

@@ -19,9 +19,9 @@ from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store.columns import to_rows
 from gymdata.store.tables import scan_source
-from gymdata.tuning import rare_collections
 from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
+from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     import pyarrow as pa

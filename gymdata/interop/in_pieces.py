@@ -19,10 +19,10 @@ from gymdata.interop.nemo_gym.rebuild import NotRebuilt, PromptRebuilder
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.columns import build, to_rows
 from gymdata.store.tables import row_batches
-from gymdata.tuning import rare_collections
 from gymdata.workers.arrow import packed, unpacked
 from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
+from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat

@@ -29,7 +29,7 @@ from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, placed_output
 from gymdata.store.run_json import differences, replacing
-from gymdata.tuning import rare_collections
+from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gymdata import genrm
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, counted
 from gymdata.genrm.aggregate import Sizes
 from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
@@ -175,7 +175,7 @@ class PairwiseJudge:
             return Judged(match, "refused", None, raw, usage, record["refused"], cached)
         verdict = self._verdict(record)
         if verdict is None:
-            reason = f"no verdict in {record['tries']} answer(s)" if raw.strip() else "empty response"
+            reason = f"no verdict in {counted(record['tries'], 'answer')}" if raw.strip() else "empty response"
             return Judged(match, "unparsed", None, raw, usage, reason, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata import genrm
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, counted
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import (
     COLUMNS,
@@ -42,7 +42,7 @@ from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
 from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, placed_output
-from gymdata.tuning import rare_collections
+from gymdata.workers.tuning import rare_collections
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,7 +83,7 @@ class JudgeSummary(Report):
             *((name.replace("_", " "), rate_text(b, b["n"])) for name, b in self.bias.items() if "ci95" in b),
             (
                 "cycles a > b > c > a",
-                f"{self.bias['cycles']['triples']:,} in {self.bias['cycles']['groups']:,} group(s)",
+                f"{self.bias['cycles']['triples']:,} in {counted(self.bias['cycles']['groups'], 'group')}",
             ),
             ("written to", self.path),
         ]

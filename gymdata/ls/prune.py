@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, GymdataError, StoreError, UsageError
-from gymdata.ls.run import Output, below_top, described, output_of, parent_path
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
+from gymdata.ls.run import Output, below, below_top, described, output_of, parent_path, unfinished_output
+from gymdata.ls.unfinished import Unfinished
 from gymdata.progress import LOG_FILES
 from gymdata.public import Paths, Report, Row, path_of, paths_of
 from gymdata.store import find_run_json, hash_file
@@ -36,7 +37,8 @@ _TEMPORARY = re.compile(r"\.(.+)\.tmp|(.+)\.torn")
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None where
-    nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: files beside them that it did not write."""
+    nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: files beside them that it did not write;
+    ``state``: as ``gymdata ls`` has it."""
 
     path: str
     kind: str
@@ -44,6 +46,7 @@ class Pruned:
     changed: str
     needed_by: str | None
     left: tuple[str, ...] = ()
+    state: str = "complete"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,7 +71,7 @@ class PruneReport(Report):
             ("deleted" if self.deleted else "not needed", _sum(self.idle)),
         ]
         if left := [file for output in self.idle for file in output.left]:
-            rows.append(("not gymdata's, left", f"{len(left):,} file{'s' if len(left) != 1 else ''}"))
+            rows.append(("not gymdata's, left", counted(len(left), "file")))
         if self.lost:
             rows.append(("parents not found", ", ".join(self.lost)))
         return rows
@@ -93,6 +96,7 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
         )
     wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]
     _refuse_open(top)
+    begun = [one for one in below(top) if isinstance(one, Unfinished)]
     found = {run_json: output_of(top, run_json) for run_json in described(top)}
     needed, lost = _needed(top, found, wanted)
     if not needed:
@@ -100,24 +104,32 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
             f"{top}: no trained model is below it, so all of its outputs would count as not needed",
             hint="name a folder with trained models, or what is to stay with --keep",
         )
-    outputs = tuple(_pruned(run_json, output, needed) for run_json, output in found.items())
+    kept = {one.run_json: _kept(one, found, needed, wanted) for one in begun}
+    outputs = [_pruned(run_json, output, needed) for run_json, output in found.items()]
+    outputs += [_pruned_unfinished(top, one, kept[one.run_json]) for one in begun]
     if delete:
+        for one in begun:
+            if kept[one.run_json] is None:
+                _delete_unfinished(one)
         # Inner ones first: a folder goes when nothing is left in it.
         for run_json in sorted(found.keys() - needed.keys(), key=lambda file: -len(file.parts)):
             if found[run_json].state != "damaged":
                 _delete(run_json)
-    return PruneReport(str(top), outputs, delete, tuple(sorted(lost)))
+    return PruneReport(str(top), tuple(sorted(outputs, key=lambda one: one.path)), delete, tuple(sorted(lost)))
 
 
 def _sum(outputs: Iterable[Pruned]) -> str:
     some = list(outputs)
-    return f"{len(some):,} output{'s' if len(some) != 1 else ''}, {sum(one.bytes for one in some) / 1e6:,.1f} MB"
+    return f"{counted(len(some), 'output')}, {sum(one.bytes for one in some) / 1e6:,.1f} MB"
 
 
 def _refuse_open(top: Path) -> None:
     """Raises StoreError for what is being written below ``top``, and for a training whose inputs are not recorded yet."""
     for lock in sorted(top.rglob(LOCK)):
         refuse_held(lock.parent)
+    for one in below(top):
+        if isinstance(one, Unfinished):
+            refuse_held(one.lock.parent, one.lock.name)
     for job in sorted(top.rglob("job/job.json")):
         if not (job.parents[1] / RUN_JSON).is_file():
             raise StoreError(
@@ -199,7 +211,29 @@ def _pruned(run_json: Path, output: Output, needed: Mapping[Path, str]) -> Prune
         by = "not known: its run.json is damaged"
     ours = list(_ours(run_json))
     left = _others(run_json, ours) if by is None else ()
-    return Pruned(output.path, output.kind, sum(file.stat().st_size for file in ours), output.changed, by, tuple(left))
+    size = sum(file.stat().st_size for file in ours)
+    return Pruned(output.path, output.kind, size, output.changed, by, tuple(left), output.state)
+
+
+def _kept(
+    one: Unfinished, found: Mapping[Path, Output], needed: Mapping[Path, str], wanted: Iterable[Path]
+) -> str | None:
+    """What keeps an output that is not whole: --keep, or the finetuning run that it is a part of."""
+    place = one.place.resolve()
+    for keep in wanted:
+        if keep.resolve() in (place, *place.parents):
+            return f"--keep {keep}"
+    around = (
+        file for file, output in found.items() if output.kind == "finetune" and file.parent in one.run_json.parents
+    )
+    return next((needed[file] for file in around if file in needed), None)
+
+
+def _pruned_unfinished(top: Path, one: Unfinished, by: str | None) -> Pruned:
+    output, folder = unfinished_output(top, one), one.run_json.parent
+    others = [f for f in sorted(folder.iterdir()) if f.is_file() and f not in one.files] if one.whole else []
+    left = tuple(str(file) for file in others if file.name not in LOG_FILES)
+    return Pruned(output.path, output.kind, output.bytes, output.changed, by, left if by is None else (), output.state)
 
 
 def _place(run_json: Path) -> Path:
@@ -244,6 +278,23 @@ def _others(run_json: Path, ours: Iterable[Path]) -> Iterator[str]:
         if folder.is_dir():
             described_here = {_place(file) for file in folder.glob(f"*.{RUN_JSON}")} | set(folder.glob(f"*.{RUN_JSON}"))
             yield from (str(f) for f in sorted(folder.iterdir()) if f.is_file() and f not in known | described_here)
+
+
+def _delete_unfinished(one: Unfinished) -> None:
+    """As ``_delete``. The lock goes last."""
+    folder = one.run_json.parent
+    lock = Lock(folder, one.lock.name)
+    try:
+        for file in [*one.files, *((folder / name for name in LOG_FILES) if one.whole else ())]:
+            if file != one.lock:
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError.from_os(folder, error) from error
+    finally:
+        lock.remove()
+    if one.whole:
+        with contextlib.suppress(OSError):  # something that is not ours is in it
+            folder.rmdir()
 
 
 def _delete(run_json: Path) -> None:

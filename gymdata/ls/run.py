@@ -1,13 +1,14 @@
 """``gymdata ls``: every run and stage output below a folder, from its run.json and the files beside it.
 
-Invariants: nothing is written; a file is counted once, for the nearest run.json above or beside it.
+Invariants: nothing is written; a file is counted once, for the nearest run.json above or beside it, or for the output that
+has none yet.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, row_counts
 from gymdata.ls.remote import listed
+from gymdata.ls.unfinished import Unfinished, is_unfinished, unfinished_in
 from gymdata.public import Report, Row, path_of
 from gymdata.store.objects.places import is_spool, is_url, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, segments
@@ -52,14 +54,40 @@ def ls(path: str | Path = ".") -> LsReport:
     top = Path(path_of(path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
-    return LsReport(str(top), tuple(output_of(top, found) for found in described(top)))
+    found = [unfinished_output(top, one) if isinstance(one, Unfinished) else output_of(top, one) for one in below(top)]
+    return LsReport(str(top), tuple(found))
+
+
+def below(top: Path) -> Iterator[Path | Unfinished]:
+    """Every run.json below a folder, and every output that has none yet, but for those of spools: what they mirror is
+    elsewhere."""
+    for folder, inside, files in os.walk(top):
+        inside[:] = sorted(name for name in inside if not is_spool(Path(folder, name)))
+        here = Path(folder)
+        yield from (here / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
+        yield from unfinished_in(here, files)
 
 
 def described(top: Path) -> Iterator[Path]:
-    """Every run.json below a folder, but for those of spools: what they mirror is elsewhere."""
-    for folder, below, files in os.walk(top):
-        below[:] = sorted(name for name in below if not is_spool(Path(folder, name)))
-        yield from (Path(folder, name) for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
+    """Every run.json that ``below`` finds."""
+    return (one for one in below(top) if isinstance(one, Path))
+
+
+def unfinished_output(top: Path, found: Unfinished) -> Output:
+    files = [file.stat() for file in found.files]
+    return Output(
+        path=below_top(top, found.place),
+        kind=found.stage,
+        rows=None,
+        bytes=sum(file.st_size for file in files),
+        changed=_latest(files),
+        parents=(),
+        state=found.state,
+    )
+
+
+def _latest(files: Sequence[os.stat_result]) -> str:
+    return dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds")
 
 
 def output_of(top: Path, run_json: Path) -> Output:
@@ -83,19 +111,20 @@ def output_of(top: Path, run_json: Path) -> Output:
         kind=str(facts.get("stage", "unknown")),
         rows=_rows(place, facts),
         bytes=sum(file.st_size for file in files),
-        changed=dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds"),
+        changed=_latest(files),
         parents=tuple(below_top(top, parent) for parent in parents),
         state="parents missing" if lost and state == "complete" else state,
     )
 
 
 def own_files(place: Path) -> Iterator[Path]:
-    """The files of a folder, without those that another run.json describes."""
-    for folder, below, files in os.walk(place):
+    """The files of a folder, without those of other outputs in it."""
+    for folder, inside, files in os.walk(place):
         here = Path(folder)
-        below[:] = [name for name in below if not (here / name / RUN_JSON).is_file()]
+        inside[:] = [n for n in inside if not (here / n / RUN_JSON).is_file() and not is_unfinished(here / n)]
         others = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
-        yield from (here / name for name in files if name.removesuffix(_BESIDE) not in others)
+        begun = {file.name for one in unfinished_in(here, files) for file in one.files}
+        yield from (here / name for name in files if name.removesuffix(_BESIDE) not in others and name not in begun)
 
 
 def _rows(place: Path, facts: Mapping[str, Any]) -> int | None:

@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.schema import ROLLOUTS
@@ -218,7 +218,8 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
     if faults:
         more = f"; … and {len(faults) - 3:,} more" if len(faults) > 3 else ""
         raise RefusedError(
-            f"{len(faults):,} rollout(s) are in several runs with different contents: {'; '.join(faults[:3])}{more}",
+            f"{counted(len(faults), 'rollout is', 'rollouts are')} in several runs with different contents: "
+            f"{'; '.join(faults[:3])}{more}",
             code="D701",
             hint="they were sampled twice under one run ID: leave one of the runs out",
         )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError
+from gymdata.errors import RefusedError, counted
 from gymdata.pairs import select
 from gymdata.pairs.contents import COLUMNS, CONTENTS
 from gymdata.pairs.in_pieces import Contents, in_pieces, refuse_changed
@@ -27,7 +27,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.store.lineage import rows_of, vocabulary
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 #: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
 BATCH_ROWS = 4_096
@@ -167,7 +167,8 @@ def _refuse_without_tokens(n_sequences: Array) -> None:
     without = int((n_sequences == 0).sum())
     if without:
         raise RefusedError(
-            f"{without:,} of {len(n_sequences):,} rollouts have no token ids, so no pair of them can be trained as sampled",
+            f"{without:,} of {counted(len(n_sequences), 'rollout')} have no token ids, so no pair of them can "
+            "be trained as sampled",
             code="T205",
             hint="collect with gymdata, import files that carry token ids, or render ids with `gymdata tokenize`",
         )

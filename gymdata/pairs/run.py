@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import genrm
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
 from gymdata.pairs.candidates import Candidates, PairBatches
@@ -42,7 +42,7 @@ from gymdata.store.lineage import (
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead, read_coded
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 _SCALARS = (
     "rollout_id", "task_id", "group_id", "rollout_index", "status", "reward", "n_breaks", "n_context_tokens",
@@ -50,9 +50,24 @@ _SCALARS = (
 )  # fmt: skip
 
 
+#: What to change where nothing came of the candidates, by the reason that dropped most of them.
+_INSTEAD = {
+    "tie": "collect more rollouts per task, or at a higher temperature",
+    "margin": "lower --min-margin",
+    "not_in_both_positions": "judge in both positions, or --order any",
+    "order_flipped": "--order any takes comparisons of one position, too",
+    "other_prompt": "--fork extends prompts to where the two rollouts diverge",
+    "identical": "collect at a higher temperature",
+    "several_sequences": "`gymdata validate` shows where rollouts branch",
+    "truncated": "--truncated keep, or collect with a larger --max-tokens",
+    "length_balance": "raise --length-balance",
+}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class PairsReport(Report):
     """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
+    ``ok``: there are pairs.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``sides`` counts the pairs of each;
     ``left_out`` counts rollouts that were never candidates (breaks, branches); ``counts`` accounts for everything else.
@@ -71,6 +86,10 @@ class PairsReport(Report):
     _tables: dict[str, pa.Table] = field(default_factory=dict)
     #: Of each written file what it was when it was written: of another one these would not be the pairs.
     _written: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.counts.pairs > 0
 
     @property
     def table(self) -> pa.Table:
@@ -186,7 +205,7 @@ def _build(
     rollouts = read_coded(sources, ROLLOUTS, columns, ("task_id", "group_id", "status"))
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
-    refuse_duplicates(rollouts)
+    refuse_duplicates(rollouts, sources)
     score_name, scores, scored_by = scores_of(sources, rollouts, name)
     rollouts = rollouts.append_column("score", scores)
     sound, left_out = _without_breaks(rollouts, config.breaks)
@@ -217,13 +236,39 @@ def _build(
     whole = PairBatches(candidates, *kept, source=made_from, score_name=score_name, fork=bool(config.fork))
     if n := whole.n_rendered:
         whole = replace(whole, rendered=True)
-        notes.append(f"{n:,} of {len(whole):,} pairs have ids rendered from text, not sampled (T213): no logprobs")
+        notes.append(
+            f"{n:,} of {counted(len(whole), 'pair')} have ids rendered from text, not sampled (T213): no logprobs"
+        )
     made = _sides(whole, config)
     sides = {side: len(one) for side, one in made.items()}
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
         report.comparisons.update(_account(direct, frame))
+    if not report.ok:
+        notes.append(_no_pairs(report))
     return report, scored_by, made
+
+
+def _no_pairs(report: PairsReport) -> str:
+    """What became of the rollouts and candidates where no pair came of them, and what to change."""
+    counts = report.counts
+    dropped = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
+    found = [
+        *((n, f"{n:,} left out for {why}") for why, n in report.left_out.items()),
+        (counts.rollouts_unscored, f"{counted(counts.rollouts_unscored, 'rollout')} not scored"),
+        (counts.groups_too_small, f"{counted(counts.groups_too_small, 'group')} with fewer than two scored rollouts"),
+        (counts.groups_without_variance, f"{counted(counts.groups_without_variance, 'group')} without variance"),
+        (len(dropped), "dropped: " + ", ".join(f"{n:,} {reason}" for reason, n in dropped.items())),
+    ]
+    reasons = "; ".join(text for n, text in found if n)
+    instead = "collect more rollouts per task, or score those that have no score"
+    if dropped:
+        most = max(counts.dropped, key=lambda reason: counts.dropped[reason])
+        instead = _INSTEAD.get(most, "`gymdata show RUN` shows the rollouts")
+    elif any(report.left_out.values()):
+        instead = "`gymdata validate` shows where the breaks are"
+    gave = f"{counted(counts.rollouts, 'rollout')} of {counted(counts.groups, 'group')} gave"
+    return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {instead}"
 
 
 def pairs_of_run(path: str | Path) -> list[Path] | None:
@@ -276,7 +321,8 @@ def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[s
     count = int(broken.sum())
     if count and breaks == "refuse":
         raise RefusedError(
-            f"{count:,} of {rollouts.num_rows:,} rollouts have breaks: their turns are no single sequence of sampled tokens",
+            f"{count:,} of {counted(rollouts.num_rows, 'rollout')} have breaks: their turns are no single "
+            "sequence of sampled tokens",
             code="T200",
             hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
         )
@@ -287,7 +333,8 @@ def _count_branches(rollouts: pa.Table, breaks: str) -> int:
     count = int(pc.sum(pc.greater(rollouts["n_sequences"], 1)).as_py() or 0)
     if count and breaks == "refuse":
         raise RefusedError(
-            f"{count:,} rollouts branch into several token sequences, so there is no single answer to prefer",
+            f"{counted(count, 'rollout branches', 'rollouts branch')} into several token sequences, so there is "
+            "no single answer to prefer",
             code="T211",
             hint="`--breaks drop` makes pairs from the others",
         )

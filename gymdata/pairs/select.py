@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.rollouts.ragged import Array, Ragged, first_like
 from gymdata.rollouts.schema import PAIRS, conform
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 Strategy = Literal["best-worst", "all", "adjacent"]
 STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
@@ -160,7 +160,8 @@ def _refuse_far_apart(frame: pa.Table, pairs: _Candidates) -> None:
     names = [frame["rollout_id"][int(ordered.row[at])].as_py() for at in sides]
     scores = [f"{ordered.score[at]:g}" for at in sides]
     raise RefusedError(
-        f"{len(far):,} pair(s) have a margin beyond float64 (first: rollouts {names[0]} and {names[1]}, scores {scores[0]} "
+        f"{counted(len(far), 'pair has', 'pairs have')} a margin beyond float64 (first: rollouts {names[0]} and "
+        f"{names[1]}, scores {scores[0]} "
         f"and {scores[1]})",
         code="R502",
         hint="score on a smaller scale, or leave these rollouts out: `gymdata filter --where 'abs(reward) < 1e100'`",

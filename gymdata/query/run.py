@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.public import path_of, wrong_argument
 from gymdata.query.guard import Limits, check_statement, stopping_after
 from gymdata.query.types import json_value, printable, python_values
@@ -250,9 +250,5 @@ def too_wide(value: object, most: int = 60) -> str | None:
     text = str(value)
     if len(text) <= most:
         return None
-    count = (
-        f" ({len(value):,} item{'' if len(value) == 1 else 's'})"
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else ""
-    )
+    count = f" ({counted(len(value), 'item')})" if isinstance(value, Sequence) and not isinstance(value, str) else ""
     return text[: most - len(count) - 1] + "…" + count

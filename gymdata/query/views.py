@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, GymdataError
+from gymdata.errors import DataError, GymdataError, counted
 from gymdata.query.guard import Limits, lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.journal import FAILURES
@@ -296,7 +296,8 @@ class Views:
             ).fetchone()
             if found is not None and found[0]:
                 warn(
-                    f"{found[0]:,} rollouts are there more than once (first: {found[1]}): their rows are counted as often"
+                    f"{counted(found[0], 'rollout is', 'rollouts are')} there more than once (first: "
+                    f"{found[1]}): their rows are counted as often"
                 )
 
     def _reward_names(self, body: str) -> list[str]:

@@ -52,11 +52,6 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1_000 else f"{value:,.0f}"
 
 
-def many(n: int, what: str) -> str:
-    """A count of something: ``1 task``, ``2,000 tasks``."""
-    return f"{n:,} {what}" + ("" if n == 1 else "s")
-
-
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round numbers within the bounds."""
     span = high - low

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from gymdata.report.charts import Chart, escape, many, of_histogram, of_rates, of_series, svg
+from gymdata.errors import counted
+from gymdata.report.charts import Chart, escape, of_histogram, of_rates, of_series, svg
 from gymdata.report.stages import EPOCH_CURVES, curve
 from gymdata.rollouts.violations import CODES
 
@@ -149,10 +150,12 @@ def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
     for run in runs:
         name = f"{run['path']}: " if len(runs) > 1 else ""
         if (checked := run["validation"]) is not None:
-            faults = many(checked["errors"], "error") if checked["errors"] else "no errors" if name else "No errors"
-            sentences.append(f"{name}{faults}, {checked['trainable']:,} of {checked['rollouts']:,} rollouts trainable.")
+            faults = counted(checked["errors"], "error") if checked["errors"] else "no errors" if name else "No errors"
+            rollouts = counted(checked["rollouts"], "rollout")
+            sentences.append(f"{name}{faults}, {checked['trainable']:,} of {rollouts} trainable.")
         if run["rewards"] and run["rewards"]["rollouts"] > run["rewards"]["n"]:
-            sentences.append(f"{name}{run['rewards']['n']:,} of {run['rewards']['rollouts']:,} rollouts have a reward.")
+            rewards = run["rewards"]
+            sentences.append(f"{name}{rewards['n']:,} of {counted(rewards['rollouts'], 'rollout')} have a reward.")
     return " ".join(sentences)
 
 
@@ -253,7 +256,7 @@ def _reward_table(run: Mapping[str, Any]) -> str:
     rows += [(name, one["mean"], _ends(one["ci95"]), one["n"]) for name, one in parts.items()]
     rows += [(f"pass@{one['k']}", one["value"], _ends(one["ci95"]), one["tasks"]) for one in run["pass_at_k"]]
     groups = rewards["groups"]
-    line = f"{many(groups['of_several'], 'group')} of several rollouts: {groups['mixed']:,} with different rewards"
+    line = f"{counted(groups['of_several'], 'group')} of several rollouts: {groups['mixed']:,} with different rewards"
     told = (
         f'<p class="soft">{line}, {groups["without_variance"]:,} without variance.</p>' if groups["of_several"] else ""
     )
@@ -292,14 +295,16 @@ def _validation(checked: Mapping[str, Any] | None) -> str:
         (f"{code} {CODES[code].name}", CODES[code].severity, n, checked["behavior"].get(code) or CODES[code].meaning)
         for code, n in checked["by_code"].items()
     ]
-    found = [many(checked[f"{kind}s"], kind) for kind in ("error", "warning")]
-    line = f"{', '.join(found)}; {checked['trainable']:,} of {checked['rollouts']:,} rollouts can be trained on."
+    found = [counted(checked[f"{kind}s"], kind) for kind in ("error", "warning")]
+    line = (
+        f"{', '.join(found)}; {checked['trainable']:,} of {counted(checked['rollouts'], 'rollout')} can be trained on."
+    )
     table = _table(("code", "severity", "findings", "meaning"), rows) if rows else ""
     return f'<div class="card"><p>{line}</p>{table}</div>'
 
 
 def _example(name: str, row: Mapping[str, Any]) -> str:
-    size = many(row["n_generated_tokens"], "token")
+    size = counted(row["n_generated_tokens"], "token")
     title = f"{escape(name)}: task {escape(row['task_id'])}, reward {text(row['reward'])}, {size}"
     faults = sorted({v["code"] for v in row["violations"] if v["severity"] == "error"})
     told = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
@@ -351,17 +356,18 @@ def _epochs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def left_out(row: Mapping[str, Any]) -> str:
     """What an epoch did not train on, and why."""
-    reasons = [f"{many(n, 'group')}: {why}" for why, n in (row.get("groups_left_out") or {}).items()]
+    reasons = [f"{counted(n, 'group')}: {why}" for why, n in (row.get("groups_left_out") or {}).items()]
     reasons += [
-        f"{many(n, 'rollout')}: {why.replace('_', ' ')}" for why, n in (row.get("rollouts_left_out") or {}).items()
+        f"{counted(n, 'rollout')}: {why.replace('_', ' ')}" for why, n in (row.get("rollouts_left_out") or {}).items()
     ]
     reasons += [
-        f"{many(n, 'pair candidate')}: {why.replace('_', ' ')}" for why, n in (row.get("pairs_dropped") or {}).items()
+        f"{counted(n, 'pair candidate')}: {why.replace('_', ' ')}"
+        for why, n in (row.get("pairs_dropped") or {}).items()
     ]
     for name, what in (("unscored", "without a score"), ("missing", "missing"),
                        ("too_old_left_out", "of policies that are too old")):  # fmt: skip
         if row.get(name):
-            reasons.append(f"{many(row[name], 'rollout')} {what}")
+            reasons.append(f"{counted(row[name], 'rollout')} {what}")
     if row.get("skipped"):
         reasons.append(f"not trained: {row['skipped']}")
     return "; ".join(reasons) or "nothing"
@@ -370,9 +376,8 @@ def left_out(row: Mapping[str, Any]) -> str:
 def _stages(run: Mapping[str, Any]) -> str:
     rows = []
     for one in run["pairs"]:
-        told = (
-            f"{many(one['pairs'], 'pair')} of {many(one['tasks'], 'task')}, mean margin {text(one['margin']['mean'])}"
-        )
+        told = f"{counted(one['pairs'], 'pair')} of {counted(one['tasks'], 'task')}"
+        told += f", mean margin {text(one['margin']['mean'])}"
         sizes = f"{text(one['chosen_tokens'])} tokens chosen, {text(one['rejected_tokens'])} rejected"
         rows.append((one["path"], f"{told}; {sizes}; chosen is longer in {text(one['chosen_longer'])}"))
     for one in run["judge"]:
@@ -382,9 +387,9 @@ def _stages(run: Mapping[str, Any]) -> str:
         failed = f", {one['failed']:,} failed" if one["failed"] else ""
         rows.append((one["path"], f"{one['name']}: {one['scored']:,} scored{failed}, mean {text(one['mean'])}"))
     for one in run["experiences"]:
-        made = [many(one[f"{what}s"], what) for what in ("sequence", "rollout", "group")]
+        made = [counted(one[f"{what}s"], what) for what in ("sequence", "rollout", "group")]
         told = f"{made[0]} of {made[1]} and {made[2]}"
-        sizes = f"{one['trained_tokens']:,} of {one['tokens']:,} tokens to train on"
+        sizes = f"{one['trained_tokens']:,} of {counted(one['tokens'], 'token')} to train on"
         signs = f"positive in {text(one['positive'])}"
         rows.append((one["path"], f"{told}; {sizes}; mean advantage {text(one['advantage']['mean'])}, {signs}"))
     for one in run["training"]:
@@ -405,7 +410,7 @@ def _lineage(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _compared(figures: Mapping[str, Any]) -> str:
     flips, difference = figures["flips"], figures["difference"]
-    up = f'<span class="up">{many(flips["up"], "task")} went up</span>'
+    up = f'<span class="up">{counted(flips["up"], "task")} went up</span>'
     down = f'<span class="down">{flips["down"]:,} down</span>'
     apart = [f"{difference[f'only_{side}']:,} that only the {side} run has scored" for side in ("first", "second")
              if difference[f"only_{side}"]]  # fmt: skip

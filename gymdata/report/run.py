@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, UsageError, shown
+from gymdata.errors import DataError, UsageError, counted, shown
 from gymdata.public import Report, Row, path_of
-from gymdata.report.charts import many
 from gymdata.report.compare import comparison
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.settings import ReportConfig
@@ -26,7 +25,7 @@ from gymdata.store.lineage import parent_paths
 from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
-from gymdata.tuning import give_back
+from gymdata.workers.tuning import give_back
 
 __all__ = ["ReportPage", "report"]
 
@@ -206,9 +205,9 @@ def compared_headline(compared: Mapping[str, Any]) -> str:
     d = compared["difference"]
     if d["binary"]:
         sides = f"{percent(d['before'])} → {percent(d['after'])}, {100 * d['rate']:+.1f} points"
-        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {many(d['n'], 'task')}"
+        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {counted(d['n'], 'task')}"
     moved = f"reward {d['before']:.3f} → {d['after']:.3f}, {d['rate']:+.3f}"
-    return f"{moved}{_signed(d['ci95'], 1.0, 3)}, {many(d['n'], 'task')}"
+    return f"{moved}{_signed(d['ci95'], 1.0, 3)}, {counted(d['n'], 'task')}"
 
 
 def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:
@@ -223,14 +222,14 @@ def _headline(found: Mapping[str, Any]) -> str:
     first, last, d = (measured.get(key) or {} for key in ("first", "last", "difference"))
     if d.get("rate") is not None:
         sides = f"{percent(first['rate'])} → {percent(last['rate'])}, {100 * d['rate']:+.1f} points"
-        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {many(d['n'], 'held-out task')}"
+        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {counted(d['n'], 'held-out task')}"
     rewards = found["rewards"]
     if rewards is not None:
         # The others are of no task that a figure is about.
         scored = "scored " if rewards["n"] < rewards["rollouts"] else ""
-        size = f"{many(rewards['n'], scored + 'rollout')} of {many(rewards['tasks'], 'task')}"
+        size = f"{counted(rewards['n'], scored + 'rollout')} of {counted(rewards['tasks'], 'task')}"
         if rewards["mean"] is None:
-            return f"{many(rewards['rollouts'], 'rollout')}, none scored"
+            return f"{counted(rewards['rollouts'], 'rollout')}, none scored"
         if rewards["binary"]:
             text = f"{percent(rewards['mean'])} correct{span(rewards['ci95'], 100.0)}"
         else:
@@ -242,7 +241,7 @@ def _headline(found: Mapping[str, Any]) -> str:
     if found["epochs"]:
         rewards = [row["reward_mean"] for row in found["epochs"] if row.get("reward_mean") is not None]
         moved = f", training reward {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else ""
-        return f"{many(len(found['epochs']), 'epoch')}{moved}"
+        return f"{counted(len(found['epochs']), 'epoch')}{moved}"
     if found["training"]:
         one = found["training"][0]
         loss = one["curves"].get("loss")
@@ -250,12 +249,12 @@ def _headline(found: Mapping[str, Any]) -> str:
         return f"{one['stage']}: {one['steps'] or 0:,} steps, {one['trained_tokens'] or 0:,} tokens{moved}"
     if found["pairs"]:
         n, tasks = (sum(one[key] for one in found["pairs"]) for key in ("pairs", "tasks"))
-        return f"{many(n, 'pair')} of {many(tasks, 'task')}"
+        return f"{counted(n, 'pair')} of {counted(tasks, 'task')}"
     if found["experiences"]:
         return "; ".join(map(_experiences_headline, found["experiences"]))
     if found["scores"] and not found["judge"]:
         return "; ".join(
-            f"{one['name']}: {many(one['scored'], 'score')}, "
+            f"{one['name']}: {counted(one['scored'], 'score')}, "
             + (f"mean {one['mean']:.3f}" if one["mean"] is not None else "no value")
             for one in found["scores"]
         )
@@ -263,11 +262,11 @@ def _headline(found: Mapping[str, Any]) -> str:
     first = found["judge"][0]["bias"].get("position_bias") or {}
     rate = first.get("rate")
     won = "" if rate is None else f", the first position won {percent(rate)}{span(first.get('ci95'), 100.0)}"
-    return many(sum(counts.values()), "comparison") + won
+    return counted(sum(counts.values()), "comparison") + won
 
 
 def _experiences_headline(one: Mapping[str, Any]) -> str:
-    size = f"{many(one['sequences'], 'sequence')} of {many(one['groups'], 'group')}"
+    size = f"{counted(one['sequences'], 'sequence')} of {counted(one['groups'], 'group')}"
     rate = one["positive"]["rate"]
     signs = f", advantage positive in {percent(rate)} of sequences" if rate is not None else ""
-    return f"{size}, {many(one['trained_tokens'], 'token')} to train on{signs}"
+    return f"{size}, {counted(one['trained_tokens'], 'token')} to train on{signs}"

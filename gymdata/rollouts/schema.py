@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, counted, plural
 
 SCHEMA_KEY = b"gymdata.schema"
 VERSION_KEY = b"gymdata.version"
@@ -407,13 +407,15 @@ def conform(data: pa.Table, table: Table, where: str = "table") -> pa.Table:
         raise DataError.missing_columns(where, table.name, missing, data.column_names)
     unknown = [c for c in data.column_names if c not in table.schema.names]
     if unknown:
-        raise DataError(f"{where}: table {table.name} has no column(s) {', '.join(unknown)}")
+        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {', '.join(unknown)}")
     fields = [f for f in table.schema if f.name in data.column_names]
     columns = []
     for f in fields:
         column = data.column(f.name)
         if not f.nullable and column.null_count:
-            raise DataError(f"{where}: column {f.name!r} of {table.name} has {column.null_count} null value(s)")
+            raise DataError(
+                f"{where}: column {f.name!r} of {table.name} has {counted(column.null_count, 'null value')}"
+            )
         try:
             columns.append(column if column.type == f.type else column.cast(f.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -10,14 +10,14 @@ microseconds.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, counted, json_kind, json_value, plural
 from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.schema import MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
 from gymdata.store.lines import NON_FINITE
@@ -83,13 +83,13 @@ def reshape(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _reshape_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
     names = {field.name for field in array.type}
     if extra := names - {f.name for f in kind}:
-        raise pa.ArrowInvalid(f"unknown field(s) {', '.join(sorted(extra))}")
+        raise pa.ArrowInvalid(_unknown_fields(extra))
     children = []
     flat = dict(zip([f.name for f in array.type], array.flatten(), strict=True))
     for f in kind:
         child = reshape(flat[f.name], f.type) if f.name in flat else pa.nulls(len(array), f.type)
         if not f.nullable and child.null_count > array.null_count:
-            raise pa.ArrowInvalid(f"field {f.name!r} has {child.null_count} null value(s)")
+            raise pa.ArrowInvalid(f"field {f.name!r} has {counted(child.null_count, 'null value')}")
         children.append(child)
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
@@ -102,7 +102,7 @@ def _check_keys(rows: Iterable[Any], table: Table) -> None:
             raise _MismatchError("", _describe(row), "an object")
         if not row.keys() <= known:
             extra = sorted(row.keys() - known)
-            raise _MismatchError("", f"unknown field(s) {', '.join(extra)}", f"the columns of {table.name}")
+            raise _MismatchError("", _unknown_fields(extra), f"the columns of {table.name}")
         for name in table.required():
             if name not in row and not table.schema.field(name).nullable:
                 raise _MismatchError(name, "nothing", "a value")
@@ -159,7 +159,7 @@ def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
     """The objects of all ``values``, one after the other."""
     names = set().union(*(one.of for one in values))
     if unknown := names - {f.name for f in kind}:
-        raise _MismatchError("[]", f"unknown field(s) {', '.join(sorted(unknown))}", "those of the schema")
+        raise _MismatchError("[]", _unknown_fields(unknown), "those of the schema")
     children = []
     for f in kind:
         name = f.name
@@ -194,9 +194,7 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
     known = frozenset(f.name for f in kind)
     if not set().union(*values) <= known:
         wrong = next(value for value in values if not value.keys() <= known)
-        raise _MismatchError(
-            "", f"unknown field(s) {', '.join(sorted(wrong.keys() - known))}", ", ".join(sorted(known))
-        )
+        raise _MismatchError("", _unknown_fields(wrong.keys() - known), ", ".join(sorted(known)))
     children = []
     for f in kind:
         # Arrow makes the name each time that it is wanted.
@@ -223,7 +221,7 @@ def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:
     accepted = {*types, type(None)} if f.nullable else {*types}
     if not set(map(type, values)) <= accepted:
         wrong = next(v for v in values if type(v) not in accepted)
-        raise _MismatchError("", "null" if wrong is None else _describe(wrong), _expected(f.type))
+        raise _MismatchError("", _describe(wrong), _expected(f.type))
 
 
 def _named_values(value: Any) -> Any:
@@ -335,8 +333,14 @@ def _as_object(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _describe(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json_value(value)
     text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"
+    return f"{json_kind(value)} {text if len(text) <= 60 else text[:57] + '…'}"
+
+
+def _unknown_fields(names: Collection[str]) -> str:
+    return f"unknown {plural(len(names), 'field')} {', '.join(sorted(names))}"
 
 
 def _expected(kind: pa.DataType) -> str:

@@ -6,6 +6,7 @@ same name that was stored while collecting.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.errors import RefusedError, StoreError, UsageError, counted
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
+from gymdata.stats import known_rewards
 from gymdata.store import hash_file, read_run_json, read_table
 from gymdata.store.objects.fetching import described
 from gymdata.store.objects.places import is_url
@@ -90,9 +92,9 @@ def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
     return [line for source in sources for line in changed_files(resolve(source, ROLLOUTS), ROLLOUTS)]
 
 
-def refuse_duplicates(rollouts: pa.Table) -> None:
-    """Raises RefusedError when a rollout is there more than once."""
-    refuse_repeats(keys_of(rollouts["rollout_id"]), rollouts["rollout_id"].chunks)
+def refuse_duplicates(rollouts: pa.Table, sources: Sequence[str | Path]) -> None:
+    """Raises RefusedError when a rollout is there more than once. ``sources``: the paths that they were read from."""
+    refuse_repeats(keys_of(rollouts["rollout_id"]), rollouts["rollout_id"].chunks, sources)
 
 
 def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
@@ -105,7 +107,7 @@ def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     return np.concatenate(found) if found else np.empty(0, np.uint64)
 
 
-def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array]) -> None:
+def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], sources: Sequence[str | Path]) -> None:
     """``refuse_duplicates`` of those that ``keys_of`` gave ``keys``; ``ids``, in chunks, are read only where keys are equal,
     which different ids may have."""
     ordered = np.sort(keys)
@@ -123,10 +125,22 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array]) -> Non
     extra = len(named) - pc.count_distinct(named).as_py()
     if extra:
         raise RefusedError(
-            f"{extra:,} rollout(s) are there more than once",
+            f"{counted(extra, 'rollout is', 'rollouts are')} there more than once",
             code="D701",
-            hint="`gymdata validate` lists them; give each file once",
+            hint=_how_to_see_repeats(sources),
         )
+
+
+def _how_to_see_repeats(sources: Sequence[str | Path]) -> str:
+    """The command that lists rollouts which are under ``sources`` more than once."""
+    files = [found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)]
+    if twice := next((file for file in files if files.count(file) > 1), None):
+        return f"{twice} is given twice: give each file once"
+    given = " ".join(shlex.quote(str(source)) for source in sources)
+    if len(sources) == 1:
+        return f"`gymdata validate {given} --select D701` lists them"
+    sql = "SELECT rollout_id, count(*) AS n FROM rollouts GROUP BY 1 HAVING n > 1"
+    return f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
 
 
 def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
@@ -144,16 +158,17 @@ def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
 def scores_of(
     sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
 ) -> tuple[str, pa.ChunkedArray, list[Path]]:
-    """The score's name, one score a rollout, and the files of a re-scoring that it came from.
+    """The score's name, one score a rollout (null for none, see ``known_rewards``), and the files of a re-scoring that it
+    came from.
 
     A re-scoring that was made on purpose is preferred to the part of the same name that was stored while collecting.
     """
     if name is None:
-        return "reward", rollouts["reward"], []
+        return "reward", _known(rollouts["reward"]), []
     found = [table for source in sources if (table := _rescored(source, name)) is not None]
     if found:
         rows = pa.concat_tables([table for _, table in found])
-        return name, _last_values(rollouts, rows), [folder for folder, _ in found]
+        return name, _known(_last_values(rollouts, rows)), [folder for folder, _ in found]
     parts = rollouts["rewards"].combine_chunks()
     flat = parts.flatten()
     names = flat.field("name")
@@ -165,7 +180,11 @@ def scores_of(
     is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
     values_of = np.full(len(parts), np.nan)
     values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
-    return name, pa.chunked_array([pa.array(values_of)]), []
+    return name, _known(pa.chunked_array([pa.array(values_of)])), []
+
+
+def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(known_rewards(scores), from_pandas=True)])
 
 
 def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:

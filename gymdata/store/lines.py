@@ -7,20 +7,22 @@ store knows no format but its own: others are named in one table, and nothing of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from gymdata.errors import DataError
-from gymdata.store.paths import BOM, Source
+from gymdata.store.paths import BOM, Source, resolve
 
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
@@ -92,6 +94,18 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         raise
     except (OSError, EOFError) as error:
         raise DataError.unreadable(source.path, f"{error} (after line {number})") from error
+
+
+def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
+    """The 1-based line of each of these 0-based rows in a JSONL file, as editors count: blank lines are no rows. Rows that
+    cannot be found are left out; empty for files of other kinds."""
+    numbers: dict[int, int] = {}
+    with contextlib.suppress(DataError, OSError):
+        for source in resolve(path) if Path(path).is_file() and rows else ():
+            if source.kind == "jsonl":
+                lines = enumerate(islice(iter_lines(source), max(rows) + 1))
+                numbers |= {row: number for row, (number, _) in lines if row in rows}
+    return numbers
 
 
 def _plain_lines(source: Source) -> Iterator[bytes]:

@@ -15,8 +15,9 @@ import datetime as dt
 import fcntl
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -28,9 +29,12 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 class Lock:
     """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when nothing
-    can be written there. ``wait``: for the holder to be done, in place of StoreError.locked."""
+    can be written there. ``wait``: for the holder to be done, in place of StoreError.locked; ``about``: more to
+    write there, for those who find the lock of a killed process (``holder_of``)."""
 
-    def __init__(self, folder: Path, name: str = LOCK, *, wait: bool = False) -> None:
+    def __init__(
+        self, folder: Path, name: str = LOCK, *, wait: bool = False, about: Mapping[str, object] | None = None
+    ) -> None:
         self._path = folder / name
         try:
             self._fd = claim(self._path, wait=wait)
@@ -40,7 +44,8 @@ class Lock:
             raise StoreError.from_os(self._path, error) from error
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, orjson.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": started}), 0)
+        holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
+        os.pwrite(self._fd, orjson.dumps({**holder, **(about or {})}), 0)
         _held.add(self)
 
     def release(self) -> None:
@@ -134,12 +139,19 @@ def claim(path: Path, *, wait: bool = False) -> int:
         os.close(fd)
 
 
-def _describe(path: Path) -> str:
+def holder_of(path: Path) -> dict[str, Any]:
+    """Who holds the lock ``path``, or held it and was killed: ``pid``, ``host``, ``since``, and what it told about its
+    work; empty for what is no lock, and for one that was released."""
     try:
         holder = orjson.loads(path.read_bytes())
-        return f"pid {holder['pid']} on {holder['host']}, since {holder['since']}"
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
-        return "holder not known"
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return holder if isinstance(holder, dict) and holder.keys() >= {"pid", "host", "since"} else {}
+
+
+def _describe(path: Path) -> str:
+    holder = holder_of(path)
+    return f"pid {holder['pid']} on {holder['host']}, since {holder['since']}" if holder else "holder not known"
 
 
 def _forget_all() -> None:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import xxhash
 from pyarrow.fs import LocalFileSystem
 
-from gymdata.errors import DataError, GymdataError
+from gymdata.errors import DataError, GymdataError, counted
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
 from gymdata.store.objects.places import mirrored
@@ -116,7 +116,7 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
                     seen += batch.num_rows
                     yield batch
             if seen != rows:
-                raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
+                raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {counted(rows, 'row')}")
 
         return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -157,7 +157,7 @@ class StreamedDataset(VerifiedDataset):
             table = pa.Table.from_arrays(batch.select(names).columns, schema=schema)
             yield table if filter is None else table.filter(filter)
         if seen != rows:
-            raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {rows:,} rows")
+            raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {counted(rows, 'row')}")
 
 
 @dataclass
@@ -224,7 +224,7 @@ def _refuse_other_types(schema: pa.Schema, table: Table, where: str) -> None:
         raise DataError.missing_columns(where, table.name, missing, schema.names)
     for field in schema:
         if field.name not in table.schema.names:
-            raise DataError(f"{where}: table {table.name} has no column(s) {field.name}")
+            raise DataError(f"{where}: table {table.name} has no column {field.name}")
         wanted = table.schema.field(field.name)
         if not _fits(field.type, wanted.type):
             raise DataError(f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {wanted.type}")
@@ -258,7 +258,7 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
                     for name in opened.schema_arrow.names:
                         rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
                         if read.num_rows != rows:
-                            what = f"column {name!r} has {read.num_rows:,} of {rows:,} rows"
+                            what = f"column {name!r} has {read.num_rows:,} of {counted(rows, 'row')}"
                             return DataError.damaged(file, what)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             return broken_parquet(file, error)

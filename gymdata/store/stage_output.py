@@ -183,7 +183,8 @@ class StageOutput:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(made_folder(self.folder))
-            stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock").remove)
+            about = {"stage": self.stage, "files": list(self.names)}
+            stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock", about=about).remove)
             stack.callback(self._drop_parts)
             self._recover()
             self._outgoing = Outgoing.of(self.run_json, self.overwrite)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, counted, plural
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, other_rows, reshape, to_rows
 from gymdata.store.journal import read_rows
@@ -26,8 +26,8 @@ from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Part, Source, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.tuning import ahead
 from gymdata.workers.arrow import packed, unpacked
+from gymdata.workers.tuning import ahead
 
 T = TypeVar("T")
 ROW_GROUP_TOKENS = 4_000_000
@@ -286,7 +286,7 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
 def _refuse_short(where: str, rows: int, expected: int) -> None:
     """What a footer says of one column can be damaged: it is then read as a shorter one."""
     if rows != expected:
-        raise DataError.damaged(where, f"{rows:,} of {expected:,} rows can be read")
+        raise DataError.damaged(where, f"{rows:,} of {counted(expected, 'row')} can be read")
 
 
 def scan_source(
@@ -428,7 +428,7 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
     """``data`` with the types, order and metadata of the schema; columns asked for and not there are null."""
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
-        raise DataError(f"{where}: table {table.name} has no column(s) {', '.join(unknown)}")
+        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {', '.join(unknown)}")
     fields, columns = [], []
     for name in names if names is not None else present:
         field = table.schema.field(name)
@@ -444,7 +444,7 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
             message = f"{where}: column {name!r} of {table.name}: got {column.type}, expected {field.type}: {error}"
             raise DataError(message) from error
         if not field.nullable and column.null_count:
-            raise DataError(f"{where}: column {name!r} of {table.name} has {column.null_count} null value(s)")
+            raise DataError(f"{where}: column {name!r} of {table.name} has {counted(column.null_count, 'null value')}")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
 

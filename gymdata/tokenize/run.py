@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.breaks import Reading, relations
@@ -155,7 +155,8 @@ def _refuse_other_tokenizer(identity: dict[str, Any], facts: dict[str, Any], rep
     was = identity.get("tokenizer_hash")
     if report.sampled and was is not None and was != facts["tokenizer_hash"]:
         raise UsageError(
-            f"--tokenizer {report.tokenizer}: {report.sampled:,} rollouts were sampled with another tokenizer",
+            f"--tokenizer {report.tokenizer}: {counted(report.sampled, 'rollout was', 'rollouts were')} sampled "
+            "with another tokenizer",
             hint="give the tokenizer of their model, or leave them out with `gymdata filter`",
         )
 

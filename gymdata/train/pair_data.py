@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from gymdata.errors import DataError, RefusedError
+from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
@@ -206,7 +206,7 @@ class Cost:
         if not (self.pairs_cut or self.left_out):
             return None
         return (
-            f"--max-length {self.max_length}: {self.pairs_cut:,} of {self.pairs:,} pairs are cut, "
+            f"--max-length {self.max_length}: {self.pairs_cut:,} of {counted(self.pairs, 'pair')} are cut, "
             f"{len(self.identical):,} left out because both sides would be identical, {len(self.nothing_left):,} left out "
             f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
         )
@@ -272,7 +272,8 @@ def training_pairs(
     if same.any():
         row = int(np.flatnonzero(same)[0])
         raise RefusedError(
-            f"{where}: {int(same.sum())} pair(s) have the same tokens as chosen and rejected (first: row {first_row + row}, "
+            f"{where}: {counted(int(same.sum()), 'pair has', 'pairs have')} the same tokens as chosen and "
+            f"rejected (first: row {first_row + row}, "
             f"pair {ids[row]})",
             code="P601",
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
@@ -336,7 +337,7 @@ def _pair_sequences(pairs: pa.Table, names: list[str], where: str, first_row: in
                 row = int(wrong[0])
                 message = (
                     f"{where}, row {first_row + row}, pair {names[row]}: {name}_{what} has {got[row]} entries, "
-                    f"{name}_ids has {lengths[row]} ({len(wrong)} such row(s))"
+                    f"{name}_ids has {lengths[row]} ({counted(len(wrong), 'such row')})"
                 )
                 raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
     tokens, part = Ragged.interleaved([prompt, sides[0]["ids"], prompt, sides[1]["ids"]])
@@ -367,7 +368,8 @@ def _check_masks(sequences: NamedSequences, where: str) -> None:
     untrained = np.flatnonzero(sequences.by_sequence[0] == 0)
     if len(untrained):
         raise RefusedError(
-            f"{where}: {len(untrained)} side(s) of pairs have no generated token to train on (first: "
+            f"{where}: {counted(len(untrained), 'side of a pair has', 'sides of pairs have')} no generated "
+            "token to train on (first: "
             f"{sequences.names[untrained[0]]})",
             code="T205",
             hint="these rollouts have no token data, or their generations are empty; collect them with gymdata",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gymdata.engines.model_identity import ModelFacts, check_tokenizer
-from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
+from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError, counted
 from gymdata.experience.settings import COMPARING
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
@@ -148,7 +148,7 @@ class TrainReport(Report):
         fed = (proof.get("epochs") or [{}])[-1]
         if proof["equal"] or not fed.get("equal"):
             return {True: "match", False: "MISMATCH"}.get(proof["equal"])
-        return f"match as far as they went: {fed['count']:,} of {proof['file']['count']:,} tokens"
+        return f"match as far as they went: {fed['count']:,} of {counted(proof['file']['count'], 'token')}"
 
 
 def train_dpo(
@@ -632,7 +632,8 @@ def _check_pack_length(length: int, data: TrainingData, source: str) -> None:
         shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in order[: min(longer, 4)])
         more = f" and {longer - 4:,} more" if longer > 4 else ""
         raise UsageError(
-            f"--pack-length {length}: {longer:,} of {len(lengths):,} sequences of {source} have more tokens: {shown}{more}",
+            f"--pack-length {length}: {longer:,} of {counted(len(lengths), 'sequence')} of {source} have more "
+            f"tokens: {shown}{more}",
             hint=f"--pack-length {lengths.max()} holds them all; --max-length {length} cuts them and prints what that costs",
         ).at("--pack-length", length, f"at least {lengths.max()}")
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_rendered
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, offsets_of, places
@@ -64,7 +64,7 @@ class LengthCost:
         if len(self.nothing_trained) == self.sequences:
             why = f"with --max-length {self.max_length} " if self.max_length else ""
             raise RefusedError(
-                f"{where}: {why}none of {self.sequences:,} sequences has a trained token left",
+                f"{where}: {why}none of {counted(self.sequences, 'sequence')} has a trained token left",
                 code="T205",
                 hint="give a --max-length that reaches beyond the prompts" if self.max_length else None,
             )
@@ -74,7 +74,8 @@ class LengthCost:
         if not (self.sequences_cut or self.nothing_trained):
             return None
         return (
-            f"{self.sequences_cut:,} of {self.sequences:,} sequences are cut, {len(self.nothing_trained):,} left out "
+            f"{self.sequences_cut:,} of {counted(self.sequences, 'sequence')} are cut, "
+            f"{len(self.nothing_trained):,} left out "
             f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
         )
 
@@ -152,7 +153,8 @@ def twice(where: str) -> DataError:
 def lacking_weights(where: str, name: str, lacking: int, rows: int) -> DataError:
     """Some rows have a weight and some do not."""
     return DataError(
-        f"{where}: {name} is missing in {lacking:,} of {rows:,} rows", hint="give it in every row, or drop the column"
+        f"{where}: {name} is missing in {lacking:,} of {counted(rows, 'row')}",
+        hint="give it in every row, or drop the column",
     )
 
 
@@ -212,7 +214,7 @@ def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: 
                 row, token = weights.locate(at[0])
                 raise RefusedError(
                     f"{where}: {name} of token {token} of {sequences.names[row]} is {values[at[0]]:g}, {why} "
-                    f"({len(at):,} such token(s))"
+                    f"({counted(len(at), 'such token')})"
                 )
     return found
 
@@ -271,7 +273,7 @@ def _refuse_not_finite(what: str, numbers: Ragged, sequences: NamedSequences, wh
     if len(bad):
         raise RefusedError(
             f"{where}: {what} of {sequences.names[numbers.locate(bad[0])[0]]} is {numbers.values[bad[0]]} on a trained "
-            f"token ({len(bad):,} such token(s))",
+            f"token ({counted(len(bad), 'such token')})",
             code="R502",
         )
 
@@ -285,7 +287,7 @@ def _beside(
         row = int(wrong[0])
         raise RefusedError(
             f"{where}: row {first_row + row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
-            f"{ids.lengths[row]} ({len(wrong):,} such row(s))",
+            f"{ids.lengths[row]} ({counted(len(wrong), 'such row')})",
             code="L301" if name == "logprobs" else None,
         )
     return lists
@@ -420,7 +422,7 @@ def rollouts_to_train(
     if not len(chosen):
         floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
         raise RefusedError(
-            f"{where}: none of {len(rows):,} rollouts has a reward to be chosen by{floor}",
+            f"{where}: none of {counted(len(rows), 'rollout')} has a reward to be chosen by{floor}",
             code="R501",
             hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
         )
@@ -492,7 +494,7 @@ def _alternatives_per_token(rollouts: pa.Table, where: str) -> int:
         first = int(owner[bare][0]) if bare.any() else 0
         n = len(np.unique(owner[bare])) if bare.any() else len(column)
         raise RefusedError(
-            f"{where}: {n:,} of {len(column):,} rollouts have no top_log_probs to distill (first: "
+            f"{where}: {n:,} of {counted(len(column), 'rollout')} have no top_log_probs to distill (first: "
             f"{rollouts['rollout_id'][first].as_py()})",
             hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
         )
@@ -699,7 +701,7 @@ def rollouts_to_label(
     known = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
     if not known:
         raise RefusedError(
-            f"{where}: none of {table.num_rows:,} rollouts has a reward",
+            f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
             code="R501",
             hint="score them with `gymdata score RUN --reward …`",
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from gymdata.errors import json_value
 from gymdata.store.lines import NON_FINITE
 
 _ABSENT = object()
@@ -110,7 +111,7 @@ def check_types(value: Mapping[str, Any], types: Mapping[str, str], where: str, 
             continue
         kind = wanted.removesuffix("?")
         if not _FITS[kind](given):
-            raise BadRow("S102", where + name, turn=turn, expected=_EXPECTED[kind], got=kind_of(given))
+            raise BadRow("S102", where + name, turn=turn, expected=_EXPECTED[kind], got=json_value(given))
 
 
 def _is_text(value: Any) -> bool:
@@ -184,9 +185,3 @@ _EXPECTED = {
     "spans": "a list of {version, start, end}",
     "bool": "true or false",
 }
-
-
-def kind_of(value: Any) -> str:
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return f"{type(value).__name__} {str(value)[:60]}"
-    return type(value).__name__

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, counted, json_kind, json_value
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import (
     ROLES,
@@ -39,7 +39,6 @@ from gymdata.validate.json_columns import (
     BadRow,
     UnknownKey,
     check_types,
-    kind_of,
     record_unknown_key,
     reject_duplicate_keys,
 )
@@ -92,7 +91,7 @@ def scan(source: Source, strange: dict[str, UnknownKey]) -> Iterator[Evidence | 
 def unknown_keys(strange: Mapping[str, UnknownKey]) -> Iterator[Violation]:
     """What ``scan`` counted in a whole file."""
     for key, seen in strange.items():
-        detail = f"unknown key {key!r} in {seen.rows:,} row(s), which nothing reads"
+        detail = f"unknown key {key!r} in {counted(seen.rows, 'row')}, which nothing reads"
         yield Violation(
             "S102", seen.first, expected="a column of the table", got=key, detail=detail, severity="warning"
         )
@@ -123,7 +122,7 @@ def _read(number: int, line: bytes) -> _Row:
     except (ValueError, RecursionError) as error:
         raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
-        raise BadRow("S101", f"got {type(value).__name__}, expected an object")
+        raise BadRow("S101", f"got {json_kind(value)}, expected an object")
     name = value.get("rollout_id")
     known = name if isinstance(name, str) else None
     try:
@@ -131,7 +130,7 @@ def _read(number: int, line: bytes) -> _Row:
         row = _Row(number, value, _turns(value), _messages_of(value))
         check_types(value, COLUMNS, "")
         if value.get("status", "completed") not in STATUS:
-            raise BadRow("S102", "status", expected=" or ".join(STATUS), got=kind_of(value["status"]))
+            raise BadRow("S102", "status", expected=" or ".join(STATUS), got=json_value(value["status"]))
         for index, message in enumerate(row.messages):
             check_types(message, MESSAGE, f"messages[{index}].")
         return row
@@ -145,18 +144,18 @@ def _turns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise BadRow("S103", "the row has no rollout_id", expected="rollout_id")
     for name in ("rollout_id", "group_id"):
         if name in value and not isinstance(value[name], str):
-            raise BadRow("S102", f"{name}", expected="text", got=kind_of(value[name]))
+            raise BadRow("S102", f"{name}", expected="text", got=json_value(value[name]))
     if "turns" not in value:
         raise BadRow("S103", "the row has no turns", expected="turns")
     turns = value["turns"] if value["turns"] is not None else []
     if not isinstance(turns, list):
-        raise BadRow("S102", "turns", expected="a list", got=kind_of(turns))
+        raise BadRow("S102", "turns", expected="a list", got=json_value(turns))
     return [_turn(index, turn) for index, turn in enumerate(turns)]
 
 
 def _turn(index: int, turn: Any) -> dict[str, Any]:
     if not isinstance(turn, dict):
-        raise BadRow("S102", "a turn", turn=index, expected="an object", got=kind_of(turn))
+        raise BadRow("S102", "a turn", turn=index, expected="an object", got=json_value(turn))
     check_types(turn, TURN, "", index)
     result: dict[str, Any] = {"agent": turn.get("agent"), "rendered": bool(turn.get("rendered"))}
     result["weight_versions"] = turn.get("weight_versions") or ()
@@ -166,7 +165,7 @@ def _turn(index: int, turn: Any) -> dict[str, Any]:
         if name not in turn:
             raise BadRow("S103", f"the turn has no {name}", turn=index, expected=name)
         if type(turn[name]) is not int:
-            raise BadRow("S102", name, turn=index, expected="an integer", got=kind_of(turn[name]))
+            raise BadRow("S102", name, turn=index, expected="an integer", got=json_value(turn[name]))
         if not -(2**63) <= turn[name] < 2**63:
             raise BadRow("S102", name, turn=index, expected="a 64-bit integer", got=str(turn[name]))
         result[name] = turn[name] if name == "digest" else max(-(2**31), min(2**31 - 1, turn[name]))
@@ -180,7 +179,7 @@ def _numbers(turn: int, name: str, values: Any, kind: type) -> np.ndarray:
     if values is None:
         return np.empty(0, kind)
     if not isinstance(values, list):
-        raise BadRow("S102", name, turn=turn, expected="a list", got=kind_of(values))
+        raise BadRow("S102", name, turn=turn, expected="a list", got=json_value(values))
     floats = kind is np.float32
     types = set(map(type, values))
     if not types <= ({float, int} if floats else {int}):
@@ -190,7 +189,7 @@ def _numbers(turn: int, name: str, values: Any, kind: type) -> np.ndarray:
             ):
                 continue
             wanted = "a number" if floats else "an integer"
-            raise BadRow("S102", name, turn=turn, position=position, expected=wanted, got=kind_of(value))
+            raise BadRow("S102", name, turn=turn, position=position, expected=wanted, got=json_value(value))
         values = [NON_FINITE.get(v, v) if isinstance(v, str) else v for v in values]
     if floats:
         with np.errstate(over="ignore"):
@@ -208,7 +207,7 @@ def _messages_of(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     if messages is None:
         raise BadRow("S103", "the row has no messages", expected="messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise BadRow("S102", "messages", expected="a list of objects", got=kind_of(messages))
+        raise BadRow("S102", "messages", expected="a list of objects", got=json_value(messages))
     return messages
 
 

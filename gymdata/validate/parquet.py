@@ -22,7 +22,7 @@ from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.rollouts.violations import Violation
 from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Part
-from gymdata.tuning import ahead, in_order
+from gymdata.workers.tuning import ahead, in_order
 
 _SCALARS = (
     "rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens",

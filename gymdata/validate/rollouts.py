@@ -23,12 +23,12 @@ from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, resolve, sealed_twin
-from gymdata.tuning import give_back
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.behavior import Behavior
 from gymdata.validate.json_columns import UnknownKey
 from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
+from gymdata.workers.tuning import give_back
 
 
 def validate_rollouts(

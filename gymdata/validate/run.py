@@ -22,7 +22,7 @@ from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of
-from gymdata.tuning import rare_collections
+from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.interop.nemo_gym import scan as nemo_gym

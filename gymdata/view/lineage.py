@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import GymdataError
+from gymdata.errors import GymdataError, counted
 from gymdata.store.paths import RUN_JSON, find_run_json, read_facts
 
 #: Columns of the graph, left to right.
@@ -148,7 +148,7 @@ def _detail(facts: Mapping[str, Any], stage: str, missing: bool) -> str:
     steps = facts.get("steps")
     much = _rows_of(facts, stage) or (f"{steps:,} steps" if isinstance(steps, int) else "")
     if not much and isinstance(counts.get("completed"), int):
-        much = f"{counts['completed']:,} rollouts"
+        much = counted(counts["completed"], "rollout")
     named = "" if much.endswith(f" {stage}") else stage or ("" if facts else "no run.json")
     return ", ".join(filter(None, [named, much]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from gymdata.errors import printable
+from gymdata.errors import counted, printable
 
 
 def number(value: Any) -> str:
@@ -21,7 +21,7 @@ def number(value: Any) -> str:
 
 def count(value: int, noun: str, plural: str | None = None) -> str:
     """``3 rollouts``, ``1 rollout``."""
-    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+    return counted(value, noun, plural)
 
 
 def short(value: Any, length: int = 12) -> str:

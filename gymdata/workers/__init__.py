@@ -1,1 +1,1 @@
-"""Offline work by several processes: files in parts, and results in order."""
+"""Work by several processes and threads: files in parts, results in order, less memory and fewer searches for garbage."""

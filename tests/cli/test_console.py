@@ -215,3 +215,19 @@ def test_a_value_is_there_beside_a_long_name(terminal: None, capsys: pytest.Capt
     assert "1,234" in out
     assert path in "".join(line[40:].strip() for line in out.splitlines())
     assert "…" not in out
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_long_name_in_a_summary_is_indented_where_it_continues(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not look like two entries; on a wide terminal it is one line."""
+    name = "  lost: where the last generation ended (a chat template closes it in its own way)"
+    console.facts(
+        "export", [("rows", 24), (name, 24), ("  lost: rewards", 24), ("written to", "/tmp/a/folder/file.jsonl")]
+    )
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    at = next(n for n, line in enumerate(lines) if "where the last" in line)
+    assert lines[at].startswith("    lost: where the last generation ended")
+    assert lines[at].endswith(" 24")
+    assert lines[at + 1].startswith("      ")
+    assert lines[at + 1].strip() in name
+    assert max(map(len, lines)) <= 80

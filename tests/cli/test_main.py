@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gymdata
 from gymdata.cli.main import COMMANDS, main
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -27,6 +28,13 @@ def test_every_command_has_help_with_its_options(command: str, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "--help" in out
     assert "Stands for" not in out
+
+
+@pytest.mark.parametrize("module", ["gymdata", "gymdata.cli"])
+def test_the_package_runs_as_a_module(module: str):
+    """``python -m gymdata`` is the script where no script is on the PATH."""
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"gymdata {gymdata.__version__}\n"), done.stderr
 
 
 def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]):

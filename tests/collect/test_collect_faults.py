@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.collect.run import collect
 from gymdata.engines.port import SampleRequest
-from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.errors import DataError, OutsideError, StoreError, UsageError, counted
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, LetterChat, add_or_answer, engine_fault, parts
 from tests.collect.saved_rows import failures_of, rows_of
@@ -159,7 +159,7 @@ def test_a_reward_with_the_wrong_number_of_values_scores_nothing(
     assert (summary.rollouts, summary.reward_faults, summary.exit_code) == (3, 3, 1)
     records = failures_of(tmp_path / "run")
     assert {(r["kind"], r["place"]) for r in records} == {("reward", "reward two")}
-    assert all(f"two returned {got} value(s) for {of} rollout(s)" in r["message"] for r in records)
+    assert all(f"two returned {counted(got, 'value')} for {counted(of, 'rollout')}" in r["message"] for r in records)
     assert [row["reward"] for row in rows_of(tmp_path / "run")] == [None] * 3
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,13 @@ def test_a_gpu_that_the_engine_was_not_built_for_is_a_fault(tmp_path: Path, monk
     assert found["gpu"].found == "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"
     assert found["clash"].state == "fault"
     assert "[vllm" in (found["clash"].advice or "")
+
+
+def test_every_extra_of_the_checkout_is_listed(tmp_path: Path):
+    """An editable install keeps the metadata of the day that it was made: extras that came later are listed too."""
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    declared = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"].keys() - {"dev"}
+    assert {"s3", "ray"} <= declared
+    assert {extra for extra, *_ in packages.extras(packages.Declared(pyproject))} == declared
+    listed = {check.name.removeprefix("extra ") for check in doctor(tmp_path).checks if check.name.startswith("extra ")}
+    assert listed >= declared - {"vllm", "cpu"}

@@ -139,7 +139,7 @@ def test_the_tokens_are_the_saved_ones(run: Path) -> None:
 def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
     """Counts add up, each dropped group is named with its reason in run.json, and parents lead to the run."""
     report = gymdata.experience(run, estimator="grpo", command=["gymdata", "experience"])
-    assert report.left_out == {"not_scored": 3, "reward_not_finite": 1, "in_a_dropped_group": 4}
+    assert report.left_out == {"not_scored": 4, "in_a_dropped_group": 4}
     assert report.counts["rollouts"] == report.counts["rollouts_used"] + sum(report.left_out.values()) == 22
     facts = read_run_json(report.path)
     assert facts["dropped_groups"] == {
@@ -149,7 +149,7 @@ def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
     assert facts["config"]["estimator"] == "grpo"
     assert facts["counts"]["sequences"] == facts["files"][0]["rows"] == len(load(report))
     kept = gymdata.experience(run, run.parent / "kept.parquet", estimator="grpo", zero_variance="keep")
-    assert kept.left_out == {"not_scored": 3, "reward_not_finite": 1}
+    assert kept.left_out == {"not_scored": 4}
     flat = [row for key, row in load(kept).items() if key[0].startswith("flat")]
     assert len(flat) == 3
     assert not any(any(row["advantages"]) for row in flat)

@@ -100,6 +100,17 @@ def test_every_step_is_accounted_for(run: Path, tmp_path: Path) -> None:
     assert [s["rows_out"] for s in read_run_json(tmp_path / "out")["counts"]["steps"]] == [18, 15, 10, 5, 4]
 
 
+def test_of_equal_generations_the_best_is_kept_for_best_n(run: Path, tmp_path: Path) -> None:
+    """Duplicates go before the best are chosen: of the rollouts with one generation that with the highest --best-by stays
+    (index 3, whose reward is 0.5, and not index 0), without --best-n that with the lowest index."""
+    gymdata.filter(run, tmp_path / "best", dedupe=True, best_n=2)
+    assert {name[-1] for name in names(tmp_path / "best")} == {"1", "3"}
+    gymdata.filter(run, tmp_path / "by", dedupe=True, best_n=4, best_by="0 - rollout_index")
+    assert {name[-1] for name in names(tmp_path / "by")} == {"0", "1", "2"}
+    gymdata.filter(run, tmp_path / "plain", dedupe=True)
+    assert {name[-1] for name in names(tmp_path / "plain")} == {"0", "1", "2"}
+
+
 def test_a_split_keeps_tasks_apart(run: Path, tmp_path: Path) -> None:
     """Train and test files share no task, hold every rollout between them, and depend on the seed alone."""
     report = gymdata.filter(run, tmp_path / "a", split_by="task", test_share=0.34, seed=5)
@@ -133,7 +144,7 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
         ({"where": "reward_exakt > 1"}, "did you mean 'reward_exact'"),
         ({"where": "category == 'math'"}, "did you mean 'task.category'"),
         ({"where": "task.categry == 'math'"}, "did you mean 'task.category'"),
-        ({"where": "task.meta == 'math'"}, "tasks have dict"),
+        ({"where": "task.meta == 'math'"}, "tasks have object"),
         ({"where": "mean_rewrd > 1"}, "did you mean 'mean_reward'"),
         ({"balance": "categry"}, "did you mean 'task.category'"),
         ({"best_n": 1, "best_by": "status"}, "expected a number"),
@@ -147,8 +158,11 @@ def test_a_mistake_names_what_was_meant(run: Path, settings: dict[str, Any], tol
         gymdata.filter(run, write=False, **settings)
 
 
-def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path) -> None:
-    """An empty selection is refused with the reasons."""
+def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty selection is refused with the reasons, and with the step to loosen; exit code 1."""
+    command = ["filter", str(run), "-o", str(tmp_path / "o.parquet"), "--where", "reward > 5", "--dedupe"]
+    assert main(command) == 1
+    assert "loosen --where, which dropped 24 (reward > 5)" in capsys.readouterr().err
     with pytest.raises(RefusedError, match=r"a value is missing 6; where: not true 18"):
         gymdata.filter(run, tmp_path / "o.parquet", where="reward > 5")
     assert not (tmp_path / "o.parquet").exists()

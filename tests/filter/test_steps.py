@@ -37,6 +37,8 @@ def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], 
     funnel, columns = funnel_of(given_rows, order)
     if step == "dedupe":
         funnel.dedupe(columns["key"], columns["index"])
+    elif step == "best of doubles":
+        funnel.dedupe(columns["key"], columns["index"], columns["reward"])
     elif step == "best":
         funnel.best(2, "reward", columns["reward"], columns["index"])
     else:
@@ -44,7 +46,10 @@ def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], 
     return {f"r{order[k]}" for k in np.flatnonzero(funnel.alive)}, funnel
 
 
-@given(rows, st.randoms(use_true_random=False), st.sampled_from(["dedupe", "best", "balance"]))
+STEPS = ["dedupe", "best of doubles", "best", "balance"]
+
+
+@given(rows, st.randoms(use_true_random=False), st.sampled_from(STEPS))
 def test_the_order_of_rows_changes_nothing(given_rows: list[Any], random: Any, step: str) -> None:
     """Each step keeps the same rollouts, and counts the same reasons, whatever the order of the rows."""
     plain = list(range(len(given_rows)))
@@ -54,7 +59,7 @@ def test_the_order_of_rows_changes_nothing(given_rows: list[Any], random: Any, s
     assert a.steps == b.steps
 
 
-@given(rows, st.sampled_from(["dedupe", "best", "balance"]))
+@given(rows, st.sampled_from(STEPS))
 def test_every_row_is_kept_or_counted_once(given_rows: list[Any], step: str) -> None:
     """What goes in comes out, or is counted under one reason."""
     _, funnel = kept(given_rows, list(range(len(given_rows))), step)
@@ -100,6 +105,19 @@ def test_one_of_equal_generations_stays(given_rows: list[Any]) -> None:
         if key == 0 or (group, key) not in seen:
             expected.add(f"r{k}")
         seen.add((group, key))
+    assert names == expected
+
+
+@given(rows)
+def test_the_best_of_equal_generations_stays(given_rows: list[Any]) -> None:
+    """With a score, of each (group, generation) the highest finite one stays, of equal ones the lowest index."""
+    names, _ = kept(given_rows, list(range(len(given_rows))), "best of doubles")
+    expected = {f"r{k}" for k, (*_, key) in enumerate(given_rows) if key == 0}
+    for double in {(group, key) for group, _, _, key in given_rows if key}:
+        mine = [
+            (r if math.isfinite(r) else -1, -k) for k, (g, r, _, key) in enumerate(given_rows) if (g, key) == double
+        ]
+        expected.add(f"r{-max(mine)[1]}")
     assert names == expected
 
 

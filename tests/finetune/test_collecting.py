@@ -28,11 +28,11 @@ class Collected:
 
 def test_rollouts_that_a_reward_failed_on_are_the_rewards_fault(tmp_path: Path) -> None:
     """The first reason of the function stands in the error, which is neither the environment's nor a defect."""
-    part = {"failed": 8, "first_error": "f returned 1 value(s) for 8 rollout(s), expected one for each (r.py:1)"}
+    part = {"failed": 8, "first_error": "f returned 1 value for 8 rollouts, expected one for each (r.py:1)"}
     told = {"reward_faults": 8, "parts": {"f": part, "g": {"failed": 0, "first_error": None}}}
     builder = CollectingBuilder(CollectBuilder(), Collected({**told, "tasks": 2, "rollouts": 8, "exit_code": 1}), {})
     order = CollectOrder("tasks.jsonl", tmp_path / "epoch-001" / "rollouts", None, 0, "run", 1)
     with pytest.raises(RewardError) as caught:
         builder.collect(order, Watched())
     assert caught.value.exit_code == 3
-    assert caught.value.message.startswith("reward: 8 rollouts could not be scored; first: f returned 1 value(s)")
+    assert caught.value.message.startswith("reward: 8 rollouts could not be scored; first: f returned 1 value")

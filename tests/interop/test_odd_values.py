@@ -177,7 +177,7 @@ def test_rows_that_no_column_can_hold_are_found_one_by_one(good: dict[str, list[
                 "responses_create_params": {"input": [{"role": "human", "content": "q"}]},
                 "response": {"output": [{"role": "gpt", "content": "a"}]},
             },
-            "item 0: role; expected 'user'; got str human",
+            "item 0: role; expected 'user'; got text human",
         ),
     ],
 )

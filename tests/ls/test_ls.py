@@ -13,7 +13,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError
-from gymdata.store import Run
+from gymdata.store import Run, StageOutput
 from gymdata.store.reading import DataWarning
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.store.conftest import make_row
@@ -171,3 +171,47 @@ def test_rejected_lines_are_no_rows(tmp_path: Path) -> None:
     )
     gymdata.import_rollouts([tmp_path / "dpo.jsonl"], output=tmp_path / "pairs", format="nat-dpo")
     assert [output.rows for output in gymdata.ls(tmp_path).outputs] == [2]
+
+
+def left_by_a_kill(runs: Path) -> None:
+    """What SIGKILL leaves of a filter to a folder, pairs in a run and a filter to a file: copies from before it ended."""
+    run, live = runs / "x", runs.with_name("live")
+    for output, stage, names in (
+        (runs / "kept", "filter", ["rollouts.parquet"]),
+        (run / "pairs-other", "pairs", ["pairs.parquet"]),
+        (runs / "some.parquet", "filter", ["some.parquet"]),
+    ):
+        whole = not output.suffix
+        run_json = live / "run.json" if whole else live / f"{names[0]}.run.json"
+        with StageOutput(run_json, stage, names) as out:
+            out.part(names[0]).path.write_bytes(b"half")
+            shutil.copytree(live, output if whole else runs, dirs_exist_ok=True)
+
+
+def test_what_a_kill_left_of_a_stage_output_is_interrupted(runs: Path, capsys: pytest.CaptureFixture[str]):
+    """It has no run.json yet: a folder, a folder in a run and a file are listed, with their bytes, each counted once; while
+    the command runs it is being written; once it was run again, complete."""
+    left_by_a_kill(runs)
+    assert states(runs) == {
+        "best.parquet": "complete", "kept": "interrupted", "some.parquet": "interrupted", "x": "complete",
+        "x/pairs-other": "interrupted", "x/pairs-reward": "complete",
+    }  # fmt: skip
+    test_every_byte_is_counted_once(runs)
+    assert main(["ls", str(runs)]) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[:2] for line in shown.out.splitlines() if "interrupted" in line] == [
+        ["some.parquet", "filter"], ["kept", "filter"], ["x/pairs-other", "pairs"],
+    ]  # fmt: skip
+    assert "interrupted: rows may be missing" in shown.err
+    with StageOutput(runs / "kept" / "run.json", "filter", ["rollouts.parquet"]):
+        assert states(runs)["kept"] == "being written"
+    for output in ("kept", "some.parquet"):
+        gymdata.filter(runs / "x", runs / output, where="reward > 0")
+        assert states(runs)[output] == "complete"
+
+
+def test_a_lock_that_says_nothing_of_an_output_is_not_listed(tmp_path: Path):
+    """A file called lock that gymdata did not write, and the lock of a command that makes no output."""
+    (tmp_path / "lock").write_text("mine")
+    (tmp_path / ".page.html.lock").write_text('{"pid": 1, "host": "h", "since": "2026-01-01"}')
+    assert gymdata.ls(tmp_path).outputs == ()

@@ -12,6 +12,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError, UsageError
+from gymdata.store import StageOutput
 from gymdata.store.lineage import parent_of
 from gymdata.store.lock import Lock
 from tests.rollout_files import rollout, two_turns, write_run
@@ -183,3 +184,41 @@ def test_a_spool_is_left_alone(runs: Path) -> None:
     assert contents(spool) == before
     with pytest.raises(UsageError, match="is a spool"):
         gymdata.prune(run, keep=runs / "x")
+
+
+def begun(folder: Path, live: Path) -> Path:
+    """What SIGKILL leaves of a filter to ``folder``: a copy from before its end."""
+    with StageOutput(live / "run.json", "filter", ["rollouts.parquet"]) as out:
+        out.part("rollouts.parquet").path.write_bytes(b"half")
+        shutil.copytree(live, folder, dirs_exist_ok=True)
+    return folder
+
+
+def test_what_a_kill_left_goes_with_delete_alone(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An output that was interrupted is listed as such; deleting it leaves what is not gymdata's, and --keep keeps it."""
+    kept = begun(runs / "kept", tmp_path / "live")
+    (begun(runs / "mine", tmp_path / "live") / ".notes.tmp").write_text("mine")
+    before = contents(runs)
+    assert main(["prune", str(runs), "--keep", str(kept)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "nothing (interrupted, not whole)" in lines["mine"]
+    assert "--keep" in lines["kept"]
+    assert contents(runs) == before
+    report = gymdata.prune(runs, keep=kept, delete=True)
+    (mine,) = (output for output in report.outputs if output.path == "mine")
+    assert (mine.kind, mine.state, mine.left) == ("filter", "interrupted", (str(runs / "mine" / ".notes.tmp"),))
+    assert sorted(contents(runs / "mine")) == [".notes.tmp"]
+    assert sorted(contents(kept)) == [".rollouts.parquet.tmp", "lock"]
+    gymdata.prune(runs, delete=True)
+    assert not kept.exists()
+
+
+def test_an_output_that_is_being_written_stops_everything(runs: Path) -> None:
+    """Also one that has no run.json yet, and is a file."""
+    with (
+        StageOutput(runs / "new.parquet.run.json", "filter", ["new.parquet"]),
+        pytest.raises(StoreError, match="another process writes"),
+    ):
+        gymdata.prune(runs, delete=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -255,9 +257,7 @@ def test_rows_that_were_never_sent_are_not_replaced(stored: str, store: FaultySt
     gymdata.open(stored)
     facts = json.loads((run / "run.json").read_bytes())
     store.put("bucket/runs/a/run.json", json.dumps({**facts, "notes": ["elsewhere"]}).encode())
-    with pytest.raises(
-        StoreError, match=r"another machine has written here, and 1 file\(s\) of this one were never sent"
-    ):
+    with pytest.raises(StoreError, match=r"another machine has written here, and 1 file of this one was never sent"):
         gymdata.open(stored)
     assert (place / "rollouts" / "00001.journal").read_bytes() == b"a row"
 
@@ -315,3 +315,26 @@ def test_what_is_nearly_a_url_is_a_usage_error(url: str, said: str, capsys: pyte
     assert said in err
     assert "hidden-secret" not in err
     assert "credentials" not in err
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["nothing listens", "another provider's server"])
+def test_gs_without_credentials_is_said_at_once(
+    answers: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the environment nor gcloud nor a machine of Google's has any, no request is tried for minutes."""
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "SERVICE_ACCOUNT"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("GYMDATA_OBJECT_RETRY_S", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        if answers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        else:
+            server.socket.close()
+        assert main(["ls", "gs://a-bucket/runs"]) == 3
+        if answers:
+            server.shutdown()
+    said = capsys.readouterr().err
+    assert "gs://a-bucket: found no credentials" in said
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in said

@@ -249,3 +249,27 @@ def test_a_margin_beyond_float64_is_refused(tmp_path: Path) -> None:
             gymdata.pairs(run, strategy=strategy)
     wide = write_run(tmp_path / "wide", group("a", 5, [0.0, 1e308]))
     assert gymdata.pairs(wide).table["margin"].to_pylist() == [1e308]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "why"),
+    [
+        ([0.0, 1.0], ["--min-margin", "2"], "2 rollouts of 1 group gave 1 candidate; dropped: 1 margin"),
+        ([1.0, 1.0], [], "1 group without variance"),
+        ([1.0], [], "1 group with fewer than two scored rollouts"),
+    ],
+)
+def test_no_pairs_are_no_success(
+    rewards: list[float], settings: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipeline stops where nothing came of the rollouts: exit code 1, what became of them by reason, and what to change;
+    the function returns the same account."""
+    run = write_run(tmp_path / "run", group("a", 5, list(rewards)))
+    assert main(["pairs", str(run), *settings]) == 1
+    err = capsys.readouterr().err
+    assert all(part in err for part in ("warning: no pairs: ", why, "→ "))
+    assert main(["pairs", str(run), *settings, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["pairs"] == 0
+    report = gymdata.pairs(run, min_margin=2.0 if settings else 0.0)
+    assert (report.ok, report.exit_code) == (False, 1)
+    assert gymdata.pairs(write_run(tmp_path / "other", group("a", 5, [0.0, 1.0]))).ok

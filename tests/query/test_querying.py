@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -359,3 +360,22 @@ def test_times_in_a_table_are_read_as_times(tmp_path: Path, capsys: pytest.Captu
     assert "2026-01-02 03:04:05.678901+00:00" in said
     assert "datetime" not in said
     assert "(1 item)" in said
+
+
+@pytest.mark.parametrize("terminal", [80, 100, 160, None])
+def test_tables_show_six_digits_and_every_other_form_all(
+    terminal: int | None, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewards that differ in the fifth digit look different, on a terminal and in a pipe; nothing is cut in --csv, --json
+    and --full."""
+    sql = "SELECT 0.9375::DOUBLE AS a, 0.93751::DOUBLE AS b, 0.123456789::DOUBLE AS c, 48000.0::DOUBLE AS d"
+    if terminal is not None:
+        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setenv("COLUMNS", str(terminal))
+        monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert main(["query", sql, str(run)]) == 0
+    assert capsys.readouterr().out.split()[-4:] == ["0.9375", "0.93751", "0.123457", "48000"]
+    for flag in ("--csv", "--json", "--full"):
+        assert main(["query", sql, str(run), flag]) == 0
+        shown = capsys.readouterr().out
+        assert all(number in shown for number in ("0.9375", "0.93751", "0.123456789"))

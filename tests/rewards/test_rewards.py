@@ -148,12 +148,12 @@ def test_async_none_and_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return [1, 2]", "f returned 2 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
-        ("return []", "f returned 0 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
+        ("return [1, 2]", "f returned 2 values for 1 rollout, expected one for each (r.py:1)"),
+        ("return []", "f returned 0 values for 1 rollout, expected one for each (r.py:1)"),
         ("return 'x'", "f returned a str, expected a list of numbers (r.py:1)"),
         ("return 1.0", "f returned a float, expected a list of numbers (r.py:1)"),
         ("return {'a': 1}", "f returned a dict, expected a list of numbers (r.py:1)"),
-        ("yield 1; yield 2", "f returned 2 value(s) for 1 rollout(s), expected one for each (r.py:1)"),
+        ("yield 1; yield 2", "f returned 2 values for 1 rollout, expected one for each (r.py:1)"),
         ("raise KeyError('k')", "f raised KeyError: 'k' (r.py:2, in f)"),
         ("exit(3)", "f raised SystemExit: 3 (r.py:2, in f)"),
         ("__import__('os')._exit(0)", "f raised SystemExit: 0 (r.py:2, in f)"),
@@ -185,7 +185,7 @@ def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(tmp_path:
     ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
     scored = score_batch([Weighted(function)], [rollout("a"), rollout("b"), rollout("c")])
     assert [one.parts[0].value for one in scored] == [None] * 3
-    assert all("returned 1 value(s) for 3 rollout(s)" in one.faults["f"] for one in scored)
+    assert all("returned 1 value for 3 rollouts" in one.faults["f"] for one in scored)
     assert score_batch([Weighted(function)], [rollout("a")])[0].parts[0].value is None
     assert function.function.__globals__["asked"] == [1]  # type: ignore[attr-defined]
 
@@ -199,7 +199,7 @@ def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_roll
     )
     ((one, _),) = load_rewards([f"{tmp_path / 'r.py'}:one"])
     for _ in range(2):
-        with pytest.raises(RewardError, match=r"returned 1 value\(s\) for 2 rollout\(s\)"):
+        with pytest.raises(RewardError, match=r"returned 1 value for 2 rollouts"):
             one([rollout("a")])
     ((each, _),) = load_rewards([f"{tmp_path / 'r.py'}:each"])
     assert [each([rollout("a")]) for _ in range(3)] == [[1.0]] * 3

@@ -133,7 +133,7 @@ def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: 
 def test_a_function_with_the_wrong_number_of_values_is_an_error(run: Path, tmp_path: Path) -> None:
     """What was got and expected, and nothing is written: whose value is whose cannot be known."""
     (tmp_path / "one.py").write_text("def one(completions, **_):\n    return [1.0]\n")
-    with pytest.raises(RewardError, match=r"^reward: one returned 1 value\(s\) for 16 rollout\(s\).*one\.py:1"):
+    with pytest.raises(RewardError, match=r"^reward: one returned 1 value for 16 rollouts.*one\.py:1"):
         score(path=str(run), reward=[f"{tmp_path / 'one.py'}:one"])
     assert not (run / "scores-one" / "scores.parquet").exists()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import gymdata
+from gymdata.cli.main import main
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import SCORES
 from gymdata.store import write_run_json, write_table
@@ -44,6 +48,43 @@ def test_keys_of_ids_do_not_depend_on_chunks() -> None:
 def test_equal_keys_are_not_equal_ids() -> None:
     """Rollouts are refused as doubles by their ids, and not because two ids share a key."""
     ids = pa.array(["a", "b", "c", "grown"])
-    refuse_repeats(np.full(3, 7, np.uint64), [ids.slice(0, 2), ids.slice(2)])
+    refuse_repeats(np.full(3, 7, np.uint64), [ids.slice(0, 2), ids.slice(2)], [])
     with pytest.raises(RefusedError, match="1 rollout"):
-        refuse_repeats(np.array([7, 8, 7], np.uint64), [pa.array(["a", "b"]), pa.array(["a", "a"])])
+        refuse_repeats(np.array([7, 8, 7], np.uint64), [pa.array(["a", "b"]), pa.array(["a", "a"])], [])
+
+
+def test_the_hint_of_a_repeated_rollout_is_a_command_that_lists_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one path ``validate``, of several ``query``; a file that is given twice is named."""
+    rows = [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)]
+    one, both = write_run(tmp_path / "one", rows), write_run(tmp_path / "its twin", [rows[0], rows[0], rows[1]])
+    for given, listed in (([both], "D701"), ([one, both], "t-0")):
+        with pytest.raises(RefusedError) as caught:
+            gymdata.pairs(given, output=tmp_path / "p.parquet")
+        assert caught.value.hint is not None
+        command = shlex.split(caught.value.hint.split("`")[1])
+        assert command[0] == "gymdata"
+        main(command[1:])
+        assert listed in capsys.readouterr().out
+    with pytest.raises(RefusedError, match=r"part-00000\.parquet is given twice"):
+        gymdata.filter([one, one], tmp_path / "f.parquet", where="reward > 0")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_reward_that_is_no_finite_number_is_no_reward_for_every_command(tmp_path: Path, suffix: str) -> None:
+    """Null, NaN and both infinities count as not scored: in filter, pairs, experience and report alike."""
+    rewards = [0.0, 1.0, None, math.nan, math.inf, -math.inf]
+    run = write_run(tmp_path / "run", [rollout("t", k, r, two_turns(4, 20 + k)) for k, r in enumerate(rewards)], suffix)
+
+    def kept(**conditions: str) -> int:
+        return gymdata.filter(run, write=False, **conditions).rollouts_out
+
+    assert kept(where="reward is null") == kept(where="reward_exact is null") == 4
+    assert kept(where="reward >= 0") == 2
+    assert kept(group_where="n_scored == 2 and max_reward == 1") == 6
+    for reward in (None, "exact"):
+        out = tmp_path / f"pairs-{reward}"
+        assert gymdata.pairs(run, output=out, reward=reward).counts.rollouts_unscored == 4
+        assert gymdata.experience(run, tmp_path / f"x-{reward}", reward=reward).left_out == {"not_scored": 4}
+    assert gymdata.report(run).to_dict()["rewards"]["n"] == 2

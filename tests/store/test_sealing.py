@@ -207,5 +207,5 @@ def test_the_first_row_that_does_not_fit_is_named(row):
 
     rows = [orjson.loads(encode(row(i))) for i in range(4)]
     rows[2]["turns"][1]["generation_token_ids"][0] = 2.5
-    with pytest.raises(DataError, match=r"file, line 12, field 'turns\[\]\.generation_token_ids\[\]': got float 2\.5"):
+    with pytest.raises(DataError, match=r"file, line 12, field 'turns\[\]\.generation_token_ids\[\]': got number 2\.5"):
         build(rows, ROLLOUTS, ROLLOUTS.schema.names, "file", [10, 11, 12, 13])

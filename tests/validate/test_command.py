@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -46,18 +47,38 @@ def test_json_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_lines_say_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A finding is one line: file and row, turn and position, code and words; the summary counts by code."""
+    """A finding is one line: file and line, turn and position, code and words; the summary counts by code."""
     rows = nemo_rows(n=2)
     with_ids(rows[1], 2)["prompt_token_ids"][1] = 999
     path = write_lines(tmp_path / "a.jsonl", rows)
     assert main(["validate", str(path)]) == 1
     out = capsys.readouterr().out
-    assert f"{path}:1 turn 2 pos 1  T200 break" in out
+    assert f"{path} line 2 turn 2 pos 1  T200 break" in out
     assert "1  T200" in out
     assert main(["validate", str(path), "--quiet"]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert main(["validate", "--explain", "T209"]) == 0
     assert "digest" in capsys.readouterr().out
+
+
+def test_lines_are_those_of_an_editor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In JSON lines they count from 1, blank ones too; a Parquet file has rows, and --json counts rows from 0."""
+    rows = native_rows(n=3)
+    rows[1]["turns"][1]["digest"] += 1
+    parquet, lines = write_native(tmp_path, rows, "parquet"), write_native(tmp_path, rows, "jsonl")
+    assert main(["validate", str(parquet)]) == 1
+    assert f"{parquet} row 1 t0-1 turn 1  T209" in capsys.readouterr().out
+    first, second, third = lines.read_text().splitlines()
+    lines.write_text(f"\n{first}\n  \n{second}\n{third}\nnot JSON\n")
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    for file in (lines, packed):
+        assert main(["validate", str(file)]) == 1
+        out = capsys.readouterr().out
+        assert f"{file} line 4 t0-1 turn 1  T209" in out
+        assert f"{file} line 6  S101" in out
+        assert main(["validate", str(file), "--json"]) == 1
+        assert [v["row"] for v in json.loads(capsys.readouterr().out)["violations"]] == [1, 3]
 
 
 def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

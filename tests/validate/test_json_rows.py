@@ -44,11 +44,11 @@ def test_a_key_of_no_column_is_told_once(tmp_path: Path, rows: list[Any], where:
 @pytest.mark.parametrize(
     ("name", "value", "got"),
     [
-        ("finish_reason", 3, "int 3"),
+        ("finish_reason", 3, "number 3"),
         ("agent", ["a"], "list"),
-        ("reward", "high", "str high"),
-        ("reward", True, "bool True"),
-        ("top_log_probs", 5, "int 5"),
+        ("reward", "high", "text high"),
+        ("reward", True, "true"),
+        ("top_log_probs", 5, "number 5"),
         ("top_log_probs", [[{"id": "x", "log_prob": -1.0}]], "list"),
         ("top_log_probs", [{"id": 1, "log_prob": -1.0}], "list"),
     ],
@@ -69,7 +69,7 @@ def test_sound_values_of_a_turn_pass(tmp_path: Path, rows: list[Any]) -> None:
 def test_a_status_is_completed_or_truncated(tmp_path: Path, rows: list[Any]) -> None:
     """There is no third way for a rollout to end."""
     rows[4]["status"] = "weird"
-    assert found(tmp_path, rows) == [("S102", "error", 4, None, "str weird")]
+    assert found(tmp_path, rows) == [("S102", "error", 4, None, "text weird")]
 
 
 @pytest.mark.parametrize("name", ["n_turns", "n_context_tokens", "n_generated_tokens"])

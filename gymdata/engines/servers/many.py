@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from gymdata.engines.port import Generation, Sampler, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.vllm_server import server_address
-from gymdata.errors import DataError, GymdataError, OutsideError, UsageError
+from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, counted
 from gymdata.urls import Address
 
 #: Requests that a server gets before it has answered any; twice as many with each answer, until one says that it has enough.
@@ -112,7 +112,7 @@ class Endpoints:
         self._given, self._address_of = list(given), address_of
 
     def check(self) -> str:
-        return f"{len(self.read())} server(s)"
+        return f"{counted(len(self.read()), 'server')}"
 
     async def open(self) -> None:
         """Nothing: servers run already."""

@@ -22,7 +22,7 @@ from gymdata.engines.forward import tokenizer_facts
 from gymdata.engines.scoring import ToScore
 from gymdata.engines.servers.many import Endpoints, Member, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.progress import Progress
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class ServedPolicy:
             say(note)
         self._longest = engine.get("max_model_len")
         self.facts: Mapping[str, Any] = {
-            "dtype": engine.get("dtype") or UNKNOWN, "device": f"{len(servers.servers)} {servers.places.noun}(s)",
+            "dtype": engine.get("dtype") or UNKNOWN, "device": counted(len(servers.servers), servers.places.noun),
             "served_model": engine.get("served_model"), "served_from": engine.get("served_from"),
         }  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from gymdata.errors import json_kind, json_value
 from gymdata.interop.nemo_gym.acts import Acts, RowActs
 from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
 
@@ -128,7 +129,7 @@ def load(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
-        raise BadRow("S101", f"got {type(value).__name__}, expected an object")
+        raise BadRow("S101", f"got {json_kind(value)}, expected an object")
     return value
 
 
@@ -214,7 +215,7 @@ class PlainLists:
         for position, value in enumerate(values):
             if type(value) is not int or not -(2**63) <= value < 2**63:
                 raise BadRow(
-                    "S102", name, turn=turn, position=position, expected="a 64-bit integer", got=kind_of(value)
+                    "S102", name, turn=turn, position=position, expected="a 64-bit integer", got=json_value(value)
                 )
         return array("q", values).tobytes()
 
@@ -226,7 +227,7 @@ class PlainLists:
         for position, value in enumerate(values):
             number: Any = _NON_FINITE.get(value) if isinstance(value, str) else value
             if type(number) not in (int, float):
-                raise BadRow("S102", name, turn=turn, position=position, expected="a number", got=kind_of(value))
+                raise BadRow("S102", name, turn=turn, position=position, expected="a number", got=json_value(value))
             numbers.append(_float(number))
         return array("d", numbers).tobytes()
 
@@ -251,14 +252,7 @@ def _float(number: float) -> float:
 
 def _expect_list(values: Any, name: str, turn: int) -> None:
     if not isinstance(values, list):
-        raise BadRow("S102", name, turn=turn, expected="a list", got=kind_of(values))
-
-
-def kind_of(value: Any) -> str:
-    """A value as an error names it: its type, and the value when it is short."""
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return f"{type(value).__name__} {str(value)[:60]}"
-    return type(value).__name__
+        raise BadRow("S102", name, turn=turn, expected="a list", got=json_value(values))
 
 
 def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
@@ -268,17 +262,17 @@ def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
     if response is None:
         raise BadRow("S103", "the row has no response", expected="response")
     if not lists.is_object(response):
-        raise BadRow("S102", "response", expected="an object", got=kind_of(response))
+        raise BadRow("S102", "response", expected="an object", got=json_value(response))
     output = response.get("output")
     if output is None:
         raise BadRow("S103", "the response has no output", expected="response.output")
     if not lists.is_list(output):
-        raise BadRow("S102", "response.output", expected="a list", got=kind_of(output))
+        raise BadRow("S102", "response.output", expected="a list", got=json_value(output))
     reward = value.get("reward")
     if isinstance(reward, str):
         reward = _NON_FINITE.get(reward, reward)
     if reward is not None and type(reward) not in (int, float):
-        raise BadRow("S102", "reward", expected="a number", got=kind_of(reward))
+        raise BadRow("S102", "reward", expected="a number", got=json_value(reward))
     params = value.get("responses_create_params")
     given: Any = params.get("input") if lists.is_object(params) else None
     conversation = _Conversation(Acts() if acts else None)
@@ -353,7 +347,7 @@ class _Conversation:
                 for inner in item:
                     self.item(inner, lists)
                 return
-            raise BadRow("S102", "an item", expected="an object", got=kind_of(item))
+            raise BadRow("S102", "an item", expected="an object", got=json_value(item))
         kind = item.get("type")
         if kind == "function_call":
             self._call_ids.add(_key(item.get("call_id"), lists))
@@ -365,7 +359,7 @@ class _Conversation:
             if self._acts is not None:
                 self._acts.result(item.get("output"), lists)
             if _key(item.get("call_id"), lists) not in self._call_ids:
-                got = kind_of(item.get("call_id"))
+                got = json_value(item.get("call_id"))
                 self.faults.append(
                     Fault("M403", f"item {self._count - 1}", expected="the call_id of an earlier call", got=got)
                 )
@@ -376,7 +370,7 @@ class _Conversation:
                 self._model(item, kind, lists)
             else:
                 if (meant := meant_role(role)) is not None:
-                    raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=kind_of(role))
+                    raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=json_value(role))
                 self.other(role if isinstance(role, str) else "other")
 
     def _chat_calls(self, item: Any, lists: Any) -> None:

@@ -40,7 +40,7 @@ from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import BOM, Source
 from gymdata.store.paths import Part as FilePart
-from gymdata.tuning import rare_collections
+from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.rollouts.breaks import Reader

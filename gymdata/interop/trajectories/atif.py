@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.errors import json_kind
 from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
 from gymdata.interop.trajectories.own import (
     OWN,
@@ -117,7 +118,7 @@ def _is_finite(value: Any) -> bool:
 
 def _check(source: Any) -> None:
     if not isinstance(source, dict):
-        raise BadItem("S102", f"got a {type(source).__name__}, expected an ATIF trajectory")
+        raise BadItem("S102", f"got {json_kind(source)}, expected an ATIF trajectory")
     version = str(source.get("schema_version", ""))
     number = version.removeprefix("ATIF-v1.")
     if number == version or not number.isdigit():

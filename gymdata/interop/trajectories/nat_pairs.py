@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gymdata.errors import json_kind
 from gymdata.interop.importing import ODD, BadItem, Check, Reject, documents, turn_down
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.trajectories.nat import Shapes, add_shape, is_nat, places, shape_of, take_out
@@ -194,7 +195,7 @@ def _row(value: Any, run: str) -> dict[str, Any]:
 
 def _pair(item: Any, run: str, source: Any, **more: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise BadItem("S102", f"got a {type(item).__name__}, expected an object")
+        raise BadItem("S102", f"got {json_kind(item)}, expected an object")
     for name in _RESPONSES:
         if not isinstance(item.get(name), str):
             raise BadItem("S102", f"{name}: got {item.get(name)!r:.60}, expected text")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.rollouts.messages import STRICT, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
@@ -150,9 +150,9 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
         return read
     made = read | {name: facts[name] for name in _MESSAGE_FIELDS if name in facts}
     for name, value in made.items():
-        wanted: Any = int if name == "turn" else str
-        if type(value) is not wanted and not (value is None and name != "role"):
-            raise BadItem("S102", f"gymdata.{name} of a message: got {value!r:.60}, expected {wanted.__name__}")
+        wanted = "number" if name == "turn" else "text"
+        if type(value) is not (int if name == "turn" else str) and not (value is None and name != "role"):
+            raise BadItem("S102", f"gymdata.{name} of a message: got {json_value(value)}, expected {wanted}")
     if made["turn"] is not None and not -_INT32 <= made["turn"] < _INT32:
         raise BadItem("S102", f"gymdata.turn of a message: got {made['turn']}, expected a 32-bit integer")
     return made

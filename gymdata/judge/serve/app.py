@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from gymdata import genrm
+from gymdata.errors import plural
 from gymdata.judge.groups import response_transcript
 from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
@@ -169,7 +170,8 @@ class Service:
         if self.config.on_judge_failure == "default-score":
             rewards = [self.config.default_score if reward is None else reward for reward in outcome.rewards]
             return 200, {**body, "rewards": rewards, "judge_failed": True, "judge_failed_responses": without}
-        detail = f"no reward for response(s) {', '.join(map(str, without))}: {reasons[str(without[0])]}"
+        names = f"{plural(len(without), 'response')} {', '.join(map(str, without))}"
+        detail = f"no reward for {names}: {reasons[str(without[0])]}"
         return 503, {**body, "detail": detail, "kind": "judge_failed", "reasons": reasons}
 
     async def verify(self, body: bytes) -> Response:

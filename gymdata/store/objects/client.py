@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ WHOLE = 64 << 20
 #: What one request may take, and all tries of it together.
 _REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
 _RETRY_S = 180.0
+#: How long a machine of Google's may take to be found out.
+_METADATA_S = 3.0
 #: After so long a request that has no good answer is said to be retried.
 LATE_S = 10.0
 _LOG = logging.getLogger("gymdata")
@@ -234,12 +237,28 @@ def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: s
     if address is not None:
         how["base_url" if scheme == "gs" else "endpoint"] = address
     if scheme == "gs":
+        if address is None and not _has_google_credentials():
+            hint = f"put them in the environment: {_KEYS['gs']}"
+            raise OutsideError("object store", f"gs://{bucket}: found no credentials", hint=hint, final=True)
         return GCSStore(bucket, client_options=options, **how)
     if scheme == "az":
         return AzureStore(bucket, client_options=options, **how)
     if (provider := _shared_credentials()) is not None:
         how["credential_provider"] = provider
     return S3Store(bucket, client_options=options, **how)
+
+
+def _has_google_credentials() -> bool:
+    """Whether there are any: in the environment, of gcloud, or of the machine. The library would look for a machine of
+    Google's for as long as it tries a request; google-auth, too, gives its metadata server seconds (GCE_METADATA_HOST)."""
+    home = Path(os.path.expanduser("~/.config/gcloud/application_default_credentials.json"))  # noqa: PTH111 - as below
+    if any(name.startswith(("GOOGLE_", "SERVICE_ACCOUNT")) for name in os.environ) or home.is_file():
+        return True
+    server = HTTPConnection(os.environ.get("GCE_METADATA_HOST") or "169.254.169.254", timeout=_METADATA_S)
+    with contextlib.suppress(OSError, HTTPException), contextlib.closing(server):
+        server.request("GET", "/", headers={"Metadata-Flavor": "Google"})
+        return server.getresponse().getheader("Metadata-Flavor") == "Google"
+    return False
 
 
 def _shared_credentials() -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, counted
 from gymdata.store.lock import is_held
 from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
@@ -374,7 +374,8 @@ def refuse_diverged(place: Place, missing: Sequence[Object]) -> None:
         kept = [file for file in unsent(top) if file.parent in (top.local, top.local / ROLLOUTS_FOLDER)]
         if top.key and kept:
             raise StoreError(
-                f"{top}: another machine has written here, and {len(kept)} file(s) of this one were never sent "
+                f"{top}: another machine has written here, and "
+                f"{counted(len(kept), 'file of this one was', 'files of this one were')} never sent "
                 f"(first: {kept[0].name})",
                 hint=f"they stay in the spool, {place.spool}; set {SPOOL} to another folder to continue from what was sent",
             )

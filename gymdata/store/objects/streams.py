@@ -24,7 +24,7 @@ from gymdata.store.objects import client
 from gymdata.store.objects.client import Object
 from gymdata.store.objects.fetching import known_hash, remember_hash, stood_for
 from gymdata.store.objects.places import Place
-from gymdata.tuning import in_order
+from gymdata.workers.tuning import in_order
 
 #: Read with the footer, which every reader begins with: a small object comes whole.
 _END = 256 << 10

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, counted
 from gymdata.train.losses import LOSSES, Aggregation
 from gymdata.train.settings import TrainRlConfig
 from gymdata.user_code import load_symbol, place_in
@@ -460,7 +460,7 @@ def users(function: Any, name: str) -> LossFunction:
             row, token = (int(i) for i in bad.nonzero()[0])
             raise UsageError(
                 f"--loss {name}: got {float(loss[row, token].detach())} for token {token} of sequence {row} of a batch "
-                f"({int(bad.sum()):,} such token(s)), expected a finite loss"
+                f"({counted(int(bad.sum()), 'such token')}), expected a finite loss"
             )
         return loss, limited.bool() & mask
 

@@ -22,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
 from gymdata.engines.prefix_tree import sibling_order
-from gymdata.errors import RefusedError
+from gymdata.errors import RefusedError, counted
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.train.annotations import AnnotationWriter
@@ -346,7 +346,9 @@ class BatchRLTrainer(Exact, Trainer):
         facts = ratios.facts()
         if self.is_world_process_zero():
             event("ratio", **facts)
-            some = "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {len(sequences):,} sequences)"
+            some = (
+                "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
+            )
             event("note", text=ratio_text(facts) + some)
         if refuse and facts["share_outside"] > _MAY_BE_FAR:
             raise RefusedError(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, counted
 from gymdata.train.pair_data import NamedSequences
 from gymdata.train.token_checksum import TrainedTokens, trained_tokens
 from gymdata.train.trainers.batches import ROWS, SEGMENTS
@@ -147,8 +147,8 @@ class TokenChecksumCallback(TrainerCallback):
     def _mismatch(self, what: str, seen: TrainedTokens, rows: int) -> OutsideError:
         return OutsideError(
             "trainer",
-            f"{what} hold other tokens than the file: {seen} in {rows:,} row(s); the file has {self.expected} in "
-            f"{self.rows:,} row(s)",
+            f"{what} hold other tokens than the file: {seen} in {counted(rows, 'row')}; the file has {self.expected} in "
+            f"{counted(self.rows, 'row')}",
             hint="nothing that was trained this way can be trusted; this is a defect in gymdata or in a library below "
             "it, please report it with the versions in run.json",
         )

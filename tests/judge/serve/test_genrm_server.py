@@ -158,7 +158,7 @@ def test_a_missing_comparison_is_left_out_of_the_means(judge, serve):
     assert status == 503
     assert body["rewards"] == [1, 2, None]
     assert len(body["comparison_results"]) + len(body["failures"]) == 3
-    assert "response(s) 2" in body["detail"]
+    assert "no reward for response 2" in body["detail"]
 
 
 def test_the_published_answer_to_a_failed_judge_is_marked(judge, serve):

@@ -1,0 +1,66 @@
+"""Outputs that have no run.json yet: a command writes them now, or was killed before they were whole.
+
+Invariants: nothing is written; of the files beside a lock only those count that its command alone can have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gymdata.store.lock import LOCK, holder_of, is_held
+from gymdata.store.paths import RUN_JSON, intent_of
+from gymdata.store.run_json import temporary_of
+
+_LOCK_BESIDE = f".{LOCK}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """``run_json``: where it would be; ``lock``: what its command holds or held; ``files``: of that command, the lock
+    among them; ``stage``: what it makes; ``state``: being written, or interrupted."""
+
+    run_json: Path
+    lock: Path
+    files: tuple[Path, ...]
+    stage: str
+    state: str
+
+    @property
+    def whole(self) -> bool:
+        """It is a folder, not a file."""
+        return self.run_json.name == RUN_JSON
+
+    @property
+    def place(self) -> Path:
+        folder = self.run_json.parent
+        return folder if self.whole else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
+
+
+def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
+    """Those whose lock is one of ``names`` in ``folder``."""
+    there = set(names)
+    for name in sorted(there):
+        whole = name == LOCK
+        if not whole and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
+            continue
+        described = RUN_JSON if whole else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
+        holder = {} if described in there else holder_of(folder / name)
+        files, stage = holder.get("files"), holder.get("stage")
+        if isinstance(files, list) and isinstance(stage, str):
+            named = [str(file) for file in files if Path(str(file)).name == file]
+            run_json = folder / described
+            mine = [temporary_of(folder / file) for file in named]
+            if intent_of(run_json).is_file():
+                mine += [intent_of(run_json), *(folder / file for file in named)]
+            found = tuple(f for f in [*mine, folder / name] if f.is_file() and not f.is_symlink())
+            state = "being written" if is_held(folder, name) else "interrupted"
+            yield Unfinished(run_json, folder / name, found, stage, state)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the folder itself is one."""
+    if not (folder / LOCK).is_file() or (folder / RUN_JSON).is_file():
+        return False
+    return any(unfinished_in(folder, [LOCK]))
