@@ -181,13 +181,13 @@ _WARM = 2_000
 
 
 class _Warmed:
-    """A Sampler whose start includes a warm-up, and which knows how long starting and stopping took."""
+    """A Sampler whose start includes a warm-up, and which knows how long starting took, and when it stopped."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.prefers_groups = inner.prefers_groups
         self.default_concurrency = inner.default_concurrency
-        self.overhead_s = self.overhead_cpu_s = 0.0
+        self.overhead_s = self.overhead_cpu_s = self.stopping_s = self.stopped_s = 0.0
 
     async def start(self) -> Mapping[str, Any]:
         from gymdata.engines.port import SampleRequest
@@ -211,9 +211,9 @@ class _Warmed:
         return await self._inner.sample(request)
 
     async def close(self) -> None:
-        began, cpu = time.perf_counter(), time.process_time()
+        cpu, self.stopping_s = time.process_time(), time.perf_counter()
         await self._inner.close()
-        self.overhead_s += time.perf_counter() - began
+        self.stopped_s = time.perf_counter()
         self.overhead_cpu_s += time.process_time() - cpu
 
 
@@ -240,6 +240,9 @@ def _ours(model: Path, size: int, folder: Path, url: str) -> tuple[float, float]
     began, cpu = time.perf_counter(), time.process_time()
     summary = collect(tasks=tasks, output=folder / "run", num_rollouts=GROUP, max_tokens=TOKENS, seed=1, parts=parts)
     spent = time.perf_counter() - began - sampler.overhead_s
+    # The last rows are sealed while the engine stops; of that time only what comes after them is not counted.
+    ago = time.time() - max(file.stat().st_ctime for file in folder.rglob("rollouts/*.parquet"))
+    spent -= max(0.0, sampler.stopped_s - max(sampler.stopping_s, time.perf_counter() - ago))
     cpu = time.process_time() - cpu - sampler.overhead_cpu_s
     assert summary.tokens_generated == size * TOKENS
     return spent, cpu
