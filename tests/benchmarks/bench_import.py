@@ -45,6 +45,10 @@ def main() -> list[Row]:
         import_rollouts(source, folder / "texts")
         for name in ("trl-messages", "openai"):
             rows += exported(folder / "texts", name, message_rows, "4 characters a token")
+        write_texts(source, 4 * MEGABYTES, alike=False)
+        import_rollouts(source, folder / "unlike")
+        for name in ("trl-messages", "openai"):
+            rows += exported(folder / "unlike", name, message_rows, "no two tool calls alike", bounds=False)
         return rows
     finally:
         shutil.rmtree(folder)
@@ -141,14 +145,17 @@ def _read(run: Path, columns: list[str], unused: list[str] | None = None) -> Any
             yield from batch.drop_columns(unused or []).to_pylist()
 
 
-def write_texts(path: Path, megabytes: int) -> None:
-    """Rows of ``write_nemo`` in which the tokens' text is there, too."""
+def write_texts(path: Path, megabytes: int, *, alike: bool = True) -> None:
+    """Rows of ``write_nemo`` in which the tokens' text is there, too. ``alike``: tool calls of all rows have the same ids and
+    arguments, which the export then makes once."""
     rng = np.random.default_rng(1)
     size = 0
     with path.open("w") as file:
         while size < megabytes * 1_000_000:
             row = nemo_row(rng, len_delta=60, len_gen=40)
             for number, item in enumerate(row["response"]["output"]):
+                if not alike and "call_id" in item:
+                    item["call_id"] += f"-{size}"
                 if item["type"] == "reasoning":
                     item["summary"][0]["text"] = f"Step {number}: " + "so it is 359. " * (SAID // 14)
                 elif item["type"] == "function_call_output":
