@@ -146,8 +146,8 @@ def _read(run: Path, columns: list[str], unused: list[str] | None = None) -> Any
 
 
 def write_texts(path: Path, megabytes: int, *, alike: bool = True) -> None:
-    """Rows of ``write_nemo`` in which the tokens' text is there, too. ``alike``: tool calls of all rows have the same ids and
-    arguments, which the export then makes once."""
+    """Rows of ``write_nemo`` in which the tokens' text is there, too. ``alike``: tool calls of all rows have the same ids
+    and arguments, which the export then makes once."""
     rng = np.random.default_rng(1)
     size = 0
     with path.open("w") as file:
