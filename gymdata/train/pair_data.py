@@ -206,7 +206,7 @@ class Cost:
         if not (self.pairs_cut or self.left_out):
             return None
         return (
-            f"--max-length {self.max_length}: {self.pairs_cut:,} of {counted(self.pairs, 'pair')} are cut, "
+            f"--max-length {self.max_length}: {self.pairs_cut:,} of {counted(self.pairs, 'pair')} cut, "
             f"{len(self.identical):,} left out because both sides would be identical, {len(self.nothing_left):,} left out "
             f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
         )

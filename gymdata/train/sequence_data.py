@@ -74,7 +74,7 @@ class LengthCost:
         if not (self.sequences_cut or self.nothing_trained):
             return None
         return (
-            f"{self.sequences_cut:,} of {counted(self.sequences, 'sequence')} are cut, "
+            f"{self.sequences_cut:,} of {counted(self.sequences, 'sequence')} cut, "
             f"{len(self.nothing_trained):,} left out "
             f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
         )

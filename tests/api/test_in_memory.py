@@ -76,7 +76,7 @@ def test_edited_tasks_in_memory_are_refused_like_edited_files(tmp_path: Path) ->
     """The content of rows is hashed: the same task_id with another prompt does not resume the run."""
     gymdata.collect(TASKS, output=tmp_path / "run", seed=1, parts=parts())
     edited = [{**TASKS[0], "prompt": "1+2?"}]
-    with pytest.raises(gymdata.errors.StoreError, match="were edited"):
+    with pytest.raises(gymdata.errors.StoreError, match="1 task was edited"):
         gymdata.collect(edited, output=tmp_path / "run", seed=1, num_rollouts=2, parts=parts())
 
 

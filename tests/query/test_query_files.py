@@ -56,7 +56,7 @@ def test_a_run_and_its_copy_are_counted_twice_with_a_warning(run: Path, capsys: 
     assert main(["query", "SELECT count(*) AS n FROM turns", str(run), str(other), "--csv"]) == 0
     shown = capsys.readouterr()
     assert "same bytes" not in shown.err
-    assert "1 rollouts are there more than once (first: t0-0)" in shown.err
+    assert "1 rollout is there more than once (first: t0-0)" in shown.err
     assert main(["query", sql, str(run), str(run), "--csv"]) == 0
     assert capsys.readouterr().err == ""
 

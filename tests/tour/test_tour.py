@@ -15,7 +15,7 @@ from gymdata.tour.run import prepare
 
 #: A line of each answer, in the order of the questions.
 FACTS = [
-    "heldout-0021  634ac4c3708c98c6         6     0.5  0.5477",
+    "heldout-0021  634ac4c3708c98c6         6       0.5  0.547723",
     "before  …alculate",
     '{"score_1": 1, "score_2": 5, "ranking": 6}',
     "│     30     435   -0.0212  <tool_call>",

@@ -136,7 +136,7 @@ def test_too_long_is_refused_or_counted(tmp_path: Path) -> None:
     facts = go(file, tmp_path / "out", trainer, notes, config={"max_length": 10})
     assert trainer.jobs[0]["max_length"] == 10
     assert facts["length_limit"]["trained_tokens_lost"] == 1
-    assert any("1 of 1 pairs are cut" in said and "1 trained tokens lost" in said for said in notes.said)
+    assert any("1 of 1 pair cut" in said and "1 trained tokens lost" in said for said in notes.said)
     with pytest.raises(RefusedError, match="no pair is left: 1 would be identical"):
         go(file, tmp_path / "none", config={"max_length": 9})
 

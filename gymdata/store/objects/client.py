@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
@@ -254,6 +253,8 @@ def _has_google_credentials() -> bool:
     home = Path(os.path.expanduser("~/.config/gcloud/application_default_credentials.json"))  # noqa: PTH111 - as below
     if any(name.startswith(("GOOGLE_", "SERVICE_ACCOUNT")) for name in os.environ) or home.is_file():
         return True
+    from http.client import HTTPConnection, HTTPException
+
     server = HTTPConnection(os.environ.get("GCE_METADATA_HOST") or "169.254.169.254", timeout=_METADATA_S)
     with contextlib.suppress(OSError, HTTPException), contextlib.closing(server):
         server.request("GET", "/", headers={"Metadata-Flavor": "Google"})
