@@ -197,3 +197,11 @@ def test_calls_that_json_cannot_hold_name_their_row(calls: str, tmp_path: Path) 
     with pytest.raises(DataError, match="rollout t-1: cannot be written as trl-messages"):
         gymdata.export(run, tmp_path / "out.jsonl", "trl-messages")
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("texts", [["[1", "2]"], ['["', '"]'], ['[{"a": "\\u0000"}]', "[1]"], ["[1],[2]", "[3]"], [""]])
+def test_each_text_of_tool_calls_is_read_by_itself(texts: list[str]) -> None:
+    """Texts that are JSON only together, or that hold what separates them while they are read, are not taken together."""
+    chats = [[{"role": "assistant", "content": "a", "tool_calls": one} for one in texts]]
+    (row,) = parsed(text_export.WRITERS["trl-messages"][0](batch_of(chats, ["[]"], [None]), Counter()))
+    assert [m.get("tool_calls", []) for m in row["messages"]] == [listed(one) for one in texts]
