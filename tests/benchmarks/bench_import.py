@@ -8,6 +8,7 @@ Run: ``python -m tests.benchmarks import``. Counted is CPU time, which a loaded 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -84,6 +85,8 @@ def exported(run: Path, name: str, rows: Callable[[Path], Any], what: str, *, bo
             for row in rows(run):
                 file.write(orjson.dumps(row) + b"\n")
 
+    # Else the disk still works on what was made for this measurement.
+    os.sync()
     timing = interleave(lambda: gymdata.export(run, ours, name, overwrite=True), write)
     took, its = statistics.median(timing.ours_cpu), statistics.median(timing.rival_cpu)
     size, its_size = ours.stat().st_size / 1e6, rival.stat().st_size / 1e6
