@@ -128,6 +128,7 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     nodes: Nodes, tasks: Callable[..., Path], adder: str, tmp_path: Path
 ) -> None:
     """Two nodes killed and replaced, a process killed, an engine dead: the rows are those of one process, byte for byte."""
+    one, two = nodes.nodes
     settings: dict[str, Any] = {"tasks": str(tasks(50)), "num_rollouts": 4, "seed": 3, "run_id": "r", "env": adder}
     tried: list[str] = []
 
@@ -144,12 +145,12 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
 
     back = "is used again after"
     watch = Watcher(
-        (8, fault("node", lambda: nodes.kill("two"))),
-        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("three")),
+        (8, fault("node", lambda: nodes.kill(two))),
+        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("third")),
         (back, fault("process", process)),
         (back, fault("engine", (tmp_path / "die").touch)),
-        (back, fault("node", lambda: nodes.kill("one"))),
-        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("four")),
+        (back, fault("node", lambda: nodes.kill(one))),
+        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("fourth")),
         (back, (tmp_path / "slow").unlink),
     )
     (tmp_path / "slow").touch()
@@ -169,7 +170,7 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     assert rows == expected
     assert failures_of(tmp_path / "ray") == []
     by = {turn["server"] for row in rows_of(tmp_path / "ray") for turn in row["turns"]}
-    assert {name.split("/")[0] for name in by} == {"ray:one", "ray:two", "ray:three", "ray:four"}
+    assert {name.split("/")[0] for name in by} == {f"ray:{name}" for name in (one, two, "third", "fourth")}
     account = read_run_json(tmp_path / "ray")["engine"]["servers"]
     assert sum(one["generations"] for one in account) == sum(len(row["turns"]) for row in rows)
     assert sum(one["outages"] for one in account) == 4
