@@ -228,8 +228,8 @@ def run() -> None:
     # Plugins of pydantic, which would be looked for in the metadata of every installed package, have nothing to do here.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     with rare_collections():
-        # What the command loaded for itself lives until the end: searched for cycles it would cost a short command a tenth of
-        # its time. Not frozen is what it loads later: libraries like DuckDB's print every type that was not collected.
+        # What the command loaded for itself lives until the end: searched for cycles, it would cost a short command a
+        # tenth of its time. Not frozen is what it loads later: DuckDB prints every type that was not collected.
         sys.exit(main(sys.argv[1:], loaded=gc.freeze))
 
 
