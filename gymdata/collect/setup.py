@@ -25,7 +25,7 @@ from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
 from gymdata.collect.report import EnvironmentTrial
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_shapes import FieldError, TextTemplate, text_or_file
+from gymdata.collect.task_shapes import FieldError, TextTemplate, answer_hint, text_or_file
 from gymdata.engines.port import Chat, Sampler
 from gymdata.environments import (
     ByName,
@@ -42,6 +42,7 @@ from gymdata.environments.port import Environment, User, Workflow
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import DataError, OutsideError, UsageError, redacted, require
 from gymdata.rewards import load_rewards
+from gymdata.rewards.named import NamedReward
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rewards.user import UserReward
@@ -131,23 +132,35 @@ async def _reach(url: str | None, system: str, hint: str) -> None:
         await writer.wait_closed()
 
 
-def _check_columns(rewards: Iterable[Weighted], tasks: Iterable[Task]) -> None:
-    for function in (reward.function for reward in rewards):
-        if not isinstance(function, UserReward) or any(not function.lacking(task.row) for task in tasks):
+def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
+    for function in (reward.function for reward in parts.rewards):
+        if isinstance(function, NamedReward):
+            if any(function.applies(task.row) for task in tasks):
+                continue
+        elif not isinstance(function, UserReward) or any(not function.lacking(task.row) for task in tasks):
             continue
         first = next(iter(tasks), None)
-        if first is not None:
+        if first is None:
+            continue
+        columns = f"the first has {', '.join(first.row)}"
+        if isinstance(function, NamedReward):
+            hint = answer_hint(first.row) if "`answer`" in str(function.needs) and "answer" not in first.row else None
+            text = f"reward {function.name} applies to no task: it needs {function.needs}; {columns}"
+            parts.notes.append("; ".join(filter(None, [text, hint])))
+        else:
+            lacking = ", ".join(map(repr, function.lacking(first.row)))
             raise UsageError(
-                f"reward {function.name}: takes {', '.join(map(repr, function.lacking(first.row)))}, which no task has a "
-                f"column for; the first has {', '.join(first.row)}",
-                hint="name the parameters as the columns, or give them a default",
+                f"reward {function.name}: takes {lacking}, which no task has a column for; {columns}",
+                hint="name the parameters as the columns, or completion, prompt, messages or completion_ids, or give them a "
+                "default; see `gymdata docs your-reward`",
             )
 
 
 def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
     """Every task against what plays and scores it. Raises DataError naming the first task that names no environment, or
-    lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has."""
-    _check_columns(parts.rewards, tasks)
+    lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has. A shipped
+    reward that applies to none of them is a note."""
+    _check_columns(parts, tasks)
     environment = parts.environment
     by_name = environment if isinstance(environment, ByName) else None
     prompt = parts.user_prompt

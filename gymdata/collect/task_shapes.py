@@ -224,7 +224,7 @@ def _hint(row: Row) -> str | None:
     columns = dict(_leaves(row))
     texts = {name: value for name, value in columns.items() if _is_text(value)}
     chat = next((name for name, value in columns.items() if _is_chat(value)), None)
-    answer = next((name for word in _LIKE_ANSWER for name in columns if word in name.lower() and name != chat), None)
+    answer = _answer_like({name: value for name, value in columns.items() if name != chat})
     others = {name: value for name, value in texts.items() if name != answer} or texts
     near = next((name for word in _LIKE_PROMPT for name in others if word in name.lower()), None)
     prompt = near or max(others, key=lambda name: len(others[name]), default=None)
@@ -235,6 +235,16 @@ def _hint(row: Row) -> str | None:
     return (
         f"pass {' '.join(f'--map {shlex.quote(text)}' for text in named)}; --prompt-template FILE joins several columns"
     )
+
+
+def answer_hint(row: Row) -> str | None:
+    """The ``--map`` that would read the answer of a row that has none, by the names of its columns."""
+    column = _answer_like(dict(_leaves(row)))
+    return None if column is None else f"pass --map {shlex.quote(f'answer={column}')}"
+
+
+def _answer_like(columns: Iterable[str]) -> str | None:
+    return next((name for word in _LIKE_ANSWER for name in columns if word in name.lower()), None)
 
 
 def _leaves(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:

@@ -37,6 +37,12 @@ class NamedReward:
     def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         return [self._check(r["text"], r["task"]) for r in rollouts]
 
+    def applies(self, task: Mapping[str, Any]) -> bool:
+        """Whether the task's row has what it reads; False only where every rollout of it would be without a score."""
+        if self.quick:
+            return self._check("", task) is not None
+        return self.source != f"named:{self.name}" or task.get(_COLUMN.get(self.name, "answer")) is not None
+
 
 def named_reward(name: str, argument: str | None) -> NamedReward:
     """One of ``NAMED``. Raises UsageError for an argument that it does not take or cannot use."""
@@ -204,4 +210,6 @@ NEEDS = {
     "regex": "`--reward regex:PATTERN` or the task column `pattern`",
     "json_schema": "`--reward json_schema:FILE` or the task column `schema`",
 }
+#: Of those that do not read ``answer``, and take an argument in its stead.
+_COLUMN = {"regex": "pattern", "json_schema": "schema"}
 TAKE_ARGUMENT = frozenset({"regex", "json_schema"})
