@@ -220,6 +220,10 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
         raise typer.Exit
 
 
+#: Made with nanobind, or loading what is (torch: vLLM's grammars).
+_COUNTING = {"duckdb", "torch"}
+
+
 def run() -> None:
     """Entry point of the ``gymdata`` script; ends the process with the documented exit code."""
     _open_streams()
@@ -230,8 +234,10 @@ def run() -> None:
             sys.exit(main(sys.argv[1:]))
         finally:
             # Modules and classes live until here, and Python would search all of them for cycles once more: with the
-            # searches while they are loaded, a fifth of a short command's time.
-            gc.freeze()
+            # searches while they are loaded, a fifth of a short command's time. Libraries that count their objects would
+            # complain of those that are left.
+            if _COUNTING.isdisjoint(sys.modules):
+                gc.freeze()
 
 
 def _open_streams() -> None:

@@ -92,6 +92,14 @@ def test_a_place_that_cannot_be_written_is_no_defect(tmp_path: Path, capsys: pyt
     assert "defect" not in said
 
 
+def test_a_query_ends_without_a_word_on_stderr(tmp_path: Path) -> None:
+    """DuckDB complains of no objects that are left as the process ends."""
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
+    words = ["query", str(run), "SELECT count(*) FROM rollouts", "--json"]
+    done = subprocess.run([sys.executable, "-m", "gymdata", *words], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
 def test_an_interrupted_command_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
