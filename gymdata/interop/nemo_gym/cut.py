@@ -78,11 +78,11 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         found = _lists(line)
         if found is None:
             return None
-        value = _loads(found.rest, found.count)
+        value = _loads(found.rest, found.n_lists)
         if value is None:
             return None
         response = value["response"]
-        output = _take_out(response["output"], found.count)
+        output = _take_out(response["output"], found.n_lists)
         if output is None:
             return None
         # The output was looked at.
@@ -107,7 +107,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         found = _lists(line)
         if found is None:
             return None
-        value = _loads(found.rest, found.count)
+        value = _loads(found.rest, found.n_lists)
         if value is None:
             return None
         ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
@@ -118,7 +118,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
-    return row if placed.taken == found.count == 3 * len(row.calls) else None
+    return row if placed.taken == found.n_lists == 3 * len(row.calls) else None
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
@@ -158,7 +158,7 @@ class _Lists(NamedTuple):
     log_probs: list[bytes]
 
     @property
-    def count(self) -> int:
+    def n_lists(self) -> int:
         return len(TOKEN_KEYS) * len(self.new)
 
 
