@@ -1,13 +1,15 @@
 """``gymdata prune``: which outputs below a folder no trained model was made from, and their removal.
 
 Invariants: without ``delete`` nothing changes; what a trained model's lineage names stays, found by path, by run ID or by
-the hash of its run.json, and so does what lies around it; only files that a run.json names, or that only gymdata writes, are
-removed, and what else lies beside them stays; run.json goes last, so that a killed removal is continued by the next.
+the hash of its run.json, and so does what lies around it, and everything where a lineage is not known; only files that a
+run.json names, or that only gymdata writes, are removed, and what else lies beside them stays; run.json goes last, so that a
+killed removal is continued by the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,8 +84,9 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
 
     ``keep``: more outputs, or folders of them, here or elsewhere, that stay with all that they were made from. A
     finetuning run stays whole, and spools of object stores are left alone. Models that lie neither below ``path`` nor
-    below ``keep`` are not seen. Raises DataError when ``path`` is no folder, UsageError for a spool and when there is
-    nothing that anything could be needed by, StoreError while something below is written or a training is not finished.
+    below ``keep`` are not seen; what links to folders lead to is, and stays. Raises DataError when ``path`` is no folder or
+    one below it cannot be read, UsageError for a spool and when there is nothing that anything could be needed by,
+    StoreError while something below is written or a training is not finished.
     """
     # Before anything is fetched.
     top = local_output(path if is_url(path) else path_of(path, "prune", "the path of a folder"), "prune")
@@ -96,8 +99,10 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
         )
     wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]
     _refuse_open(top)
-    begun = [one for one in below(top) if isinstance(one, Unfinished)]
-    found = {run_json: output_of(top, run_json) for run_json in described(top)}
+    # Once, and with an error for a folder that cannot be looked into: a model may be in it.
+    seen = list(below(top, _unreadable))
+    begun = [one for one in seen if isinstance(one, Unfinished)]
+    found = {one: output_of(top, one) for one in seen if isinstance(one, Path)}
     needed, lost = _needed(top, found, wanted)
     if not needed:
         raise UsageError(
@@ -105,6 +110,9 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
             hint="name a folder with trained models, or what is to stay with --keep",
         )
     kept = {one.run_json: _kept(one, found, needed, wanted) for one in begun}
+    if (unknown := next((file for file, one in found.items() if _may_have_parents(file, one)), None)) is not None:
+        why = f"not known: {below_top(top, unknown)} is damaged"
+        needed = dict.fromkeys((file for file in found if found[file].state != "damaged"), why) | needed
     outputs = [_pruned(run_json, output, needed) for run_json, output in found.items()]
     outputs += [_pruned_unfinished(top, one, kept[one.run_json]) for one in begun]
     if delete:
@@ -116,6 +124,16 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
             if found[run_json].state != "damaged":
                 _delete(run_json)
     return PruneReport(str(top), tuple(sorted(outputs, key=lambda one: one.path)), delete, tuple(sorted(lost)))
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataError.unreadable(Path(error.filename), str(error), "a model may be in it: make it readable") from error
+
+
+def _may_have_parents(run_json: Path, output: Output) -> bool:
+    """Whether what the output was made from is not known; rollouts that were collected were made from nothing here."""
+    whole = run_json.name == RUN_JSON
+    return output.state == "damaged" and not (whole and (run_json.parent / ROLLOUTS_FOLDER).is_dir())
 
 
 def _sum(outputs: Iterable[Pruned]) -> str:
@@ -142,6 +160,8 @@ def _needed(top: Path, found: Mapping[Path, Output], wanted: Iterable[Path]) -> 
     """The run.json files of what stays, each with what needs it, and parents that are nowhere to be found."""
     lookup = _Lookup(found)
     roots = {file: below_top(top, _place(file)) for file, one in found.items() if kind_of_stage(one.kind) in _ROOTS}
+    for link in _links(top):
+        roots |= {one: f"{link}, a link" for one in below(link, _unreadable) if isinstance(one, Path)}
     for place in wanted:
         if not place.exists():
             raise DataError.missing_path(place, "an output, or a folder of outputs")
@@ -171,6 +191,20 @@ def _needed(top: Path, found: Mapping[Path, Output], wanted: Iterable[Path]) -> 
     return {file: name for file, name in needed.items() if file in found}, lost
 
 
+def _links(top: Path) -> Iterator[Path]:
+    """Links below ``top`` to folders that are not below it, and links in those: what they lead to is seen, and stays."""
+    waiting, seen = [top], {top.resolve(), *top.resolve().parents}
+    within = {top.resolve()}
+    while waiting:
+        for folder, inside, _ in os.walk(waiting.pop()):
+            for place in (Path(folder, name) for name in sorted(inside)):
+                if place.is_symlink() and (real := place.resolve()) not in seen and within.isdisjoint(real.parents):
+                    seen.add(real)
+                    within.add(real)
+                    waiting.append(place)
+                    yield place
+
+
 class _Lookup:
     """Finds the outputs that an entry of ``parents`` means."""
 
@@ -190,12 +224,16 @@ class _Lookup:
     def parent(self, child: Path, entry: Mapping[str, Any]) -> list[Path]:
         path = entry.get("path")
         there = find_run_json(parent_path(child, str(path))) if path else None
-        if there is not None:
-            return [there]
-        return [
-            *self._by_hash.get(str(entry.get("run_json_xxh3")), []),
-            *self._by_run.get(str(entry.get("run_id")), []),
-        ]
+        at_path = [there] if there is not None else []
+        recorded, run_id = str(entry.get("run_json_xxh3")), str(entry.get("run_id"))
+        if there is not None and hash_file(there) == recorded:
+            return at_path
+        moved = self._by_hash.get(recorded, [])
+        if there is not None and not moved and str(_facts(there).get("run_id")) == run_id != "None":
+            # It has grown since.
+            return at_path
+        # Another may be there now.
+        return [*at_path, *moved, *self._by_run.get(run_id, [])]
 
 
 def _facts(file: Path) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gymdata.ls.unfinished import Unfinished, is_unfinished, unfinished_in
 from gymdata.public import Report, Row, path_of
 from gymdata.store.objects.places import is_spool, is_url, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, segments
+from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
@@ -54,14 +55,21 @@ def ls(path: str | Path = ".") -> LsReport:
     top = Path(path_of(path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
-    found = [unfinished_output(top, one) if isinstance(one, Unfinished) else output_of(top, one) for one in below(top)]
+    found = [
+        unfinished_output(top, one) if isinstance(one, Unfinished) else output_of(top, one)
+        for one in below(top, _skipped)
+    ]
     return LsReport(str(top), tuple(found))
 
 
-def below(top: Path) -> Iterator[Path | Unfinished]:
+def _skipped(error: OSError) -> None:
+    warn(f"{error.filename}: cannot be looked into: {error.strerror}")
+
+
+def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
     """Every run.json below a folder, and every output that has none yet, but for those of spools: what they mirror is
-    elsewhere."""
-    for folder, inside, files in os.walk(top):
+    elsewhere. ``onerror`` hears of every folder that cannot be read."""
+    for folder, inside, files in os.walk(top, onerror=onerror):
         inside[:] = sorted(name for name in inside if not is_spool(Path(folder, name)))
         here = Path(folder)
         yield from (here / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))

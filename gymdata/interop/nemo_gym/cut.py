@@ -23,7 +23,6 @@ from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.rollouts.messages import (
     TOKEN_KEYS,
     chat_calls,
-    has_long_number,
     json_text,
     meant_role,
     name_of,
@@ -37,7 +36,6 @@ from gymdata.rollouts.ragged import Runs
 #: In the order in which the fast way takes lists; a search for one name is many times as fast as for any of three.
 _NAMES = [b'"%b"' % name.encode() for name in TOKEN_KEYS]
 _OPENING = re.compile(rb"[ \t]*:[ \t]*\[")
-_SPACE = b" \t\r\n"
 #: How the place of a list begins, in a text with the number of the list.
 _PLACE = b'"\\u0000'
 #: As Python's json writes them when they follow each other.
@@ -80,15 +78,15 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         found = _lists(line)
         if found is None:
             return None
-        value = _loads(found.rest, found.places)
+        value = _loads(found.rest, found.n_lists)
         if value is None:
             return None
         response = value["response"]
-        output = _take_out(response["output"], found.places)
+        output = _take_out(response["output"], found.n_lists)
         if output is None:
             return None
         # The output was looked at.
-        row = nemo_rows.row_of(value | {"response": response | {"output": []}}, _Values(parser))
+        row = nemo_rows.row_of(value | {"response": response | {"output": []}}, nemo_rows.Values(parser))
         ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
         log_probs = _numbers(parser, found.log_probs, "d", np.float64)
     except _REFUSALS:
@@ -109,7 +107,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         found = _lists(line)
         if found is None:
             return None
-        value = _loads(found.rest, found.places)
+        value = _loads(found.rest, found.n_lists)
         if value is None:
             return None
         ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
@@ -120,7 +118,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
-    return row if placed.taken == found.places == 3 * len(row.calls) else None
+    return row if placed.taken == found.n_lists == 3 * len(row.calls) else None
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
@@ -147,7 +145,7 @@ def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
     if rest.count(_PLACE) != lists:
         return None
     value = orjson.loads(rest)
-    return value if type(value) is dict and _says_the_same(rest, orjson.dumps(value)) else None
+    return value if type(value) is dict and nemo_rows.says_the_same(rest, orjson.dumps(value)) else None
 
 
 class _Lists(NamedTuple):
@@ -160,7 +158,7 @@ class _Lists(NamedTuple):
     log_probs: list[bytes]
 
     @property
-    def places(self) -> int:
+    def n_lists(self) -> int:
         return len(TOKEN_KEYS) * len(self.new)
 
 
@@ -208,33 +206,8 @@ def _opened(line: bytes, at: int, of: int) -> int | None:
     return None
 
 
-def _says_the_same(text: bytes, written: bytes) -> bool:
-    """Whether an object's text has no key twice and no number beyond 64 bits; ``written``: the text of what was made of it.
-    False where that cannot be seen."""
-    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are spelled alike, which is seen sooner than anything is counted.
-    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
-
-
-def _keys(bare: bytes) -> int:
-    return bare.count(b'":') - bare.count(b'\\":')
-
-
-class _Values(nemo_rows.PlainLists):
-    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
-
-    def __init__(self, parser: Any) -> None:
-        self._parser = parser
-
-    def text(self, value: Any) -> bytes:
-        if isinstance(value, (dict, list)):
-            made: bytes = self._parser.parse(orjson.dumps(value)).mini
-            return made
-        return str(value).encode()
-
-
-class _Placed(_Values):
-    """The same of a line without its token lists, which stand in places and are taken in their order."""
+class _Placed(nemo_rows.Values):
+    """The values of a line without its token lists, which stand in places and are taken in their order."""
 
     def __init__(self, parser: Any, lists: Sequence[bytes]) -> None:
         super().__init__(parser)

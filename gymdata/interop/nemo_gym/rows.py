@@ -11,15 +11,19 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import xxhash
 
 from gymdata.errors import json_kind, json_value
 from gymdata.interop.nemo_gym.acts import Acts, RowActs
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, has_long_number, meant_role
 
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
 CallBytes = tuple[bytes, bytes, bytes | None]
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_SPACE = b" \t\r\n"
+#: Of the names of both lists of ids.
+_IDS = b"_token_ids"
 _GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -92,9 +96,16 @@ def fast(parser: Any, line: bytes) -> Row | None:
 
 
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The same with simdjson's document, which lives until the parser's next line."""
-    lists = _CarefulLists() if _nested_lists(line) else _FastLists()
+    """The same with simdjson's document, which lives until the parser's next line, or with Python's values."""
     try:
+        texts = _IDS not in line
+        bare = line if texts else _without_numbers(line)
+        value = orjson.loads(bare)
+        if not says_the_same(bare, orjson.dumps(value)):
+            return None
+        if texts:
+            return row_of(value, Values(parser), acts), value
+        lists = _CarefulLists() if _nested_lists(line) else _FastLists()
         document = parser.parse(line)
         get = getattr(document, "get", None)
         if get is None:
@@ -116,6 +127,36 @@ def _nested_lists(line: bytes) -> bool:
             return True
         at = line.find(b"[", at + 1)
     return False
+
+
+def _without_numbers(line: bytes) -> bytes:
+    """A line whose lists without texts, and so without keys, are empty."""
+    kept: list[bytes] = []
+    at = searched = 0
+    end = -1
+    while (begin := line.find(b"[", searched)) >= 0:
+        if end < begin and (end := line.find(b"]", begin)) < 0:
+            break
+        searched = line.find(b'"', begin, end)
+        if searched < 0:
+            kept.append(line[at : begin + 1])
+            at = searched = end
+    kept.append(line[at:])
+    return b"".join(kept)
+
+
+def says_the_same(text: bytes, written: bytes) -> bool:
+    """Whether an object's text has no key twice and no number beyond 64 bits; ``written``: the text of what was made of it.
+    False where that cannot be seen."""
+    if text == written:
+        return True
+    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
+    # Most are spelled alike, which is seen sooner than anything is counted.
+    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
+
+
+def _keys(bare: bytes) -> int:
+    return bare.count(b'":') - bare.count(b'\\":')
 
 
 def load(line: bytes) -> dict[str, Any]:
@@ -162,10 +203,6 @@ def _has_surrogate(value: Any) -> bool:
 class _FastLists:
     """Lists out of simdjson's memory."""
 
-    def check_keys(self, item: Any) -> None:
-        if len(item) != len(set(item)):
-            raise _Retry
-
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         del name, turn
         return b"" if values is None else bytes(values.as_buffer(of_type="i"))
@@ -205,9 +242,6 @@ def _flat(values: Any) -> None:
 class PlainLists:
     """The same out of Python's values."""
 
-    def check_keys(self, item: Any) -> None:
-        """Parsing saw to it."""
-
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         if values is None:
             return b""
@@ -243,6 +277,19 @@ class PlainLists:
         return isinstance(value, list)
 
 
+class Values(PlainLists):
+    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+
+    def text(self, value: Any) -> bytes:
+        if isinstance(value, (dict, list)):
+            made: bytes = self._parser.parse(orjson.dumps(value)).mini
+            return made
+        return str(value).encode()
+
+
 def _float(number: float) -> float:
     try:
         return float(number)
@@ -257,7 +304,6 @@ def _expect_list(values: Any, name: str, turn: int) -> None:
 
 def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
     """The row of a parsed line. ``lists``: what its objects and lists are, such as ``PlainLists()``. Raises BadRow."""
-    lists.check_keys(value)
     response = value.get("response")
     if response is None:
         raise BadRow("S103", "the row has no response", expected="response")
@@ -386,7 +432,6 @@ class _Conversation:
         call: CallBytes | None = None
         prompt, generation = item.get(PROMPT), item.get(GENERATION)
         if prompt is not None or generation is not None:
-            lists.check_keys(item)
             turn = self._borders.count - self._borders.open
             read = lists.ids(prompt, PROMPT, turn), lists.ids(generation, GENERATION, turn)
             log_probs = lists.floats(item.get(LOG_PROBS), LOG_PROBS, turn)
