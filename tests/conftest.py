@@ -35,7 +35,8 @@ pytest_plugins = ["tests.engine_fixtures"]
 _GROUPS = ("engine", "torch", "wheel")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups for ``pytest -n 2 --dist loadgroup``: each engine and wheel is made once, two trainings share no core."""
 
     def rank(item: pytest.Item) -> int:
@@ -46,3 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         number = rank(item)
         group = _GROUPS[number] if number < len(_GROUPS) else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
+        if config.getoption("loadgroup", False) and hasattr(item, "_id"):
+            # xdist 3.8 writes the group behind a name that pytest 9.2 no longer reads, and every test would be a group of
+            # its own: an engine in each process (https://github.com/pytest-dev/pytest-xdist/issues/1386).
+            item._id = item.id.parse(f"{item.nodeid}@{group}")
