@@ -20,7 +20,7 @@ import orjson
 
 from gymdata.rollouts.messages import has_long_number, parsed
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of
-from gymdata.store.lines import encode_finite, spelled
+from gymdata.store.lines import encode_finite, name_non_finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -226,7 +226,7 @@ def parse(text: str) -> Any:
     except (ValueError, RecursionError):
         return None
     try:
-        return value if plain else spelled(value)
+        return value if plain else name_non_finite(value)
     except RecursionError:
         # Nested too deeply for every writer, whose error then names the row.
         return value

@@ -17,7 +17,7 @@ import orjson
 from gymdata.interop.chat_text import COMPLETION, Chat, Lines, Mask, Pieces, Shape, add_lists, by_message, distinct
 from gymdata.rollouts.messages import json_text, loads
 from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.store.lines import spelled
+from gymdata.store.lines import name_non_finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +64,9 @@ def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
     })  # fmt: skip
     pieces = Pieces()
     # Imported pairs may have no margin; TRL expects a number, so the key is left out.
-    margins = [b"" if m != m else b',"margin":' + orjson.dumps(spelled(m)) for m in batch.column("margin").to_pylist()]
+    margins = [
+        b"" if m != m else b',"margin":' + orjson.dumps(name_non_finite(m)) for m in batch.column("margin").to_pylist()
+    ]
     lists = [
         (begin, chat.pieces(pieces, chat.leads()))
         for begin, chat in zip((b'{"prompt":[', b'],"chosen":[', b'],"rejected":['), (prompt, *sides), strict=True)

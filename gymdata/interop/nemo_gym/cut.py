@@ -1,10 +1,10 @@
-"""The fast way from a line to a row whose turns each continue the one before: prompts are compared as text, and only what
-is new in them is parsed.
+"""The fast reader of NeMo Gym lines in which each turn continues the one before: prompts are compared as text, and only
+their new ids are parsed.
 
-A prompt repeats all that came before it, so most of a line is repetition. The token lists are cut out of the text, the rest
-is parsed as Python values, and the new ids of all turns are parsed at once. Invariants: either the same comes out as by the
-slow ways, or nothing, and then those look at the line: at other shapes, at any other spelling of what is repeated, at
-duplicate keys, at whatever is no JSON.
+Most of a line is repetition, because each prompt contains the ones before it. The token lists are cut out of the text,
+the rest is parsed as Python values, and the new ids of all turns are parsed at once. Invariants: the result is that of
+the general readers (``rows``), or None, and then those read the line: other shapes, prompts that repeat earlier ids in
+other text (white space), duplicate keys, anything that is not JSON.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gymdata.rollouts.messages import (
 )
 from gymdata.rollouts.ragged import Runs
 
-#: In the order in which the fast way takes lists; a search for one name is many times as fast as for any of three.
+#: In the order in which the lists must come; a search for one name is many times as fast as for any of three.
 _HEADS = [re.compile(rb'"%b"[ \t]*:[ \t]*\[' % name.encode()) for name in TOKEN_KEYS]
 _SPACE = b" \t\r\n"
-#: How the place of a list begins, in a text with the number of the list.
+#: How the placeholder of a list begins: a JSON string of NUL and the number of the list.
 _PLACE = b'"\\u0000'
-#: As Python's json writes them when they follow each other.
+#: The same as Python's json writes them when one list follows another.
 _NEXT_HEADS = [b', "%b": [' % name.encode() for name in TOKEN_KEYS]
-#: What simdjson's refusals come as.
+#: What simdjson and the row reader raise for a line that they cannot read.
 _REFUSALS = (nemo_rows.BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
@@ -50,8 +50,8 @@ MESSAGE_FIELDS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A row without its token lists; ``row`` has no calls. ``delta``: the new ids of each turn's prompt; ids are int32.
-    ``log_probs``: of all turns, float64."""
+    """A row without its token lists; ``row`` has no calls. ``delta``: the new ids of each turn's prompt;
+    ``generation``: its sampled ids (both int32); ``log_probs``: float64, of the sampled ids of all turns in order."""
 
     row: nemo_rows.Row
     value: dict[str, Any]
@@ -63,18 +63,19 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The items of a response. ``turns``: where those are that held the lists."""
+    """The items of a response. ``turns``: the indices of the items that had the token lists."""
 
     turns: list[int]
-    #: The values of ``MESSAGE_FIELDS`` of the messages that the items make; None where it takes ``messages.walk`` to see
-    #: which call an item is of: calls of tools after a text that ends a turn.
+    #: The values of ``MESSAGE_FIELDS`` of the response's messages; None when a tool call follows a text that ends a
+    #: turn: only ``messages.walk`` then knows which model call an item belongs to.
     messages: list[tuple[Any, ...]] | None
-    #: Whether the last turn is of the last call.
+    #: Whether the last model call ended with token lists.
     ended: bool
 
 
 def cut(line: bytes, parser: Any) -> Cut | None:
-    """The row of a line; None when the slow ways have to look at it. ``parser``: simdjson's."""
+    """The row of a line without its newline; None when the general readers must read it. ``parser``: a simdjson
+    parser."""
     try:
         found = _lists(line)
         if found is None:
@@ -87,7 +88,7 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         output = _take_out(response["output"], len(lists))
         if output is None:
             return None
-        # The output was looked at.
+        # The output has been read already.
         row = nemo_rows.row_of(value | {"response": response | {"output": []}}, _Values(parser))
         new = _new(lists[::3], lists[1::3])
         if new is None:
@@ -107,7 +108,8 @@ def cut(line: bytes, parser: Any) -> Cut | None:
 
 
 def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
-    """The row of a line, calls and all, as ``rows.fast`` reads it. None for the same lines as ``cut``, and others."""
+    """The row of a line with its model calls, as ``rows.fast`` returns it; None when that must read the line. ``acts``:
+    collect what the checks of behavior need."""
     try:
         found = _lists(line)
         if found is None:
@@ -129,14 +131,14 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
-    """Lists of numbers of 8 bytes that follow each other."""
+    """The bytes of each list in ``values``: 8-byte numbers, list after list, of ``sizes`` numbers each."""
     data = values.tobytes()
     return [data[a:b] for a, b in pairwise(accumulate((8 * size for size in sizes), initial=0))]
 
 
 def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
-    """Prompt, generation and log-probabilities of each turn, one after the other. ``ids``: what is new in each prompt, then
-    each generation."""
+    """Whole prompt, generation and log-probabilities of each turn, in that order, as bytes. ``ids``: the new ids of
+    each prompt, then each generation."""
     found: list[bytes] = []
     held = b""
     for new, generation, chances in zip(ids, ids[len(log_probs) :], log_probs, strict=False):
@@ -147,7 +149,8 @@ def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
 
 
 def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
-    """The object of a line that has places for so many lists; None where its text cannot be believed."""
+    """The object of a line with ``lists`` placeholders; None when the text may not mean what orjson reads: long
+    numbers, duplicate keys, a text that looks like a placeholder."""
     # A text of the line's own that looks like a place.
     if has_long_number(rest) or rest.count(_PLACE) != lists:
         return None

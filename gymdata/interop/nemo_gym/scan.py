@@ -69,11 +69,11 @@ def scan_stretch(path: Path, start: int, end: int, scanner: Scanner) -> Part:
 
 
 def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    """Non-blank lines, newline and all, that begin at ``start`` or later and before ``end``."""
+    """Non-blank lines, with their newlines, that begin at ``start`` or later and before ``end``."""
     with path.open("rb", buffering=_BLOCK) as file:
         at = 0
         if start:
-            # The line that `start` falls into belongs to the stretch before, unless it begins right there.
+            # A line that begins before `start` belongs to the previous stretch.
             file.seek(start - 1)
             at = start - 1 + len(file.readline())
         for line in file:
@@ -91,18 +91,18 @@ def _forked(path: Path, size: int, scanner: Callable[[], Scanner], processes: in
     whole = scan_stretch(path, 0, bounds[1], scanner())
     failed = False
     for pid, pipe in children:
-        # From the pipe itself: the bytes of all would be as much memory again.
+        # Read from the pipe as it is unpickled: all bytes at once would double the memory.
         with os.fdopen(pipe, "rb") as stream:
             part = _received(stream)
         failed = os.waitpid(pid, 0)[1] != 0 or part is None or failed
         if part is not None and not failed:
             whole.append(part)
-    # A child that died (out of memory, killed) says nothing about the rows: look again, alone.
+    # A child that died (out of memory, killed) proves nothing about its rows: scan again in this process.
     return scan_stretch(path, 0, size, scanner()) if failed else whole
 
 
 def _received(stream: BinaryIO) -> Part | None:
-    """What a child found; None when it died before it had sent all of that."""
+    """What a child found; None when it died before it had sent everything."""
     try:
         part: Part = pickle.load(stream)
     except (EOFError, pickle.UnpicklingError):
@@ -123,7 +123,7 @@ def _child(path: Path, start: int, end: int, scanner: Callable[[], Scanner]) -> 
             pickle.dump(scan_stretch(path, start, end, scanner()), stream, pickle.HIGHEST_PROTOCOL)
         status = 0
     finally:
-        # Whatever happened, the child must not run the parent's ending.
+        # Whatever happened, the child must not run the parent's exit handlers.
         os._exit(status)
     raise AssertionError
 
@@ -182,7 +182,7 @@ def _int32(data: bytes) -> tokens.Ids:
 
 
 _CHECK_EVERY = 2_000_000
-#: After so many rows in a row that cannot be read quickly, one of so many is tried.
+#: After this many consecutive rows that the fast reader could not read, it tries only one row in this many.
 _TRIES = 16
 
 
@@ -259,7 +259,7 @@ class Scanner:
         self._row(number, line, row)
 
     def _quick(self, line: bytes) -> nemo_rows.Row | None:
-        """The row where each of its turns continues the one before, by its new ids alone."""
+        """The row as the fast reader returns it; None when ``RowReader`` must read the line."""
         if self._parser is None or (self._refused > _TRIES and self.part.rows % _TRIES):
             return None
         row = whole_row(line, self._parser, self._odd is not None)
