@@ -29,7 +29,7 @@ _COARSE = np.geomspace(0.1, 5.0, 27)
 #: Temperatures that people set: a fit this close to one of them is that one.
 _USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
 _USUAL_WITHIN = 0.004
-#: Log-likelihood, in nats, from which on tokens tell which temperature they were drawn at.
+#: Difference of log-likelihood, in nats, from which on tokens show which temperature they were drawn at.
 _TELLING = 3.0
 _FIRST = 3
 
@@ -69,7 +69,7 @@ class Probe:
 
 
 def mean_apart(saved: Array, other: Array) -> float:
-    """Mean |Δ| over the tokens that ``other`` speaks of (is finite for)."""
+    """Mean |Δ| over the tokens for which ``other`` is finite."""
     known = np.isfinite(other)
     return float(np.abs(saved[known].astype(np.float64) - other[known]).mean()) if known.any() else float("inf")
 
@@ -97,8 +97,8 @@ def shifted(probe: Probe) -> Explanation | None:
 
 
 def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
-    """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
-    scores that stand ``shift`` places later (+) or earlier than they should."""
+    """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under
+    the scores ``shift`` positions later (+) or earlier."""
     scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
     if not scored:
         return None
@@ -232,7 +232,8 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SuspectTokens:
-    """Sequences whose log-probs differ, and of each scored token what a ``Probe`` wants and the number of its turn."""
+    """Sequences whose log-probs differ, and for each scored token the fields of a ``Probe`` and the number of its
+    turn."""
 
     given: ToScore
     rollout_ids: list[str]
@@ -261,7 +262,7 @@ class SuspectTokens:
 
     @classmethod
     def some_of(cls, parts: Sequence[SuspectTokens]) -> SuspectTokens:
-        """As many of all of them as explanations are tested on, evenly spread."""
+        """An evenly spread sample, of the size that explanations are tested on."""
         every = [(part, row) for part in parts for row in range(len(part.given))]
         chosen: list[tuple[SuspectTokens, int]] = []
         scored = tokens = 0
@@ -358,7 +359,7 @@ def _under(
         scored = some.given.scores.span(row)
         size = int((some.number[scored] == 0).sum())
         own, begin = some.given.token_ids[row], _first_scored(some, row)
-        # A sequence whose first turn is scored elsewhere, or that was rendered like this, says nothing.
+        # A sequence whose first turn is not scored here, or that was rendered like this, is no evidence.
         if not prompt or not size or some.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
             continue
         ids.append(np.concatenate([np.asarray(prompt, np.int32), own[begin : begin + size]]))

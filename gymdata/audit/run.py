@@ -116,8 +116,8 @@ def _served(
             policy_hash=facts["policy_hash"],
             retries=5,
         )
-    hear = {} if progress is None else {"say": progress.message}
-    return served_policy(servers, model, wait_s=config.wait_for_server, **hear)
+    notify = {} if progress is None else {"say": progress.message}
+    return served_policy(servers, model, wait_s=config.wait_for_server, **notify)
 
 
 def _compare(

@@ -62,7 +62,7 @@ class Rendering(Protocol):
         ...
 
     def marks_generations(self) -> bool:
-        """Whether the template tells which of its text a model generates."""
+        """Whether the template marks the text that a model generates."""
         ...
 
 

@@ -107,12 +107,12 @@ class CollectSummary(Report):
                 else "nothing is pending"
             )
             rows.append(("interrupted", then))
-        # The time has the engine's start in it, the speed has not.
+        # The time includes the engine's start, the speed does not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
         return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 
     def remarks(self) -> list[str]:
-        """A line for each thing that is odd in what the policy did, and one for what slowed the run down."""
+        """A line for each odd behavior of the policy, and one for what slowed the run down."""
         odd = [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
         return [*odd, *([self.slowed_by] if self.slowed_by else [])]
 
@@ -203,7 +203,7 @@ class CollectPlan(Report):
 
 
 def facts_of(rows: pa.Table) -> dict[str, Any]:
-    """The part of a CollectSummary that the rows tell. ``rows``: the table of ``COLUMNS``."""
+    """The fields of a CollectSummary that follow from the rows. ``rows``: a table of ``COLUMNS``."""
     n = rows.num_rows
     truncated = _sum(pc.equal(rows["status"], "truncated"))
     scored = rows.filter(pa.array(np.isfinite(known_rewards(rows["reward"]))))
@@ -232,7 +232,7 @@ def facts_of(rows: pa.Table) -> dict[str, Any]:
 
 
 def _parts_of(rows: pa.Table) -> dict[str, Any]:
-    """``parts`` and ``reward_faults`` of a run. Faults lie in ``extra``, so that they are known after a resume too."""
+    """``parts`` and ``reward_faults`` of a run. Faults are stored in ``extra``, so that they survive a resume."""
     parts: dict[str, PartTally] = {}
     lists = rows["rewards"].combine_chunks()
     flat = lists.flatten()

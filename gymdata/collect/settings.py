@@ -244,7 +244,7 @@ class CollectConfig(Config):
         return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
 
     def identity(self) -> dict[str, Any]:
-        """The settings that a resumed run must share; the caller adds what only files and hashes tell."""
+        """The settings that a resumed run must share; the caller adds what depends on files and hashes."""
         engine = {key: self.engine[key] for key in _ENGINE_IDENTITY if key in self.engine}
         modes = {
             "dtype": engine.pop("dtype", "auto"),

@@ -85,7 +85,7 @@ async def _room_for(sampler: Sampler) -> str:
 
 
 async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
-    """What the server that samples says of itself; every server of the run is reached once."""
+    """The probe of the sampling server; every server of the run is contacted once."""
     served = _servers(config)
     for url in served if len(served) == 1 else ():  # several are proven below, and some of them may be away
         await _reach(url, "engine", "is the server up? `curl URL/v1/models` must answer")
@@ -255,8 +255,8 @@ def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Itera
 
 @dataclass(slots=True)
 class Parts:
-    """What a run is made of, once loaded. Tests put their own Sampler or Chat here. A ``workflow`` stands in the place of
-    sampler, chat and environment, which are None then."""
+    """The parts of a run, once loaded. Tests pass their own Sampler or Chat. With a ``workflow``, sampler, chat and
+    environment are None."""
 
     sampler: Sampler | None
     chat: Chat | None
@@ -286,7 +286,7 @@ class Parts:
 
 @dataclass(slots=True)
 class Given:
-    """What was given as objects instead of names: reward functions by the text that stands for them, an environment, or
+    """What was given as objects instead of names: reward functions by their name in the settings, an environment, or
     several by the name that tasks give, and a user."""
 
     rewards: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
@@ -325,7 +325,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
             raise UsageError("no model given", hint="name one with -m/--model, or a server with --endpoint")
         if config.replicas is None:
             require("engine", "vllm")
-        else:  # the engine is where the replicas are
+        else:  # the engine is on the replicas' machines
             require("ray", "ray")
         model = model_identity.policy_facts(config.model)
         tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
@@ -491,7 +491,7 @@ def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
 
 
 def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
-    """Nothing of this side samples; a model is only a name."""
+    """Nothing is sampled here; the model is only a name."""
     from gymdata.engines import model_identity
     from gymdata.environments.responses import conversation_of, task_body
     from gymdata.environments.workflow import HttpWorkflow

@@ -53,7 +53,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
     if place.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
     try:
-        with quiet_transformers():  # what its report of weights would say, ``lacking`` says
+        with quiet_transformers():  # ``lacking`` reports missing weights instead
             model, loading_info = getattr(transformers, head).from_pretrained(
                 local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
@@ -74,7 +74,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
 
 
 def checkpoint_dtype(place: Place) -> str | None:
-    """The number format that a checkpoint was saved in, as its config says it."""
+    """The number format that a checkpoint was saved in, by its config."""
     from transformers import AutoConfig
 
     try:
@@ -123,7 +123,7 @@ class ForwardPolicy:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
 
-        ``shift``: score with the output that many places later; NaN where there is none.
+        ``shift``: score with the output this many positions later; NaN beyond the end.
         """
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)

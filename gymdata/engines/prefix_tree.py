@@ -1,7 +1,7 @@
 """Sequences that begin alike as trees: each common beginning once, so that a model reads it once.
 
-Invariants: every token of every sequence has exactly one node, and a node stands for one prefix: two tokens share it only
-if everything before them is equal too. Nodes lie in depth-first order, so token ``k`` comes before token ``j`` in some
+Invariants: every token of every sequence has exactly one node, and a node is one prefix: two tokens share it only if
+everything before them is equal too. Nodes are in depth-first order, so token ``k`` comes before token ``j`` in some
 sequence, or is it, exactly when ``k <= j < ends[k]``: that is the attention mask.
 """
 
@@ -40,7 +40,7 @@ class PrefixTree:
         return padded_cost(rows, length, width)
 
     def padded_nodes(self, shape: tuple[int, int]) -> Ints:
-        """The node of each place of the padded batch (B, L); what only fills up stands at node 0."""
+        """The node of each place of the padded batch (B, L); padding is at node 0."""
         nodes = np.zeros(shape, np.int64)
         for line, own in enumerate(self.nodes):
             nodes[line, : len(own)] = own
@@ -48,7 +48,7 @@ class PrefixTree:
 
     @property
     def tokens(self) -> int:
-        """Nodes that stand for a token."""
+        """Nodes that are a token."""
         return len(np.unique(np.concatenate(self.nodes)))
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from gymdata.engines._transformers import schema_of
 from gymdata.environments.port import StepResult, Talk, Verdict
-from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, said
+from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, user_answer
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message, Task
@@ -185,7 +185,7 @@ class ToolEpisode:
             return await self.user.reply(message)
         if not self._environment.responds:
             return StepResult(done=True)
-        return said(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
+        return user_answer(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:  # noqa: ARG002 - the port's
         """Of a rollout that a limit ended, ``get_reward``, which of others was in the last step; and the attribute

@@ -1,4 +1,4 @@
-"""Whole rollouts from elsewhere: ``--workflow-url URL`` is sent a task and answers with the conversation that came of it.
+"""Whole rollouts from elsewhere: ``--workflow-url URL`` is sent a task and answers with the resulting conversation.
 
 The request, a POST for each rollout: the task's row and, beside its own fields, ``responses_create_params``, ``task_id``,
 ``messages``, ``tools``, ``rollout_id``, ``rollout_index``, ``seed``, ``model`` and ``sampling`` (temperature, max_tokens and
@@ -131,7 +131,7 @@ class HttpWorkflow:
         await self._http.close()
 
     def _result(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What stands at ``result_json_path``."""
+        """The value at ``result_json_path``."""
         found: Any = answer
         for step in self._path:
             try:

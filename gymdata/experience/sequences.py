@@ -21,7 +21,7 @@ from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
 
 #: Columns of the rollout, beside its id, that every one of its sequences carries as they are.
 CARRIED = ("run_id", "task_id", "group_id", "temperature", "policy_hash", "policy_version")
-#: Token columns that may come from outside: one number a sampled token, in turn order.
+#: Token columns that may come from other files: one number per sampled token, in turn order.
 EVIDENCE = ("ref_logprobs", "values", "entropy", "teacher_logprobs", "sum_pi_squared")
 
 
@@ -50,7 +50,7 @@ class CreditSettings:
 
 @dataclass(slots=True)
 class Credited:
-    """One number a sampled token: float64 advantages and returns, and what else was asked for."""
+    """One number per sampled token: float64 advantages and returns, and other columns that were requested."""
 
     advantages: Array
     returns: Array
@@ -214,7 +214,7 @@ def rows(
 
 
 def _refuse_beyond_float32(what: str, values: Array) -> None:
-    """A number that float32 cannot hold would become infinite in the file without a word."""
+    """Raises DataError for a number beyond float32, which would silently become infinite in the file."""
     # NaN compares as false.
     fits = np.abs(values) <= np.finfo(np.float32).max
     if not bool(fits.all()):

@@ -10,7 +10,7 @@ import pydantic
 
 from gymdata.settings import Config, Dtype, Names, OnlyWith, Workers
 
-#: Estimators that compare the rollouts of a group: one whose rewards are equal has nothing to say to them.
+#: Estimators that compare the rollouts of a group: a group with equal rewards gives no signal.
 COMPARING = frozenset(
     {"grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo", "maxrl", "pass-at-k", "gdpo", "gigpo", "otb"}
 )

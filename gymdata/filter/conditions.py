@@ -1,7 +1,7 @@
 """The small language of ``gymdata filter``: conditions over columns, read with Python's grammar and nothing of its power.
 
 Invariants: only what is listed here can be written; a name that is not a known column is an error that names the
-nearest; a condition is checked whole before any row is looked at. Nothing of the text is ever run: what comes out is a
+nearest; the whole condition is checked before any row is read. Nothing of the text is ever run: what comes out is a
 tree that an evaluator turns into its own operations.
 
 ==================  ==========================================================================================
@@ -36,7 +36,7 @@ from gymdata.errors import UsageError, counted
 Kind = Literal["number", "text", "boolean"]
 _MOST_CHARACTERS = 10_000
 _DEEPEST = 100
-#: What Python counts exactly as a float, and so does every column.
+#: Integers up to here are exact as floats, as in every column.
 _LARGEST = 2**53
 
 _COMPARISONS: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
@@ -104,7 +104,7 @@ class Expression:
 
 
 def parse(text: str, where: str) -> Expression:
-    """The expression that ``text`` spells. ``where`` names it in errors. Raises UsageError for anything not listed above."""
+    """Parse ``text``. ``where`` names it in errors. Raises UsageError for anything not listed above."""
     if not text.strip():
         raise UsageError.bad_value(where, text, 'a condition, such as "reward > 0.5"')
     if len(text) > _MOST_CHARACTERS:
@@ -338,7 +338,7 @@ def _at(offset: int | None) -> str:
 
 
 def _foreign_habits(text: str) -> str | None:
-    """What people write who come from SQL or C."""
+    """Hints for habits from SQL or C."""
     words = text.split()
     if any(word in ("AND", "OR", "NOT", "IN", "IS", "NULL") for word in words):
         return "and, or, not, in, is null are written in small letters"

@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 
-#: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
+#: What unforeseen JSON values raise: the fault of their row, never of the whole import.
 ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
 #: Of a hash.
 _HALVES = struct.Struct("<QQ")
@@ -110,7 +110,7 @@ def first_value(source: Source) -> Any:
 
 
 class Unnumbered:
-    """Stands for ``Numbering`` where only a part of the rows is known: keeps what it takes to give them their places."""
+    """Replaces ``Numbering`` when only a part of the rows is known: records what is needed to number them later."""
 
     def __init__(self) -> None:
         self.keys: list[tuple[bytes, str | None]] = []
@@ -152,7 +152,7 @@ class Keys:
         return True
 
     def _clear(self, size: int) -> None:
-        # A number is kept as one more; where there is none stands 0.
+        # Numbers are stored plus one; 0 means empty.
         self._lows, self._highs, self._numbers = (array("Q", bytes(8 * size)) for _ in range(3))
 
     def _slot(self, low: int, high: int) -> int:
@@ -177,14 +177,14 @@ def _digest(text: str) -> bytes:
 
 
 class Numbering:
-    """Places of the rows of one import, given in the order of the rows."""
+    """Indices of the rows of one import, assigned in the order of the rows."""
 
     def __init__(self) -> None:
         self._next, self._known = Keys(), Keys()
         self._rows = 0
 
     def place(self, content: bytes, group: str | None) -> tuple[str, int]:
-        """(group, index in it) of a row, whose ``group`` its content tells. Without one the row is a group of its own."""
+        """(group, index in it) of a row. Without a ``group`` the row is a group of its own."""
         return self.of_key(xxhash.xxh3_128_digest(content), group)
 
     def of_key(self, key: bytes, group: str | None) -> tuple[str, int]:

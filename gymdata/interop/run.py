@@ -114,7 +114,7 @@ class ExportSummary(Report):
 
     @property
     def ok(self) -> bool:
-        """Not when the format could hold nothing: a script must not go on with an empty file."""
+        """False when the format could hold no row: a script must not continue with an empty file."""
         return self.rows_out > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +142,8 @@ def import_rollouts(
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
-    """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
+    """Import files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run
+    ``output``.
 
     ``source``: one of ``SOURCES``, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
@@ -273,7 +274,7 @@ def _write_rollouts(
 
 
 def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportSummary) -> None:
-    """The same of rows that are batches."""
+    """The same for batches of rows."""
     skip, seen = run.sealed_rows, Keys()
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -367,7 +368,7 @@ def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
 
 
 def _unicode(text: str) -> str:
-    """A reason may quote a lone surrogate, which no file of ours can hold."""
+    """A reason may quote a lone surrogate, which no output file can hold."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -459,7 +460,7 @@ def _export(
 
 
 def _nothing_there(path: str | Path, table: Table) -> DataError:
-    """Why there is not one row to export, and what would give some."""
+    """Why there is no row to export, and what to do."""
     found = find_run_json(path)
     facts = read_run_json(found) if found is not None else {}
     counts = facts.get("counts") or {}

@@ -42,8 +42,8 @@ def judge_address(endpoint: str) -> Address:
 class HttpJudge:
     """A ``Judge`` on ``endpoint`` (base URL, with or without /v1).
 
-    ``model`` may be left out when one is served. ``constrain``: ``auto`` asks for the verdict's schema until the endpoint
-    refuses it. An API key is taken from JUDGE_API_KEY, VLLM_API_KEY or OPENAI_API_KEY.
+    ``model`` may be left out when one is served. ``constrain``: ``auto`` requests the verdict's schema until the
+    endpoint refuses it. An API key is taken from JUDGE_API_KEY, VLLM_API_KEY or OPENAI_API_KEY.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class HttpJudge:
                 await self._http.close()
 
     async def start(self) -> Mapping[str, Any]:
-        """Open connections; asks the endpoint for its model only when none was named."""
+        """Open connections; requests the served model's name only when none was given."""
         await self._http.open()
         if self.model is None:
             self.model = await self._only_model()
@@ -115,11 +115,12 @@ class HttpJudge:
         return []
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """Once it has answered, the server is waited for when it cannot be reached; ``say`` hears of it, once an outage."""
+        """From the first answer on, wait for the server when it cannot be reached; ``say`` is called once per
+        outage."""
         self._patience = lambda: self._http.wait_for_server(seconds, say)
 
     async def fingerprint(self) -> Fingerprint:
-        """What this server shows of its model, which is at least that it lists it, where it lists any; after ``start``.
+        """The fingerprint of this server's model, or just its name when the server shows no more; after ``start``.
         Raises UsageError for a server of other models, OutsideError("judge")."""
         assert self.model is not None
         try:
@@ -150,7 +151,7 @@ class HttpJudge:
         except OutsideError as error:
             if self.constrain == "on" or error.retryable or error.fatal:
                 raise
-        # Refused: because of the schema, or for what was asked. Only an answer without it tells.
+        # Refused because of the schema, or for another reason: only an answer without the schema shows which.
         answer = await self._answer(body)
         self._schema = False
         return answer

@@ -16,7 +16,7 @@ DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked
 
 
 class GenrmConfig(Config):
-    """What judging is made of. Times are seconds, lengths are tokens."""
+    """Settings of the judge and of aggregation. Times are seconds, lengths are tokens."""
 
     key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine", "replica"})
     only_with: ClassVar[OnlyWith] = {

@@ -1,4 +1,4 @@
-"""What ``gymdata ls`` says of one output."""
+"""One output as ``gymdata ls`` shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Rows that an import could not take, which are beside what it made.
+#: Rows that an import rejected, in a file beside its output.
 _REJECTED = "rejected.jsonl"
 
 
@@ -26,6 +26,6 @@ class Output:
 
 
 def row_counts(facts: Mapping[str, Any]) -> list[int]:
-    """Rows of each file that a run.json names, where it has rows of the output."""
+    """The row counts of the output's files, from its run.json; files without rows of the output are left out."""
     entries = facts.get("files") or []
     return [one["rows"] for one in entries if one.get("rows") is not None and one.get("path") != _REJECTED]

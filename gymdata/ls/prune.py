@@ -1,8 +1,9 @@
 """``gymdata prune``: which outputs below a folder no trained model was made from, and their removal.
 
-Invariants: without ``delete`` nothing changes; what a trained model's lineage names stays, found by path, by run ID or by
-the hash of its run.json, and so does what lies around it; only files that a run.json names, or that only gymdata writes, are
-removed, and what else lies beside them stays; run.json goes last, so that a killed removal is continued by the next.
+Invariants: without ``delete`` nothing changes; everything in a trained model's lineage stays, found by path, by run ID
+or by the hash of its run.json, and so does any output that contains it; only files that a run.json names, or that only
+gymdata writes, are removed, and what else lies beside them stays; run.json goes last, so that a killed removal is
+continued by the next.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from gymdata.store.stage_output import kind_of_stage
 
 __all__ = ["PruneReport", "Pruned", "prune"]
 
-#: Outputs that are wanted for themselves.
+#: Outputs that are kept for their own sake.
 _ROOTS = ("train", "finetune")
 _TEMPORARY = re.compile(r"\.(.+)\.tmp|(.+)\.torn")
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None where
-    nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: files beside them that it did not write;
-    ``state``: as ``gymdata ls`` has it."""
+    """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None
+    where nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: other files in the folder; ``state``:
+    as ``gymdata ls`` has it."""
 
     path: str
     kind: str
@@ -61,7 +62,7 @@ class PruneReport(Report):
 
     @property
     def idle(self) -> list[Pruned]:
-        """What nothing needs."""
+        """The outputs that nothing needs."""
         return [output for output in self.outputs if output.needed_by is None]
 
     def rows(self) -> list[Row]:
@@ -78,12 +79,12 @@ class PruneReport(Report):
 
 
 def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> PruneReport:
-    """What below the folder ``path`` no trained model was made from; with ``delete`` it is removed.
+    """The outputs below the folder ``path`` that no trained model was made from; with ``delete`` they are removed.
 
     ``keep``: more outputs, or folders of them, here or elsewhere, that stay with all that they were made from. A
-    finetuning run stays whole, and spools of object stores are left alone. Models that lie neither below ``path`` nor
-    below ``keep`` are not seen. Raises DataError when ``path`` is no folder, UsageError for a spool and when there is
-    nothing that anything could be needed by, StoreError while something below is written or a training is not finished.
+    finetuning run stays whole, and spools of object stores are left alone. Models outside ``path`` and ``keep`` are not
+    seen. Raises DataError when ``path`` is no folder, UsageError for a spool and when there is no trained model or
+    ``keep``, StoreError while something below is written or a training is not finished.
     """
     # Before anything is fetched.
     top = local_output(path if is_url(path) else path_of(path, "prune", "the path of a folder"), "prune")
@@ -111,7 +112,7 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
         for one in begun:
             if kept[one.run_json] is None:
                 _delete_unfinished(one)
-        # Inner ones first: a folder goes when nothing is left in it.
+        # Inner ones first: a folder is removed when it is empty.
         for run_json in sorted(found.keys() - needed.keys(), key=lambda file: -len(file.parts)):
             if found[run_json].state != "damaged":
                 _delete(run_json)
@@ -163,7 +164,7 @@ def _needed(top: Path, found: Mapping[Path, Output], wanted: Iterable[Path]) -> 
                 waiting += there
                 if not there and find_run_json(parent_path(file, str(parent.get("path", "")))) is None:
                     lost.add(str(parent.get("path")))
-    # What lies around something that stays, stays: a run whose pairs were trained on, wherever both were moved.
+    # An output that contains a kept one is kept: a run whose pairs were trained on, also when both were moved.
     for file in [one for one in found if one.name == RUN_JSON and one not in needed]:
         inner = next((one for one in needed if file.parent in one.parents and one in found), None)
         if inner is not None:
@@ -184,7 +185,7 @@ class _Lookup:
                 self._by_run.setdefault(str(run_id), []).append(file)
 
     def same(self, file: Path) -> Path:
-        """``file`` by the name that it was found under."""
+        """``file`` under the path that it was found by."""
         return self._by_place.get(file.resolve(), file)
 
     def parent(self, child: Path, entry: Mapping[str, Any]) -> list[Path]:
@@ -218,7 +219,7 @@ def _pruned(run_json: Path, output: Output, needed: Mapping[Path, str]) -> Prune
 def _kept(
     one: Unfinished, found: Mapping[Path, Output], needed: Mapping[Path, str], wanted: Iterable[Path]
 ) -> str | None:
-    """What keeps an output that is not whole: --keep, or the finetuning run that it is a part of."""
+    """The reason to keep an unfinished output: --keep, or the finetuning run that it is a part of; None without one."""
     place = one.place.resolve()
     for keep in wanted:
         if keep.resolve() in (place, *place.parents):
@@ -259,7 +260,7 @@ def _ours(run_json: Path) -> Iterator[Path]:
 
 
 def _leads_out(folder: Path, name: str) -> bool:
-    """Whether a recorded name is of a file elsewhere, or of one that another run.json describes."""
+    """Whether a recorded name leads to a file elsewhere, or to one that another run.json describes."""
     file = folder / name
     return folder.resolve() not in file.resolve().parents or file.with_name(f"{file.name}.{RUN_JSON}").is_file()
 
@@ -281,7 +282,7 @@ def _others(run_json: Path, ours: Iterable[Path]) -> Iterator[str]:
 
 
 def _delete_unfinished(one: Unfinished) -> None:
-    """As ``_delete``. The lock goes last."""
+    """As ``_delete``; the lock is removed last."""
     folder = one.run_json.parent
     lock = Lock(folder, one.lock.name)
     try:

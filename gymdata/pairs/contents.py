@@ -65,7 +65,7 @@ def contents(
 ) -> pa.Table:
     """One row of ``CONTENTS`` for each row of ``batch`` (``COLUMNS``).
 
-    ``agents``: generations of others are context (empty: nobody's are). Raises as ``stitch`` does.
+    ``agents``: generations of other agents are context (empty: none are). Raises as ``stitch`` does.
     """
     ids = batch.column("rollout_id")
     turns = batch.column("turns")

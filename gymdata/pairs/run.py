@@ -1,6 +1,6 @@
-"""``gymdata pairs``: scored rollouts in, a pairs file out, and an account of what became of every candidate.
+"""``gymdata pairs``: scored rollouts in, a pairs file out, and an account of every candidate.
 
-Invariants: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
+Invariants: the ids, masks and log-probs of a pair are the saved ones; what is left out is counted and reported; the
 same rollouts and settings give the same file; the output's run.json leads back to the rollouts; memory holds numbers of
 every rollout, and the tokens of few.
 """
@@ -50,7 +50,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-#: What to change where nothing came of the candidates, by the reason that dropped most of them.
+#: What to change when no candidate became a pair, by the reason that dropped most of them.
 _INSTEAD = {
     "tie": "collect more rollouts per task, or at a higher temperature",
     "margin": "lower --min-margin",
@@ -78,13 +78,13 @@ class PairsReport(Report):
     left_out: dict[str, int]
     score: str
     files: dict[str, Path] = field(default_factory=dict)
-    #: What a reader of the pairs must know.
+    #: Notes for the reader of the pairs.
     notes: list[str] = field(default_factory=list)
     #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
     #: Tables by side, once they are in memory.
     _tables: dict[str, pa.Table] = field(default_factory=dict)
-    #: Of each written file what it was when it was written: of another one these would not be the pairs.
+    #: The fingerprint of each written file, to detect that it was replaced.
     _written: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
@@ -198,7 +198,7 @@ def pairs(
 def _build(
     sources: Sequence[str | Path], config: PairsConfig, candidates: Candidates, notes: list[str]
 ) -> tuple[PairsReport, Sequence[Path], dict[str, PairBatches]]:
-    """What became of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
+    """The account of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
     judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
     name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
     columns = _SCALARS if name is None else (*_SCALARS, "rewards")
@@ -250,7 +250,7 @@ def _build(
 
 
 def _no_pairs(report: PairsReport) -> str:
-    """What became of the rollouts and candidates where no pair came of them, and what to change."""
+    """The note of a result without pairs: what dropped rollouts and candidates, and what to change."""
     counts = report.counts
     dropped = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
     found = [
@@ -303,7 +303,7 @@ def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
 
 
 def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
-    """Contradictions and cycles among the comparisons, whether or not a pair would have come of them."""
+    """Contradictions and cycles among the comparisons, whether or not they made a pair."""
     groups = rollouts["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     triples, _ = direct.cycles(groups)
     contradicted = {"order_flipped": int(direct.flipped.sum()), "contradicted": int(direct.mixed.sum())}
@@ -372,7 +372,7 @@ def _write(
 ) -> None:
     for name, (side, made) in zip(out.names, pairs_of.items(), strict=True):
         out.batches(name, made, PAIRS, made.schema, side=side)
-    # A held-out side of an earlier split goes: its tasks are in the training side now.
+    # The held-out side of an earlier split is removed: its tasks are in the training side now.
     out.finish(
         {
             "command": list(command),

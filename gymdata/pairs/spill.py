@@ -1,4 +1,5 @@
-"""Rows that come in one order and are needed in another: in memory while they are few, else in a file without a name.
+"""Rows that come in one order and are needed in another: in memory while they are few, else in an unnamed temporary
+file.
 
 Invariants: beside the bucket that is read, at most about ``HELD_BYTES`` of rows are in memory, however many there are; the
 rows of a bucket are those that were added to it, in that order; a killed process leaves no file behind.
@@ -58,9 +59,9 @@ class Spill:
         self.written = 0
 
     def close(self) -> None:
-        """Give memory and file back."""
+        """Release memory and file."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what the disk refused is refused again
+            with contextlib.suppress(OSError):  # the same disk error would be raised again
                 self._file.close()
         self._file, self._held = None, []
 

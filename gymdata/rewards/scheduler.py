@@ -191,7 +191,7 @@ class RewardScheduler:
                 names = [reward.function.name for reward in self.rewards]
                 parts = [RewardPart(name, None, detail=fault) for name in names]
                 results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
-            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must get it
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: waiting callers must get it
                 for _, future in batch + self._waiting:
                     if not future.done():
                         future.set_exception(error)
@@ -219,12 +219,12 @@ def saved_view(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """What ``collect`` keeps of the environment's word on the whole; rows of others may have anything there."""
+    """The environment's verdict as ``collect`` stores it; None for rows of other origin."""
     try:
-        said = _from_json(row, "extra", dict, where).get("environment")
+        verdict = _from_json(row, "extra", dict, where).get("environment")
     except DataError:
         return None  # `validate` reports it; no reward but one that takes stdout has a use for it
-    return said if isinstance(said, Mapping) else None
+    return verdict if isinstance(verdict, Mapping) else None
 
 
 def score_rows(

@@ -142,18 +142,18 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     row = shown.row
     out.title(f"rollout {row['rollout_id']}")
     out.facts([*_facts(row), *_faults(shown.violations)])
-    turns, spoken = row["turns"] or [], set()
+    turns, shown_turns = row["turns"] or [], set()
     for message in row["messages"]:
         turn = message.get("turn")
-        known = isinstance(turn, int) and 0 <= turn < len(turns) and turn not in spoken
+        known = isinstance(turn, int) and 0 <= turn < len(turns) and turn not in shown_turns
         out.line()
         _message(out, message, _turn_facts(turns[turn]) if known else "")
         if known:
-            spoken.add(turn)
+            shown_turns.add(turn)
             if tokens:
                 _turn_tokens(out, turns[turn])
     for number, turn in enumerate(turns) if tokens else ():
-        if number not in spoken:
+        if number not in shown_turns:
             out.line()
             out.line((f"turn {number}, {_turn_facts(turn)}: no message", "dim"))
             _turn_tokens(out, turn)
@@ -247,9 +247,9 @@ def _violations(out: _Page, found: Sequence[Violation]) -> None:
         out.line()
         out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(place)}  ", (severity, "dim"))
         parts = [v.detail] + [f"{what} {value}" for what, value in (("expected", v.expected), ("got", v.got)) if value]
-        told = "\n".join(str(part) for part in parts if part)
-        if told:
-            out.block(Text(printable(told)), "red")
+        details = "\n".join(str(part) for part in parts if part)
+        if details:
+            out.block(Text(printable(details)), "red")
         if v.evidence is not None:
             out.block(Text(printable(v.evidence["explanation"])), "red")
             for side, left, middle, right in both_sides(v.evidence):

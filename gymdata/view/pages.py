@@ -230,7 +230,7 @@ class Pages:
             "after": ids[mates[place + 1]].as_py() if place + 1 < len(mates) else None,
             "fault": fault,
             "breaks": breaks,
-            "violations": told_of(found),
+            "violations": listed_violations(found),
             "codes": CODES,
             "turns": len(row["turns"]),
             "has": _colors(tokens),
@@ -356,22 +356,22 @@ class Pages:
         return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours}
 
     def pair_values(self, rows: Rows, number: int) -> dict[str, Any]:
-        """What there is to say of one pair."""
+        """The values of a pair's page."""
         row = rows.row(number)
         snapshot = self.index.snapshot()
         ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
         here = [snapshot.find(one) for one in ids]
-        told = {"run_id": row["run_id"], "policy": ""}
+        source = {"run_id": row["run_id"], "policy": ""}
         if here[0] is not None:
-            told["policy"] = snapshot.table["policy"][here[0]].as_py()
-        said = []
+            source["policy"] = snapshot.table["policy"][here[0]].as_py()
+        listed: list[dict[str, Any]] = []
         if (made := self.stages.rows("comparisons")) and len(made):
             verdicts = comparing.verdicts(made, snapshot)
             numbers = [n for one, other in (ids, ids[::-1]) for n in made.where("rollout_i", one)
                        if made.keys["rollout_j"][n].as_py() == other]  # fmt: skip
-            said = verdicts.listed(numbers)
-        return comparing.pair_page(row, self.vocabulary(told)) | {
-            "verdicts": said,
+            listed = verdicts.listed(numbers)
+        return comparing.pair_page(row, self.vocabulary(source)) | {
+            "verdicts": listed,
             "rewards": [None if n is None else snapshot.table["reward"][n].as_py() for n in here],
             "file": str(rows.file(number)),
             "known": [n is not None for n in here],
@@ -487,8 +487,9 @@ class Pages:
         return "lineage.html", lineage.graph(self.index.paths)
 
 
-def told_of(found: Sequence[Violation]) -> list[Violation]:
-    """The violations that a rollout's page lists: breaks have lines of their own, and that there are no tokens it says."""
+def listed_violations(found: Sequence[Violation]) -> list[Violation]:
+    """The violations that a rollout's page lists. Breaks have lines of their own, and missing tokens are shown
+    otherwise."""
     return [one for one in found if one.code not in BREAKS and (one.severity == "error" or one.code[0] not in "TR")]
 
 

@@ -1,4 +1,5 @@
-"""Jinja templates that cannot run on for ever or fill the memory: chat templates and judge prompts are others' programs.
+"""Jinja templates that cannot run on for ever or fill the memory: chat templates and judge prompts are untrusted
+programs.
 
 Invariants: a rendering ends after a bounded number of loop turns, seconds and characters, or fails with
 ``TemplateLimitError``, a TemplateError that says which limit it was; what keeps within the limits is rendered as by

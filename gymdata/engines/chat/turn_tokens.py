@@ -42,7 +42,7 @@ def most_characters(tokenizer: Any) -> int | None:
     return longest * (_COMPOSED if normaliser is not None else 1)
 
 
-#: Stands for what the assistant wrote. Words that no template looks for and no JSON escape changes.
+#: A placeholder for the assistant's text: words that no template looks for and no JSON escape changes.
 STAND_IN = "gymdata stands here"
 _PROBE = "gymdata asks this"
 _CALL_ID = "call00000"
@@ -192,8 +192,8 @@ def _stand_ins(completion: Message) -> Iterator[Message]:
 
 
 def _held(message: Message) -> Message:
-    """An earlier message as it is rendered around a bridge. The ids that the model generated are held already, and many
-    templates take reasoning or white space away from it once others have spoken; of fixed words they take nothing."""
+    """An earlier message as it is rendered around a bridge. Fixed words replace its text, because many templates remove
+    reasoning or white space from earlier turns, and the generated ids are held anyway."""
     if message["role"] != "assistant":
         return message
     calls = message.get("tool_calls")

@@ -1,7 +1,7 @@
 """How many replicas of an engine Ray starts, and what each takes of a machine.
 
-Invariants: a replica lies on one node, so that its tensor and pipeline parallel parts never talk over the network; what can
-never be placed is refused with numbers before any engine is started.
+Invariants: a replica is on one node, so that its tensor and pipeline parallel parts never communicate over the network;
+what can never be placed is refused with numbers before any engine is started.
 """
 
 from __future__ import annotations

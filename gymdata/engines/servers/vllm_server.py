@@ -53,7 +53,7 @@ async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[s
         try:
             facts = dict(await sampler.start())
         except UsageError as error:
-            # The sampler asks in this order: a name means that the model was found before ids were asked for.
+            # In the sampler's order: a name in the error means that the model was found before ids were requested.
             found = sampler.model_found
             first = Finding("models listed", found, True, sampler.model or "" if found else str(error))
             first = first if found else replace(first, cure=error.hint)
@@ -303,7 +303,8 @@ class ServerSampler:
         return await self._http.ask("POST", "/v1/completions", body, read, most_bytes=most)
 
     async def fingerprint(self) -> Fingerprint:
-        """What this server shows of its policy; after ``start``. Raises UsageError when that is too little, OutsideError."""
+        """The fingerprint of this server's policy; after ``start``. Raises UsageError when that is too little,
+        OutsideError."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
         try:
             drawn = [(await self._complete(*request))[0] for request in self._print_requests(sampling)]
@@ -312,13 +313,13 @@ class ServerSampler:
                 raise
             hint = f"start it without --max-logprobs, or with {ALTERNATIVES} or more"
             raise UsageError(f"{self.base} does not show what it serves: {error.message}", hint=hint) from error
-        said: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
+        conversation: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
         return Fingerprint(
             self.base,
             self.model,
             str(self._facts.get("logprobs_mode")),
             await self._tokens_of({"prompt": PRINT_TEXT}),
-            await self._tokens_of({"messages": said, "add_generation_prompt": True}),
+            await self._tokens_of({"messages": conversation, "add_generation_prompt": True}),
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
@@ -342,7 +343,7 @@ class ServerSampler:
         await self._http.close()
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From here on a server that cannot be reached is waited for; ``say`` hears of it, once an outage."""
+        """From now on wait for a server that cannot be reached; ``say`` is called once per outage."""
         self._http.wait_for_server(seconds, say)
 
     @property
@@ -415,7 +416,7 @@ class ServerSampler:
         return self._mode(best)
 
     def _mode(self, best: Generation) -> str:
-        """What the log-probabilities of a draw under top_k 1 prove; UsageError when they are no use."""
+        """What the log-probabilities of a draw under top_k 1 prove; UsageError when they cannot be used."""
         # Under top_k 1 a processed log-prob is exactly 0; a raw one is what the model gives its best token.
         if all(value > -1e-3 for value in best.log_probs):
             return "processed_logprobs"
@@ -429,7 +430,7 @@ class ServerSampler:
         return "raw_logprobs"
 
     async def _version(self) -> str | None:
-        with contextlib.suppress(OutsideError):  # not every server tells, and nothing depends on it
+        with contextlib.suppress(OutsideError):  # not every server has this, and nothing depends on it
             version = (await self._http.ask("GET", "/version", None, dict, retries=0)).get("version")
             return str(version) if version else None
         return None
@@ -479,7 +480,7 @@ class ServerSampler:
         return made
 
     def _check_model(self, named: object) -> None:
-        """Every answer names the model that was asked for, by the name that the probe's answer gave it."""
+        """Raises OutsideError for an answer that names another model than the probe's answer did."""
         if self._probing and (named is None or named in (self.model, self._root)):
             self._answers_as = None if named is None else str(named)
         elif named != self._answers_as or self._probing:

@@ -85,12 +85,12 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         if value is None:
             return None
         response = value["response"]
-        output = _take_out(response["output"], len(lists))
+        output = _read_output(response["output"], len(lists))
         if output is None:
             return None
         # The output has been read already.
         row = nemo_rows.row_of(value | {"response": response | {"output": []}}, _Values(parser))
-        new = _new(lists[::3], lists[1::3])
+        new = _new_ids(lists[::3], lists[1::3])
         if new is None:
             return None
         ids = _numbers(parser, [*new, *lists[1::3]], "i", np.int64)
@@ -115,7 +115,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         if found is None:
             return None
         rest, lists = found
-        new = _new(lists[::3], lists[1::3])
+        new = _new_ids(lists[::3], lists[1::3])
         value = _loads(rest, len(lists)) if new is not None else None
         if new is None or value is None:
             return None
@@ -151,7 +151,7 @@ def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
 def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
     """The object of a line with ``lists`` placeholders; None when the text may not mean what orjson reads: long
     numbers, duplicate keys, a text that looks like a placeholder."""
-    # A text of the line's own that looks like a place.
+    # Long numbers lose digits; more placeholders than lists: a text of the line looks like one.
     if has_long_number(rest) or rest.count(_PLACE) != lists:
         return None
     value = orjson.loads(rest)
@@ -159,7 +159,8 @@ def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
 
 
 def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
-    """The line with places for its token lists, and the texts of those."""
+    """The line with a placeholder for each token list, and the texts of the lists, without brackets; None for lines
+    that this reader cannot handle."""
     kept: list[bytes] = []
     lists: list[bytes] = []
     at = 0
@@ -185,10 +186,10 @@ def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
 
 
 def _same_keys(text: bytes, written: bytes) -> bool:
-    """Whether an object's text has as many keys as ``written``, the text of its value, where none stands twice. False where
-    that cannot be seen."""
+    """Whether an object's ``text`` has no duplicate keys: as many keys as ``written``, the JSON of its parsed value.
+    False when that is not certain."""
     bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are spelled alike, which is seen sooner than it is counted.
+    # Most are equal, which is faster to see than counting keys.
     return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours))
 
 
@@ -197,7 +198,7 @@ def _keys(bare: bytes) -> int:
 
 
 class _Values(nemo_rows.PlainLists):
-    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
+    """Python values whose text is simdjson's, because rows are grouped by the text of their prompts."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
@@ -210,7 +211,7 @@ class _Values(nemo_rows.PlainLists):
 
 
 class _Placed(_Values):
-    """The same of a line without its token lists, which stand in places and are taken in their order."""
+    """The same for a line with placeholders, which are replaced by ``lists`` in their order."""
 
     def __init__(self, parser: Any, lists: Sequence[bytes]) -> None:
         super().__init__(parser)
@@ -228,19 +229,20 @@ class _Placed(_Values):
     floats = ids
 
 
-def _take_out(output: list[Any], count: int) -> Output | None:
-    """The items without the ``count`` places of lists, three each and all in order, that are taken out of them."""
+def _read_output(output: list[Any], count: int) -> Output | None:
+    """The output's items without their ``count`` placeholders, which are removed; None unless there are three per turn,
+    all in order."""
     turns: list[int] = []
     rows: list[tuple[Any, ...]] = []
     texts: list[str] = []
     reasons: list[str] = []
     calls: list[dict[str, Any]] = []
     at = 0
-    #: Whether what the model wrote is not yet a message; whether a text that ends a turn came last.
+    #: Whether the model's items so far are not yet a message; whether the last item is a text that ends a turn.
     speaking = closed = False
     plain = ended = True
 
-    def spoken(turn: int | None) -> tuple[Any, ...]:
+    def assistant_message(turn: int | None) -> tuple[Any, ...]:
         content, reasoning = "\n".join(texts) if texts else None, "\n".join(reasons) if reasons else None
         called = json_text(calls) if calls else None
         texts.clear()
@@ -262,7 +264,7 @@ def _take_out(output: list[Any], count: int) -> Output | None:
             calls += chat_calls(item)
         else:
             if speaking:
-                rows.append(spoken(None))
+                rows.append(assistant_message(None))
             speaking = closed = False
             if kind == "function_call_output":
                 called = name_of(item.get("call_id"))
@@ -281,15 +283,16 @@ def _take_out(output: list[Any], count: int) -> Output | None:
             if item.pop(name, None) != f"\0{at}":
                 return None
             at += 1
-        rows.append(spoken(len(turns)))
+        rows.append(assistant_message(len(turns)))
         turns.append(index)
     if speaking:
-        rows.append(spoken(None))
+        rows.append(assistant_message(None))
     return Output(turns, rows if plain else None, ended) if at == count else None
 
 
-def _new(prompts: Sequence[bytes], generations: Sequence[bytes]) -> list[bytes] | None:
-    """What each prompt has after the prompt and generation before it; None where one does not begin with them."""
+def _new_ids(prompts: Sequence[bytes], generations: Sequence[bytes]) -> list[bytes] | None:
+    """The text of each prompt's new ids, after the previous prompt and generation; None when a prompt does not begin
+    with these."""
     found = [prompts[0]]
     for (before, prompt), generation in zip(pairwise(prompts), generations[:-1], strict=True):
         at = _after(prompt, 0, before)
@@ -301,7 +304,8 @@ def _new(prompts: Sequence[bytes], generations: Sequence[bytes]) -> list[bytes] 
 
 
 def _after(text: bytes, at: int, part: bytes) -> int:
-    """Where the numbers go on that follow ``part``, which has some and stands at ``at``; -1 where it does not."""
+    """Where the numbers after ``part`` begin; -1 when ``part`` has no numbers, or ``text`` does not have it at
+    ``at``."""
     end = at + len(part)
     if not part or part.isspace() or not text.startswith(part, at):
         return -1
@@ -314,7 +318,7 @@ def _after(text: bytes, at: int, part: bytes) -> int:
 
 
 def _numbers(parser: Any, texts: Sequence[bytes], kind: str, dtype: Any) -> tuple[npt.NDArray[Any], list[int]] | None:
-    """The numbers of all lists, and how many each has."""
+    """The numbers of all lists, flat, and the length of each; None when the lengths do not fit."""
     filled = [text for text in texts if text and not text.isspace()]
     if len(filled) == len(texts):
         sizes = [text.count(b",") + 1 for text in texts]

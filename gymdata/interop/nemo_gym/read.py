@@ -43,7 +43,7 @@ from gymdata.store.paths import Source
 ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
-#: simdjson's refusals come as any of these; the slow way then names what is wrong.
+#: Exceptions by which simdjson refuses a line; Python's reader then names the fault.
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
@@ -59,10 +59,11 @@ def table_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
 
-    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob that
-    the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
-    those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering`` gives rows
-    their places. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build`` takes.
+    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
+    that the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad
+    rows, and those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering``
+    gives rows their indices. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build``
+    takes.
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
@@ -267,7 +268,7 @@ def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, in
         prompt, generation = (_int32(part, number) for part in call[:2])
         given = np.frombuffer(call[2] or b"", np.float64)
         log_probs = np.full(len(generation), np.nan, np.float32)
-        # Too few or too many: which belongs to which token is not known, so none is.
+        # Too few or too many: it is not known which belongs to which token, so none is used.
         fits = len(given) == len(generation)
         if fits:
             with np.errstate(over="ignore"):
@@ -294,7 +295,7 @@ def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
         and all(a < b for a, b in zip(starts, ends, strict=True))
         and all(map(_clearly_lost, given[starts].tolist(), kept[starts].tolist()))
     ):
-        # So it is where numbers have all their digits, and there is no need to look at more than one of each list.
+        # When numbers have all their digits, one of each list shows it.
         return [True] * len(ends)
     lost = _lost(given, kept)
     return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
@@ -342,7 +343,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
     temperature: Any = params.get("temperature")
     kept: dict[str, Any] = {"keys": list(value), "response": response, "turns": parsed.places}
     if "reward" in value and type(value["reward"]) is not float:
-        # 1 and 1.0 are one number and two texts.
+        # 1 and 1.0 are equal, but have different texts.
         kept["reward"] = value["reward"]
     return {
         "rollout_id": row.rollout_id or rollout_id_of(run, group, index),

@@ -1,6 +1,6 @@
-"""One NeMo Gym row, parsed by simdjson or by Python's json, brought into one shape.
+"""One NeMo Gym row, parsed by simdjson or by Python's json into one type.
 
-Invariants: both ways give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
+Invariants: both parsers give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
 never Python lists; a value of the wrong type is named with its turn and position.
 """
 
@@ -57,12 +57,12 @@ class Row:
 
 
 class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
-    """The fast way cannot decide; the slow way must."""
+    """simdjson's reader cannot decide; Python's must."""
 
 
 class RowReader:
-    """The one way from a line to a row, for validation and import: simdjson where it can decide, else Python's json.
-    ``acts``: with what the model did."""
+    """Reads a line as a row, for validation and import: with simdjson when it can decide, else with Python's json.
+    ``acts``: collect what the checks of behavior need."""
 
     def __init__(self, acts: bool = False) -> None:
         self._parser, self._acts = fast_parser(), acts
@@ -73,7 +73,8 @@ class RowReader:
         return found[0] if found is not None else slow(line, self._acts)
 
     def document(self, line: bytes) -> tuple[Row, Any] | None:
-        """The row with simdjson's document, which lives until the next line; None when the slow way has to look at it."""
+        """The row with simdjson's document, which is valid until the next line; None when Python's json must read
+        it."""
         return fast_document(self._parser, line) if self._parser is not None else None
 
 
@@ -86,13 +87,13 @@ def fast_parser() -> Any:
 
 
 def fast(parser: Any, line: bytes) -> Row | None:
-    """The row by simdjson, or None when the slow way has to look at it."""
+    """The row by simdjson, or None when Python's json must read it."""
     found = fast_document(parser, line)
     return found[0] if found is not None else None
 
 
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The same with simdjson's document, which lives until the parser's next line."""
+    """The same with simdjson's document, which is valid until the parser's next line."""
     lists = _CarefulLists() if _nested_lists(line) else _FastLists()
     try:
         document = parser.parse(line)
@@ -106,7 +107,7 @@ def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, An
 
 
 def _nested_lists(line: bytes) -> bool:
-    """Whether some list may lie directly in a list (simdjson's buffers would flatten it), or a text looks so."""
+    """Whether a list may be directly in a list (simdjson's buffers would flatten it), or a text looks like that."""
     at = line.find(b"[")
     while at >= 0:
         before = line[at - 1]
@@ -186,7 +187,7 @@ class _FastLists:
 
 
 class _CarefulLists(_FastLists):
-    """The same for a row in which a list may lie in a list, be it only in a text."""
+    """The same for a row that may have a list directly in a list."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         _flat(values)
@@ -206,7 +207,7 @@ class PlainLists:
     """The same out of Python's values."""
 
     def check_keys(self, item: Any) -> None:
-        """Parsing saw to it."""
+        """Nothing: ``load`` has refused duplicate keys."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         if values is None:
@@ -310,7 +311,7 @@ def _settings(params: Any) -> dict[str, Any]:
 
 
 def _key(value: Any, lists: Any) -> Any:
-    """A call's id to look up. One that is no single value is its text, for lists cannot be looked up."""
+    """A call's id to look up. A list or object becomes its text, because lists are not hashable."""
     return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
 
 
@@ -335,7 +336,7 @@ class _Conversation:
             self._acts.begin()
 
     def acts_of(self, value: Any, response: Any, lists: Any) -> RowActs | None:
-        """What the model did in the output, where that was asked for."""
+        """What the model did in the output, if requested."""
         generated = [0 if call is None else len(call[1]) // 8 for call in self.calls]
         return None if self._acts is None else self._acts.of_row(value, response, lists, generated)
 

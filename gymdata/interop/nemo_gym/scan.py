@@ -135,7 +135,7 @@ LogProbOwner = tuple[int, str | None, int]
 
 
 def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> list[Violation]:
-    """T206 for every id that is negative or not below ``limit``. ``parts``: int64 bytes, one an owner."""
+    """T206 for every id that is negative or not below ``limit``. ``parts``: int64 bytes, one part per owner."""
     ids = np.frombuffer(b"".join(parts), np.int64)
     places = np.flatnonzero((ids < 0) | (ids >= limit))
     found = []
@@ -151,7 +151,8 @@ def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> li
 
 
 def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> list[Violation]:
-    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: float64 bytes, one an owner."""
+    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: bytes of float64, one per
+    owner."""
     values = np.frombuffer(b"".join(parts), np.float64)
     places = np.flatnonzero(~np.isfinite(values) | (values > POSITIVE_TOLERANCE))
     found = []
@@ -228,8 +229,8 @@ class Part:
 
 
 class Scanner:
-    """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` tells the cause of breaks;
-    ``odd`` finds what repeats itself and the like, and without it nothing of behavior is gathered."""
+    """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` finds the cause of breaks;
+    ``odd`` finds repetition and other odd behavior; without it no data about behavior is collected."""
 
     def __init__(self, vocab_size: int | None = None, reader: Reader | None = None, odd: Odd | None = None) -> None:
         self.part = Part()
@@ -238,7 +239,7 @@ class Scanner:
         self._read = nemo_rows.RowReader(acts=odd is not None)
         self._odd = odd
         self._parser, self._refused = nemo_rows.fast_parser(), 0
-        # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
+        # Lists waiting for the next range check, as bytes, and their owners (``IdOwner``, ``LogProbOwner``).
         self._ids: list[bytes] = []
         self._id_owner: list[tuple[int, str | None, int, int, str]] = []
         self._lps: list[bytes] = []
@@ -267,7 +268,7 @@ class Scanner:
         return row
 
     def finish(self) -> Part:
-        """The findings, after the last line."""
+        """Run the remaining checks, after the last line; returns the findings, sorted."""
         self._check()
         self.part.across.close()
         self.part.violations.sort(key=lambda v: (v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0))
@@ -354,7 +355,8 @@ class Scanner:
             self.part.settings.append((number, row.settings))
 
     def _check(self) -> None:
-        """Ranges of all ids and log-probabilities since the last time; places are looked for only when one is odd."""
+        """Ranges of all ids and log-probabilities since the last time; positions are computed only when one is out of
+        range."""
         ids, lps = b"".join(self._ids), b"".join(self._lps)
         if self._limit != 2**31 or not all_int31(ids):
             self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)
@@ -375,19 +377,19 @@ class Scanner:
             self.part.loops.append((row, name, turn, period, start, end, sizes[k]))
 
 
-#: All bytes below 128, and the first bytes of negative numbers that are surely finite (big end first).
+#: All bytes below 128, and the highest bytes of negative numbers that are certainly finite.
 _LOW = bytes(range(128))
 _FINITE_NEGATIVE = bytes(range(128, 255))
 
 
 def all_int31(data: bytes) -> bool:
-    """Whether all of these int64 (little end first) are 0 to 2³¹−1."""
+    """Whether all of these little-endian int64 are 0 to 2³¹−1."""
     high = data[4::8].count(0) + data[5::8].count(0) + data[6::8].count(0) + data[7::8].count(0)
     return high * 2 == len(data) and not data[3::8].translate(None, _LOW)
 
 
 def all_negative(data: bytes) -> bool:
-    """Whether all of these float64 are surely negative and finite; False for some that are fine, such as 0.0."""
+    """Whether all of these float64 are certainly negative and finite; False for some valid ones, too, such as 0.0."""
     return not data[7::8].translate(None, _FINITE_NEGATIVE)
 
 

@@ -29,7 +29,7 @@ _OWN = (
 
 
 _REBUILT = "prompts_rebuilt"
-#: Stands in a row for list n, whose text is put there afterwards; and how the row's JSON spells it.
+#: Placeholder of list n, whose text is inserted afterwards; and the placeholder in the row's JSON.
 _PLACE = "\0list {}\0"
 _PLACED = re.compile(rb'"\\u0000list (\d+)\\u0000"')
 #: Numbers that are not finite are written as Python writes them, which NeMo Gym reads.
@@ -39,8 +39,8 @@ Lists = Callable[[Text], Any]
 
 
 class Line(NamedTuple):
-    """A row as it is written. ``lost``: its turns that found no place; ``rounded``: whether it was imported from
-    log-probabilities with more digits than float32 gives back."""
+    """A written row. ``lost``: its turns that no item could hold; ``rounded``: whether it was imported from
+    log-probabilities with more digits than float32 holds."""
 
     text: bytes
     lost: int
@@ -58,7 +58,7 @@ def nemo_gym_line(row: Mapping[str, Any]) -> Line:
     made, lost, rounded, plain = _nemo_gym_row(row, place)
     first, *rest = _PLACED.split(orjson.dumps(made) if plain else _JSON.encode(made).encode())
     if rest[::2] != [b"%d" % n for n in range(len(texts))]:
-        # Some text of the row looks like a place, or its items were moved: the values themselves go into the row.
+        # A text of the row looks like a placeholder, or its items were moved: the row is written from its values.
         return Line(_JSON.encode(_nemo_gym_row(row, numbers)[0]).encode() + b"\n", lost, rounded)
     pieces: list[Text] = [first]
     for text, after in zip(texts, rest[1::2], strict=True):
@@ -97,7 +97,7 @@ def _restored(row: Mapping[str, Any], lists: Lists, kept: dict[str, Any], rest: 
     reward = row["reward"]
     if "reward" in kept["keys"] or reward is not None:
         whole["reward"] = kept["reward"] if "reward" in kept and _same(kept["reward"], reward) else reward
-    # A score that was given since comes last.
+    # A later score comes last.
     names = [*kept["keys"], *(["reward"] if "reward" not in kept["keys"] else [])]
     return {key: whole[key] for key in names if key in whole}
 

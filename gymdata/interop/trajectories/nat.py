@@ -1,7 +1,8 @@
 """Trajectories of the NeMo Agent Toolkit: ``.json`` holds a ``TrajectoryCollection``, ``.jsonl`` a ``Trajectory`` a line.
 
-An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are spelt ``token_id:N``, as
-vLLM does when it is asked for ids, so they can be read back; the prompt's ids are in its ``metadata``.
+An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are written as
+``token_id:N``, as vLLM does with ``return_tokens_as_token_ids``, so they can be read back; the prompt's ids are in its
+``metadata``.
 
 Invariants: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
 and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their ``metadata`` names
@@ -145,7 +146,7 @@ def add_shape(shapes: Shapes, shape: dict[str, Any]) -> None:
 
 
 def take_out(shape: dict[str, Any], group: int) -> None:
-    """A trajectory that was rejected has no place in its document any more."""
+    """Remove a rejected trajectory from its document."""
     sizes = shape.get("sizes")
     if sizes is None:
         shape["kind"] = "bad"
@@ -228,7 +229,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
 
 
 def read_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that an ``EpisodeItem`` is to anybody; ours say more in ``metadata.gymdata``."""
+    """The message of an ``EpisodeItem``, without ``metadata.gymdata``, in which gymdata's own files have more."""
     metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
     content = item.get("content")
@@ -279,7 +280,7 @@ def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> C
 
 
 def _token_id(token: Any) -> int | None:
-    """The id that vLLM spells where it is asked for ids in place of texts."""
+    """The id in vLLM's ``token_id:N``."""
     text = token.get("token") if isinstance(token, dict) else None
     if not isinstance(text, str) or not text.startswith(_TOKEN):
         return None
@@ -317,7 +318,8 @@ def _reward(source: Mapping[str, Any]) -> float:
 def _without_lists(
     source: Mapping[str, Any], found: list[int], turns: list[Any]
 ) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The source without the token lists that its turns give back exactly; for each turn its item and which were taken."""
+    """The source without the token lists that its turns reproduce exactly; for each turn its item and which were
+    taken."""
     episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
     taken: list[list[Any]] = []
     for index, turn in zip(found, turns, strict=True):
@@ -393,7 +395,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
 
 
 def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
-    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
+    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: formats a float32."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")
     content = []

@@ -136,7 +136,7 @@ def table_rows(
     shapes: Shapes | None = None,
     check: Check | None = None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """(row of the pairs table as JSON spells it, line) of files of either shape. ``shapes`` gets those of documents with
+    """(row of the pairs table as in JSON, line) of files of either shape. ``shapes`` gets those of documents with
     trajectories; what ``check`` refuses is a bad row."""
     for source in sources:
         for line, value, text in documents(source):
