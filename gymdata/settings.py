@@ -23,7 +23,7 @@ from gymdata.urls import expanded
 
 #: Setting → what it needs beside it (or what must not be there), and whether that is so.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
-#: Before the key, in what errors call a setting of ``--set``.
+#: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -89,8 +89,8 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None) -> Self:
-        """The settings that ``values`` spell. ``where`` names them in errors, but for those of ``flags``, which have their
-        own names. Raises UsageError."""
+        """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
+        names. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         try:
@@ -130,7 +130,7 @@ class Config(pydantic.BaseModel):
         for fault in found:
             path = ".".join(str(part) for part in fault["loc"])
             if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
-                continue  # of a union pydantic tells why each member does not fit
+                continue  # for a union pydantic reports why each member does not fit
             seen.add(fault["loc"][:1])
             yield cls._explained(fault, path, where, _called(path, where, flags))
 
@@ -140,7 +140,7 @@ class Config(pydantic.BaseModel):
             return UsageError.unknown_key(path, cls.model_fields, place_of(name, path))
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
-            # "settings" is no place that a person knows.
+            # "settings" is no name that a user knows.
             place = "" if where == "settings" else f"{where}: "
             error = UsageError(
                 f"{place}{path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
@@ -164,16 +164,16 @@ def _called(key: str, where: str, names: Mapping[str, str]) -> str:
 
 
 def place_of(name: str, key: str) -> str:
-    """Where an unknown key stands that errors would call ``name``: the file, or ``--set``."""
+    """Where an unknown key ``name`` came from: the file, or ``--set``."""
     return _SET.strip() if name.startswith(_SET) else name.removesuffix(f": {key}")
 
 
 def wanted(fault: Any) -> str:
-    """What a fault of pydantic's says that it expected, to stand after "expected"."""
+    """What pydantic expected, as the text after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
     message = message.replace("String should match pattern", "text that matches")
-    # How the parser failed tells a reader nothing that the value does not.
+    # The parser's error adds nothing to the value.
     return message.partition(", unable to")[0]
 
 
@@ -316,13 +316,13 @@ ServerUrls = Annotated[
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 
-#: How fast something is done, and nothing about what: no run.json compares it.
+#: Affects only speed: not compared on a resume.
 Workers = Annotated[
     int,
     pydantic.Field(ge=1, le=1024, exclude=True, description="Processes that share the work; the output is the same."),
 ]
 
-#: Rewards as ``gymdata.rewards`` spells them.
+#: Rewards in the syntax of ``gymdata.rewards``.
 Rewards = Annotated[
     list[str],
     pydantic.Field(

@@ -98,7 +98,7 @@ class EvaluatorReward(UserReward):
         return evaluator.evaluate(EvaluatorInput([item])) if self._whole else evaluator.evaluate_item(item)
 
     def value_of(self, value: Any, rollout: View) -> Value:
-        """``score`` of the answer. Raises RewardError where there is none, or it stands for an error."""
+        """``score`` of the answer. Raises RewardError for an answer without a score, or with an error in its place."""
         outputs = getattr(value, "eval_output_items", None) if self._whole else [value]
         if not isinstance(outputs, list) or len(outputs) != 1 or not hasattr(outputs[0], "score"):
             raise RewardError.no_score(self.name, type(value).__name__, self._defined)

@@ -31,7 +31,7 @@ class RewardFunction(Protocol):
     One that fails on some of them only puts an OutsideError in the place of each of those.
     """
 
-    #: What its parts are called.
+    #: The names of its parts.
     name: str
     #: What it is, by content: the hash of a file or model, a named reward, a URL.
     source: str
@@ -39,7 +39,7 @@ class RewardFunction(Protocol):
     quick: bool
     #: It ends by itself, so no time limit cuts it off.
     bounded: bool
-    #: What it reads of a task, for those to whom it does not apply.
+    #: What it reads of a task, for messages about rollouts that it does not apply to.
     needs: str | None
 
     @property

@@ -22,7 +22,7 @@ from gymdata.rollouts.violations import BREAKS, Violation
 
 Choice = Literal["split", "truncate", "drop"]
 CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")
-#: Faults that a rollout is cured of by starting anew at their turn.
+#: Faults that are repaired by starting a new rollout at their turn.
 _SPLITTABLE = frozenset({*BREAKS, "T208"})
 
 
@@ -91,7 +91,7 @@ def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], c
         return []
     misplaced = [v.turn for v in faults if v.code == "T208" and v.turn is not None]
     if roots is not None and any(turn == 0 or roots[turn] != turn for turn in misplaced):
-        # The messages name turns out of order; leaving turns out does not cure that.
+        # The messages name turns out of order; leaving turns out does not repair that.
         return []
     unusable = [v.turn for v in faults if v.code not in _SPLITTABLE and v.turn is not None]
     head = min(unusable, default=turns)

@@ -1,8 +1,8 @@
 """Rollouts as token sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
 
-Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout also stand
-together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest was checked.
-``gymdata.rollouts.turns.chains`` defines the cut; rollouts that are one chain take no loop.
+Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout are
+also kept together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's
+digest was checked. ``gymdata.rollouts.turns.chains`` defines the cut; rollouts that are one chain take no loop.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class RolloutSequences(Sequences):
     """The sequences of a batch of rollouts, in their order: sequence s is row ``rollout[s]``'s number ``index[s]``.
 
     ``turn_starts``: where its turns' generations begin, a list a sequence. The k-th trained token over all sequences is
-    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what stands
-    before each sequence's first generation, where that was asked for apart; the sequences begin after it then.
+    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what
+    precedes each sequence's first generation, when it was requested apart; the sequences then begin after it.
     """
 
     rollout: Ints

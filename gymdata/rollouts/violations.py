@@ -1,7 +1,7 @@
 """What validation found: single violations, which of them count, and the report over all of them.
 
-Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list;
-nothing here needs pyarrow unless a table is asked for, so that a small file is validated without loading it.
+Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list; nothing
+here needs pyarrow except ``table``, so that a small file is validated without loading it.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ CODES: dict[str, Code] = _registry(
     ),
 )
 
-#: Codes that a person reads as causes of one fault: the prompt does not extend what came before.
+#: Codes that are causes of one fault: the prompt does not extend what came before.
 BREAKS = ("T200", "T201", "T202", "T203", "T204")
 
 
@@ -434,7 +434,7 @@ def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
 
 
 def explain(code: str) -> Code:
-    """What a code means. Raises UsageError for an unknown code, naming those that begin so."""
+    """What a code means. Raises UsageError for an unknown code, naming similar ones."""
     entry = CODES.get(code.upper())
     if entry is None:
         family = [f"{known} {one.name}" for known, one in CODES.items() if code and known.startswith(code.upper())]
@@ -461,7 +461,7 @@ class Violation(NamedTuple):
     evidence: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The row of the violations table, with the file that ``row`` counts in; of a break the evidence, too."""
+        """The row of the violations table, with the file that ``row`` counts in; and of a break the evidence."""
         row = {
             "rollout_id": self.rollout_id,
             "row": self.row,
@@ -572,7 +572,7 @@ class ValidationReport(Report):
         return self.rollouts > 0 and not any(v.severity == "error" for v in self.violations)
 
     def has(self, *codes: str) -> bool:
-        """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
+        """Whether any of ``codes`` was found, whatever its severity."""
         return any(v.code in codes for v in self.violations)
 
     def rows(self) -> list[Row]:

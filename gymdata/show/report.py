@@ -1,7 +1,7 @@
 """Rollouts and pairs on a terminal.
 
-Invariants: what a rollout holds is data, so nothing of it reaches the terminal that the terminal would act on, and none
-of it is markup; no line is wider than the terminal; without colors the same is told in words.
+Invariants: what a rollout holds is data, so control characters in it never reach the terminal, and none of it is
+markup; no line is wider than the terminal; without colors the same information is shown in words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Longer lines are hard to read, however wide the terminal is.
 _WIDEST = 110
 _NO_TERMINAL = 80
-#: From this width on the sides of a pair stand beside each other.
+#: From this width on the sides of a pair are shown side by side.
 _BESIDE = 100
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "function": "yellow",
           "environment": "yellow"}  # fmt: skip
@@ -49,7 +49,7 @@ def console_for(width: int | None = None) -> Console:
 
 
 def render(shown: Shown, *, tokens: bool = False, console: Console | None = None) -> None:
-    """Print what was asked for. ``tokens``: the ids that were sampled, colored by their logprob, too."""
+    """Print rollouts or a pair. ``tokens``: also the sampled ids, colored by their logprob."""
     out = _Page(console or console_for(), shown.reading)
     if tokens:
         out.legend()
@@ -93,7 +93,7 @@ class _Page:
             self.line(("│ " if line else "│", style), line)
 
     def piece(self, token: int) -> str:
-        """What stands for a token: its text where that is known, on one line."""
+        """The display of a token: its text if known, on one line."""
         if token not in self._pieces:
             text = self.reading.decode([token]) if self.reading is not None else f" {token}"
             self._pieces[token] = printable(text, lines=False) or f"⟨{token}⟩"
@@ -175,13 +175,13 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     size = f"{_many(row['n_turns'], 'turn')}, {_many(row['n_generated_tokens'], 'token')} {made}"
     size += f", {row['n_context_tokens']:,} of context"
     yield "size", size + breaks
-    # Rollouts of other projects may not tell.
+    # Imported rollouts may lack this.
     if row["started_at"].timestamp():
         yield "time", f"{row['started_at']:%Y-%m-%d %H:%M:%S} UTC, {row['duration_s']:.1f} s"
 
 
 def _faults(found: Sequence[Violation]) -> Iterator[tuple[str, str]]:
-    """What must be known before anything else is believed."""
+    """Faults that put the other numbers in doubt."""
     codes = dict.fromkeys(v.code for v in found if (v.severity or CODES[v.code].severity) == "error")
     if codes:
         yield "faults", ", ".join(f"{code} {CODES[code].name}" for code in codes) + " (explained below)"

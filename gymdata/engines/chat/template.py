@@ -88,7 +88,7 @@ class ChatRendering:
         return _GENERATION.search(self._chat.tokenizer.chat_template) is not None
 
 
-#: Texts up to this many characters are tokenised; estimating would not be faster.
+#: Texts of up to this many characters are tokenised quickly.
 _LONG_TEXT = 200_000
 
 

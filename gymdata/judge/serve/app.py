@@ -267,7 +267,8 @@ class Service:
 
 
 def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
-    """Messages of role and text. Items without a role (tool calls and results) are shown as JSON."""
+    """Messages of role and text. Items without a role become messages too: tool calls of the assistant, results of a
+    tool."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return [_message(item) for item in given]
