@@ -58,12 +58,12 @@ class EvaluatedItem:
 
     @property
     def trajectory(self) -> list[Any]:
-        """Not here. Raises LookupError."""
+        """Not available. Raises LookupError."""
         raise LookupError("item.trajectory: gymdata keeps messages, not intermediate steps: read item.messages")
 
     @property
     def expected_trajectory(self) -> list[Any]:
-        """Not here. Raises LookupError."""
+        """Not available. Raises LookupError."""
         raise LookupError("item.expected_trajectory: tasks have none here: read item.full_dataset_entry")
 
     def copy_with_updates(self, **updates: Any) -> EvaluatedItem:

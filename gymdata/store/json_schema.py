@@ -68,7 +68,7 @@ class Attempt(BaseModel):
 
 
 class Parent(BaseModel):
-    """Something that the output was made from."""
+    """An input of the output."""
 
     model_config = _OPEN
 
@@ -141,7 +141,7 @@ def _object(owner: str, fields: list[pa.Field], optional: frozenset[str] = froze
     return {
         "type": "object",
         "properties": {f.name: _field(owner, f) for f in fields},
-        # What may be null may be left out, except that a file has an optional column in all rows or in none.
+        # Nullable keys may be left out, except that a file has an optional column in all rows or in none.
         "required": [f.name for f in fields if not f.nullable and f.name not in optional],
         "additionalProperties": False,
     }

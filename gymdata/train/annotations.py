@@ -1,5 +1,5 @@
-"""What a training saw of each sampled token, kept beside the rollouts: which turn a trained token is of, the rows as they
-are written while it trains, and the folder ``RUN/annotations-NAME`` that they become.
+"""What a training computed for each sampled token, stored beside the rollouts: which turn a trained token is of, the
+rows as they are written while it trains, and the folder ``RUN/annotations-NAME`` that they become.
 
 Invariants: a row's lists are as long as the generation of its turn, token for token; a file never holds steps from both
 sides of a checkpoint, so a training that resumes drops whole files and no step is there twice; at most ``TOKENS`` tokens of
@@ -35,14 +35,14 @@ from gymdata.train.sequence_data import TrainingExperiences
 
 #: Tokens of one process that are held before they are written.
 TOKENS = 1 << 20
-#: Of a training's folder: what it has written of its rows so far.
+#: File in a training's folder with the rows written so far.
 FOLDER = "annotations"
 FILE = "annotations.parquet"
 _PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")
 _BATCH_ROWS = 512
 #: What is written of a token that was not trained.
 _NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan, "losses": 0.0}
-#: Stages whose output is made from rollouts that lie elsewhere.
+#: Stages whose output is made from rollouts in other folders.
 _MADE = ("experiences", "pairs")
 
 
@@ -191,7 +191,7 @@ class AnnotationWriter:
     _files: int = 0
 
     def begin(self, step: int) -> None:
-        """Train on after ``step`` steps: what was written of later ones goes."""
+        """Continue after ``step`` steps: rows of later steps are removed."""
         self._forget()
         for file in parts(self.folder):
             if self.rank == 0 and _first_step(file) > step:

@@ -1,9 +1,9 @@
 """What every trainer's data shares, and pairs as trainers get them: flat arrays of ids and masks.
 
-Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of
-its sequence (nothing predicts it); sequences are cut only where it was asked for, and whatever a length limit costs is in
-the returned ``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is
-on depends on its id, the share and the seed alone.
+Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of its
+sequence (nothing predicts it); sequences are cut only on request, and whatever a length limit costs is in the returned
+``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is on
+depends on its id, the share and the seed alone.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class NamedSequences(Sequences):
 
     @cached_property
     def first_trained(self) -> np.ndarray:
-        """int64 (n,): index of each sequence's first trained token, its length where there is none."""
+        """int64 (n,): index of each sequence's first trained token, its length without one."""
         return self.loss_mask.first_nonzero()
 
     @cached_property
@@ -118,7 +118,7 @@ class NamedSequences(Sequences):
 
 
 class LimitCost(Protocol):
-    """What a length limit took away."""
+    """What a length limit cut."""
 
     def refuse(self, where: str, model: str, limit: int | None) -> None:
         """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the
@@ -165,7 +165,7 @@ def refuse_too_long(where: str, longest: int, max_length: int | None, model: str
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a length limit took away, in pairs and in trained tokens; and which pairs could not be used."""
+    """What a length limit cut, in pairs and in trained tokens; and which pairs could not be used."""
 
     max_length: int | None
     pairs: int
@@ -391,7 +391,7 @@ def _no_doubles(ids: list[str], where: str) -> None:
 
 
 def pair_twice(pair: str, where: str) -> DataError:
-    """A pair is there more than once."""
+    """The error for a pair that occurs more than once."""
     return DataError(f"{where}: pair {pair} is there more than once", hint="are the same pairs given twice?")
 
 

@@ -215,7 +215,7 @@ class _Texts:
 
 @dataclasses.dataclass
 class _Fact:
-    """What is small, and added up over the parts."""
+    """Small facts, which are summed over the parts."""
 
     value: Any
 
@@ -241,7 +241,7 @@ class _Fact:
 class _Object:
     """A dataclass of rows: columns in files, others of its kind within it, and facts.
 
-    A part without rows says nothing of which columns there are; a column that a part with rows lacks is one that none has.
+    A part without rows may lack any column; otherwise all parts have the same columns.
     """
 
     def __init__(self, kind: str, path: str = "") -> None:
@@ -272,7 +272,7 @@ class _Object:
         return self.columns.setdefault(name, kind(f"{self.path}{name}"))
 
     def finish(self, files: _Files) -> None:
-        """What is known once all parts are there."""
+        """The facts that need all parts."""
         for inner in self.objects.values():
             inner.finish(files)
         if self.kind == NamedSequences.__name__:
@@ -316,7 +316,7 @@ def _fields(part: Any) -> list[tuple[str, Any]]:
 
 
 class _Opened:
-    """Makes the data again of what ``_Object.as_json`` wrote."""
+    """Rebuilds the data that ``_Object.as_json`` described."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -5,7 +5,7 @@ model and LoRA settings) and is checked by the trainer process before it loads a
 process and the training process make their data by the same ``prepare`` from the same settings.
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
-the proof of trained tokens, metrics, curve and resuming are everybody's.
+the proof of trained tokens, metrics, curve and resuming are shared by all.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
-#: How the processes are started, which says nothing of what is trained.
+#: Settings of how the processes are started, which do not affect what is trained.
 LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
 class TrainConfig(Config):
-    """What every training command takes. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
+    """Settings of every training command. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
 
     Every field is a key of --config and --set.
     """
@@ -78,7 +78,7 @@ class TrainConfig(Config):
     only_with: ClassVar[OnlyWith] = {
         "accelerate_config": ("--launcher accelerate", lambda c: c.launcher == "accelerate")
     }
-    #: Sequences that a row of training stands for.
+    #: Sequences per row of training.
     sides: ClassVar[int] = 1
 
     given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model", "output": "-o/--output"}
@@ -120,7 +120,8 @@ class TrainConfig(Config):
         yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
+        """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
+        not there."""
         return {}
 
     def own(self) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class TrainConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _sort_keys(cls, values: Any) -> Any:
-        """In files and ``--set`` the trainer's keys stand beside ours; here they move into ``trainer``."""
+        """In files and ``--set`` the trainer's keys are beside gymdata's; they are moved into ``trainer``."""
         if not isinstance(values, dict):
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields}
@@ -162,7 +163,7 @@ class TrainConfig(Config):
 
 
 class RenderedConfig(TrainConfig):
-    """What the trainers take that need no log-probabilities of the sampler."""
+    """Settings of the trainers that need no log-probabilities of the sampler."""
 
     allow_rendered: bool | None = pydantic.Field(
         None, description="Train token IDs that were rendered from text, not sampled (T213)."
@@ -217,7 +218,7 @@ def _annotate() -> Any:
 
 
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
-    """A setting of some losses: nothing stands for the loss's own default."""
+    """A setting of some losses; left out, it has the loss's own default."""
     return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
 
 
@@ -310,7 +311,7 @@ class TrainRlConfig(TrainConfig):
 
 
 class RolloutsConfig(RenderedConfig):
-    """What the trainers that read rollouts take besides. Turns of other agents than ``target_agents`` are context."""
+    """Settings of the trainers that read rollouts. Turns of other agents than ``target_agents`` are context."""
 
     table = ROLLOUTS
 
@@ -331,7 +332,7 @@ class RolloutsConfig(RenderedConfig):
         return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
 
     def seen(self) -> set[bytes] | None:
-        """Where what was trained is noted, so that it is not trained twice."""
+        """The set of keys of trained sequences, so that duplicates are skipped; None keeps them."""
         return None if self.keep_duplicates else set()
 
 
@@ -368,7 +369,7 @@ class TrainSftConfig(RolloutsConfig):
         )
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        if self.distill:  # how many alternatives a token has shows in the whole file only
+        if self.distill:  # how many alternatives a token has is known only from the whole file
             yield from super().parts(source, rows)
             return
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))

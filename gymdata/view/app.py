@@ -116,7 +116,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         sys.stderr.write(printable(line, lines=False) + "\n")
         return PlainTextResponse("unexpected error: the terminal says more\n", 500)
 
-    # What the first page needs is read while the browser opens; the page waits for what is left of it.
+    # The data of the first page is read while the browser opens.
     threading.Thread(target=pages.index.snapshot, name="gymdata-view-index", daemon=True).start()
     app = Starlette(routes=routes, exception_handlers={404: unknown, 500: failed})
     try:

@@ -30,7 +30,7 @@ from gymdata.view.text import count
 
 _SHOWN = ("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks",
           "n_context_tokens", "n_generated_tokens", "policy", "policy_version")  # fmt: skip
-#: What HTML would take for the end of a script inside JSON.
+#: Characters in JSON that HTML could read as the end of a script.
 _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 

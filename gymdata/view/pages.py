@@ -1,6 +1,6 @@
 """What each page of ``gymdata view`` shows: an address to the name of its template and the values in it.
 
-Invariant: pages only read; a page that is asked for something that is not there says what there is.
+Invariant: pages only read; for something that does not exist, a page lists what does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
 
 
 class Missing(Exception):  # noqa: N818 - an answer, not a defect
-    """What an address names is not there."""
+    """The thing that an address names does not exist."""
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
@@ -68,7 +68,7 @@ class Pages:
         self.index.close()
 
     def version(self, snapshot: Snapshot) -> str:
-        """Differs when what a page shows does: other rollouts, or all of them checked."""
+        """Changes when pages would: with other rollouts, or when all of them are checked."""
         return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}"
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
@@ -130,7 +130,7 @@ class Pages:
         }
 
     def state(self, _: Request) -> dict[str, Any]:
-        """What a page asks for now and then: whether something has changed."""
+        """Polled by pages: whether something has changed."""
         snapshot = self.index.snapshot()
         return {"version": self.version(snapshot), "growing": snapshot.growing, "rollouts": len(snapshot)}
 
@@ -196,7 +196,7 @@ class Pages:
     # -- one rollout ---------------------------------------------------------------------------------------------
 
     def row_of(self, request: Request) -> tuple[Snapshot, int]:
-        """The rollout that an address names with ``id``: a whole id, or a beginning that fits one only."""
+        """The rollout that an address names with ``id``: a whole id, or a unique prefix."""
         given = request.query_params.get("id", "")
         snapshot = self.index.snapshot()
         if not given:
@@ -250,7 +250,7 @@ class Pages:
         return Tokens(row, self.stages).data(self.vocabulary(row))
 
     def token(self, request: Request) -> dict[str, Any]:
-        """What else was likely at one sampled token."""
+        """The alternatives of one sampled token."""
         snapshot, number = self.row_of(request)
         row = self.index.row(snapshot, number)
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
@@ -270,7 +270,7 @@ class Pages:
         return found | {"text": _shown(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
 
     def vocabulary(self, row: Mapping[str, Any]) -> Vocabulary | None:
-        """What gives this rollout's ids their text."""
+        """The vocabulary that decodes this rollout's ids."""
         if self.config.tokenizer is not None:
             return load_vocabulary(self.config.tokenizer)
         for path in self.index.paths:
@@ -328,7 +328,7 @@ class Pages:
         return "group.html", self.group_values(snapshot, mates) | {"scale": _scale(snapshot)}
 
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> dict[str, Any]:
-        """What there is to say of some rollouts of one group."""
+        """The values of the page of a group's rollouts."""
         columns = ["rollout_id", "rollout_index", "task_id", "group_id", "status", "stop_reason", "reward", "rewards",
                    "n_turns", "n_breaks", "n_generated_tokens", "messages"]  # fmt: skip
         values = comparing.group_cards(self.index.rows(snapshot, mates, columns))

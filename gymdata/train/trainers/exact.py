@@ -1,6 +1,6 @@
 """What every trainer on exact tokens shares, whichever library class it is made from.
 
-Invariants: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
+Invariants: the library sees row numbers as its dataset and tensors from our collator, so it has nothing to tokenise,
 cut or drop; a loss or a gradient that is not finite stops the run with the rollouts of its batch or step.
 """
 
@@ -205,7 +205,7 @@ class Exact:
         return prepared
 
     def do_what_waits(self, max_steps: int) -> None:
-        """Shard the model and do the work that waits for it, where nothing is trained."""
+        """Shard the model and do the work that waits for it, when nothing is trained."""
         if self.waiting:
             self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
 
@@ -339,7 +339,7 @@ class Exact:
         )
 
     def report_skipped(self) -> None:
-        """Say how many steps the loss scaling of fp16 left out. Raises OutsideError when it was all of them."""
+        """Report how many steps the loss scaling of fp16 left out. Raises OutsideError when it was all of them."""
         steps = self.state.global_step
         if not self.steps_skipped:
             return
@@ -353,7 +353,7 @@ class Exact:
             event("note", text=f"warning: {text}")
 
     def measure(self) -> dict[str, Any]:
-        """What the trained model is like, for run.json. Called on every process, before the model is saved."""
+        """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
         return {}
 
     def _refuse_unsavable(self) -> None:
@@ -372,7 +372,7 @@ class Exact:
 
     def save_whole(self, out: Path) -> None:
         """The model, or its adapter, into ``out``. Called on every process."""
-        if self.is_fsdp_enabled:  # accelerate saves parts, unless it is told otherwise
+        if self.is_fsdp_enabled:  # accelerate saves shards by default
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
@@ -381,11 +381,11 @@ class Exact:
         self.save_whole(out)
 
     def heldout_figures(self) -> dict[str, float]:
-        """What the model makes of held-out tasks, for the metrics of each epoch."""
+        """The model's figures on held-out tasks, for the metrics of each epoch."""
         return {}
 
     def finish(self, out: Path) -> None:
-        """The last touch to ``out``, on the main process, after the tokenizer's files are there."""
+        """The last changes to ``out``, on the main process, after the tokenizer's files are there."""
 
     def require_finite(self, loss: torch.Tensor, rows: np.ndarray) -> None:
         """``rows``: of the batch that ``loss`` was computed from; fillers may be among them."""

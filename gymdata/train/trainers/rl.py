@@ -83,7 +83,8 @@ def loaded(model: Any, args: RLConfig) -> Any:
 
 
 def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
-    """With one temperature in the file, log-probs come without ever holding all logits; and the LoRA wrap where asked."""
+    """With one temperature in the file, log-probs are computed without holding all logits; and the LoRA wrapper, if
+    requested."""
     base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     temperatures = np.unique(sampled_at(data.temperature))
     if len(temperatures) == 1:
@@ -155,7 +156,7 @@ class BatchRLTrainer(Exact, Trainer):
 
     data: TrainingExperiences
     components: tuple[str, ...] = ("rl",)
-    #: Takes what a step saw of each token, where that is to be kept.
+    #: Receives a step's values of each token, when they are stored.
     annotations: AnnotationWriter | None = None
 
     def __init__(

@@ -33,7 +33,7 @@ class ValueConfig(RLConfig):
 
 
 CONFIG = ValueConfig
-#: Of a model that has no values yet.
+#: The state of a model without values yet.
 _HEAD = "score.weight"
 
 
