@@ -51,7 +51,7 @@ def _mapped(held: mmap.mmap, dtype: str) -> Array:
 
 
 def read_rows(count: int) -> None:
-    """Announce that ``n`` rows are about to be read; pages of earlier rows are dropped from time to time."""
+    """Announce that ``count`` rows are about to be read; pages of earlier rows are dropped from time to time."""
     global _read
     _read += count
     if _read >= _ROWS:

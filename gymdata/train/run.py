@@ -467,7 +467,7 @@ def _drop_prepared(out: Path) -> None:
 
 
 def _tidy(out: Path, job: dict[str, Any]) -> None:
-    """Remove the temporary files of a training that was killed after SUCCESS, unless another process is working
+    """Remove what only a resume needs, for a training that was killed after SUCCESS; not while another process works
     there."""
     with contextlib.suppress(StoreError):
         lock = Lock(out)

@@ -38,7 +38,7 @@ EXPERIENCE_COLUMNS = (
 
 @dataclass(frozen=True)
 class LengthCost:
-    """What a length limit cut."""
+    """What was cut or left out because of the length limit."""
 
     max_length: int | None
     sequences: int

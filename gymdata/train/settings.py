@@ -332,7 +332,7 @@ class RolloutsConfig(RenderedConfig):
         return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
 
     def seen(self) -> set[bytes] | None:
-        """The set of keys of trained sequences, so that duplicates are skipped; None keeps them."""
+        """An empty set for the keys of trained sequences, by which duplicates are found; None to keep duplicates."""
         return None if self.keep_duplicates else set()
 
 

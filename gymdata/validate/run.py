@@ -168,7 +168,7 @@ def _fix(
         from gymdata.validate.fix import fixed_rollouts
 
         out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # The copy is validated with the sampling settings of its source.
+    # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}

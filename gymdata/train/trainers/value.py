@@ -33,7 +33,7 @@ class ValueConfig(RLConfig):
 
 
 CONFIG = ValueConfig
-#: The state of a model without values yet.
+#: The weights of the value head, which a policy lacks.
 _HEAD = "score.weight"
 
 
