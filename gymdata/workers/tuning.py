@@ -8,8 +8,10 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -20,6 +22,9 @@ def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int
     Ends at the first job without items, so that ``jobs`` may be endless; what a job raises is raised in its place. A caller
     that stops waits for the jobs that run, and no more.
     """
+    # Every command loads this module, and few come here.
+    from concurrent.futures import ThreadPoolExecutor
+
     pending: deque[Future[Sequence[T]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
