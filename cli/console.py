@@ -290,7 +290,7 @@ class Watch:
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._began = self._latest = self._last_line_at = time.monotonic()
-        self._said = ""
+        self._last_line = ""
         self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
@@ -310,7 +310,7 @@ class Watch:
             self.bar.stop()
             if self._counts:
                 self._record(every_s=0)
-        elif self._counts and self._line() != self._said:
+        elif self._counts and self._line() != self._last_line:
             self._say()
         self._apart.__exit__(None, None, None)
 
@@ -338,8 +338,8 @@ class Watch:
 
     def _say(self) -> None:
         self._last_line_at = time.monotonic()
-        self._said = self._line()
-        note(self._said)
+        self._last_line = self._line()
+        note(self._last_line)
 
     def _record(self, *, every_s: float) -> None:
         """A line for the log, which has no bar."""

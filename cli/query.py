@@ -57,7 +57,7 @@ def query(
     if list_:
         _list_saved(json)
         return
-    sql, paths = _told_apart(words, shell)
+    sql, paths = _split_words(words, shell)
     if shell:
         _shell(paths)
         return
@@ -92,7 +92,7 @@ def _list_saved(json: bool) -> None:
         say("    " + sql.replace("\n", "\n    "))
 
 
-def _told_apart(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
+def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     """The statement and the paths, which may come in either order. A word that is a file or folder is a path; of the
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
     from gymdata.errors import UsageError

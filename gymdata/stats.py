@@ -120,9 +120,9 @@ def mean_ci(
 ) -> tuple[float, float, float]:
     """Mean of ``values`` and its percentile bootstrap interval: ``(mean, low, high)``.
 
-    ``groups`` (one label a value, usually the task_id) are what is resampled; without it each value stands alone. No
-    values: all NaN. One group: the bounds are NaN, for one task provides no information about others. Raises DataError
-    for an infinite value.
+    ``groups`` (one label per value, usually the task_id) are resampled; without it each value is a group. No values:
+    all NaN. One group: the bounds are NaN, for one task provides no information about others. Raises DataError for an
+    infinite value.
     """
     numbers = _floats(values)
     here = ~np.isnan(numbers)

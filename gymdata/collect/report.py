@@ -37,10 +37,10 @@ _SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
 class CollectSummary(Report):
     """The whole run (``rollouts`` … ``reward_faults``) and what this call did (``new_rollouts`` … ``seconds``).
 
-    ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
+    ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None without any.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
-    ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited for.
-    ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
+    for. ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused, paths found.
 
-Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check; a
-key is checked against the section that it stands in, with its dotted path in the message; all faults are reported at once.
+Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check;
+a key is checked against its section, with its dotted path in the message; all faults are reported at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Overrides = Sequence[tuple[str, Any]]
 _OF_VALIDATION = {
     f"finetuning.{key}" for key in ("trajectory_builder", "reward_function", "validation", "endpoint_timeout")
 }
-#: Keys of ``llms`` that say who is trained; the others say how it is sampled.
+#: Keys of ``llms`` that identify the trained model; the others are for sampling.
 _POLICY = ("_type", "model_name", "model", "base_url")
 _MISSING: Any = object()
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -197,11 +197,11 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find(path: str, beside: Path) -> str:
-    """``path`` as it stands when absolute, else beside the config file (absolute), else as the working directory has it."""
+    """``path`` itself when absolute, else beside the config file (absolute), else as the working directory has it."""
     if Path(path).is_absolute():
         return path
     near = beside.absolute() / path
-    # A glob has no file of its own name; its folder tells.
+    # A glob has no file of its own name; its folder decides.
     exists = near.exists() or (any(c in path for c in "*?[") and near.parent.is_dir())
     return str(near) if exists else path
 
@@ -419,7 +419,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _at(values: Any, path: str) -> Any:
-    """What stands at a dotted path, or _MISSING."""
+    """The value at a dotted path, or _MISSING."""
     for word in path.split("."):
         if not isinstance(values, Mapping) or word not in values:
             return _MISSING

@@ -1,7 +1,7 @@
-"""Judged comparisons to one reward a response, over many groups at once.
+"""Judged comparisons to one reward per response, over many groups at once.
 
-Invariants: a response without a valid comparison has no reward (NaN) unless a default is asked for; sums are exact
-in fixed point (2⁻⁴⁰), so neither the order of the rows nor the positions change a reward; bonuses and weights act within a
+Invariants: a response without a valid comparison has no reward (NaN) unless a default is given; sums are exact in fixed
+point (2⁻⁴⁰), so neither the order of the rows nor the positions change a reward; bonuses and weights act within a
 group.
 """
 

@@ -53,7 +53,8 @@ Row = Mapping[str, Any]
 
 
 def detect(sources: Sequence[Source]) -> str:
-    """The format that all of ``sources`` are in. Raises UsageError or DataError when there is none, or several."""
+    """The format that all of ``sources`` are in. Raises UsageError or DataError when they have no known format, or
+    several."""
     if not sources:
         raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
     found: dict[str, Path] = {}

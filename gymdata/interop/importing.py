@@ -105,7 +105,7 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
 
 
 def first_value(source: Source) -> Any:
-    """The first document that is JSON; None when there is none."""
+    """The first document that is JSON, or None."""
     return next((value for _, value, _ in documents(source) if not isinstance(value, BadItem)), None)
 
 

@@ -179,7 +179,7 @@ def _match(
 
 @dataclass
 class AnnotationWriter:
-    """Collects rows of one process and writes them to files in ``folder``. ``training``: what it is called in them."""
+    """Collects rows of one process and writes them to files in ``folder``. ``training``: its name in them."""
 
     folder: Path
     places: TurnPlaces

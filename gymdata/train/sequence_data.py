@@ -194,8 +194,8 @@ def training_experiences(
 
 
 def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
-    """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or stands at a
-    token that is not trained."""
+    """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or is at
+    a token that is not trained."""
     found = {}
     for name in WEIGHTS:
         if name not in table.column_names or table[name].null_count == len(table):

@@ -27,8 +27,8 @@ def pieces(
     sources: Iterable[Source], table: Table | None = None, *, lines: bool = True, rows: int | None = None
 ) -> Iterator[Source]:
     """``sources`` in order, in parts where they can be cut. ``lines``: JSON lines, too, and not only Parquet. ``rows``:
-    large row groups are divided at multiples of so many rows, for work that costs much more than reading does: the rows in
-    front are read once more.
+    large row groups are divided at multiples of this many rows, for work that costs much more than reading does: the
+    rows in front are read once more.
 
     With ``table`` only files that ``check_source`` lets pass are cut, and their parts are not checked again.
     """

@@ -25,8 +25,8 @@ from gymdata.rollouts.violations import Violation
 
 #: Flags of what a row has; 0 for a row that cannot be read.
 _READ, _WITH_IDS, _GENERATED, _SCORED = 1, 2, 4, 8
-#: The marks above; hashes of the id (of the line where there is none), of the generations with the group, and of the group;
-#: the reward.
+#: The flags above; hashes of the id (of the line for a row without one), of the generations with the group, and of the
+#: group; the reward.
 _RECORD = np.dtype([("marks", "u1"), ("key", "<u8"), ("generations", "<u8"), ("group", "<u8"), ("reward", "<f8")])
 _PACKED = struct.Struct("<BQQQd")
 _BAD = bytes(_RECORD.itemsize)

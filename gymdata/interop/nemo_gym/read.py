@@ -282,8 +282,9 @@ def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, in
 
 
 def more_than_float32(given: Any, kept: Any) -> bool:
-    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, gives back: float32 tells
-    decimals of up to nine digits apart, and a number that is a float32 already loses nothing, however it is written."""
+    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, keeps: float32
+    distinguishes decimals of up to nine digits, and a number that is a float32 already loses nothing, however it is
+    written."""
     return digits_lost(given, kept, [len(given)])[0]
 
 

@@ -279,7 +279,7 @@ def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def refuse_surrogates(value: Any) -> bytes:
-    """``value`` as JSON. Raises BadItem for text that no file of ours can hold."""
+    """``value`` as JSON. Raises BadItem for text that no output file can hold."""
     try:
         return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
