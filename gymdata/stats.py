@@ -102,7 +102,7 @@ class AtK:
 def pass_at_k_by_task(tasks: Sequence[Any] | np.ndarray, correct: Sequence[bool] | np.ndarray, k: int) -> AtK:
     """pass@k averaged over tasks, each with the rollouts that it really has.
 
-    ``tasks`` and ``correct`` have one entry a rollout. ``value`` is NaN when no task has ``k`` rollouts.
+    ``tasks`` and ``correct`` have one entry per rollout. ``value`` is NaN when no task has ``k`` rollouts.
     """
     n, c = _per_task(tasks, np.asarray(correct, dtype=bool).astype(np.float64))
     enough = n >= k

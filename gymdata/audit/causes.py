@@ -353,7 +353,7 @@ def _first_scored(some: SuspectTokens, row: int) -> int:
 def _under(
     some: SuspectTokens, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
 ) -> Explanation | None:
-    """What the first turns' log-probs are under other prompts, one a sequence."""
+    """What the first turns' log-probs are under other prompts, one per sequence."""
     ids, masks, temperature, tokens = [], [], [], []
     for row, prompt in enumerate(prompts):
         scored = some.given.scores.span(row)

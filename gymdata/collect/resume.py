@@ -73,7 +73,7 @@ class ResumeState:
 
 
 class AttemptTracker:
-    """Knows what is there and what failed. Memory: 16 bytes a rollout there, plus one entry a task and failure."""
+    """Knows what is there and what failed. Memory: 16 bytes per rollout there, plus one entry per task and failure."""
 
     def __init__(
         self,

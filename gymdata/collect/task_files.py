@@ -109,7 +109,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def _json_lines(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
-    expected = "one JSON object a line"
+    expected = "one JSON object per line"
     with _open(file) as stream:
         for number, line in enumerate(stream, 1):
             if number == 1:

@@ -101,7 +101,7 @@ class TokenBaseline:
 def optimal_token_baseline(
     returns: npt.ArrayLike, energy: npt.ArrayLike, offsets: npt.ArrayLike, groups: npt.ArrayLike
 ) -> Array:
-    """The advantage of each token of ragged rows, flat: see ``TokenBaseline``. ``groups``: one label a row."""
+    """The advantage of each token of ragged rows, flat: see ``TokenBaseline``. ``groups``: one label per row."""
     g, e = np.asarray(returns, dtype=np.float64), np.asarray(energy, dtype=np.float64)
     bounds = np.asarray(offsets, dtype=np.int64)
     _, code = np.unique(np.asarray(groups), return_inverse=True)

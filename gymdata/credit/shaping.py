@@ -3,7 +3,8 @@
 Invariants: missing (NaN) and infinite rewards take no part in their group's statistics and stay NaN; a group with
 fewer than two known rewards, or with equal ones, gives 0; no result depends on the order of the rows.
 
-``rewards`` is (G, n), a group a row; or (N,) with ``groups``, one label a reward; or (N,) alone, which is one group.
+``rewards`` is (G, n), a group per row; or (N,) with ``groups``, one label per reward; or (N,) alone, which is one
+group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEGENERATE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards."""
+    """Rewards as one flat array with a group code each; the statistics have one entry per group, over known rewards."""
 
     values: Array
     code: Array

@@ -26,7 +26,7 @@ class PrefixTree:
     """R rows of at most T nodes each, every one int64 (R, T): ``ids``, ``positions`` in their sequence, and ``ends``, the
     end of each node's subtree in its row. A place that only fills up a row has id 0, position 0 and no descendant.
 
-    ``nodes``: one array a sequence, the node of each of its tokens as a number in 0 … R·T − 1.
+    ``nodes``: one array per sequence, the node of each of its tokens as a number in 0 … R·T − 1.
     """
 
     ids: Ints

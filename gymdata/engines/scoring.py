@@ -20,8 +20,8 @@ from gymdata.rollouts.sequences import RolloutSequences
 
 @dataclass(frozen=True)
 class ToScore:
-    """n sequences: of ``token_ids`` (int32), those with ``mask`` (bool, a list a sequence) are scored at ``temperature``
-    (above 0), one entry a sequence."""
+    """n sequences: of ``token_ids`` (int32), those with ``mask`` (bool, a list per sequence) are scored at ``temperature``
+    (above 0), one entry per sequence."""
 
     token_ids: Ragged
     mask: Ragged

@@ -35,7 +35,7 @@ class ShapeSettings:
 
 @dataclass(slots=True)
 class Shaped:
-    """One entry a rollout: its shaped ``outcome`` and its turns' ``steps`` (None where not used), its ``weight``, and
+    """One entry per rollout: its shaped ``outcome`` and its turns' ``steps`` (None where not used), its ``weight``, and
     whether it is ``kept``. ``dropped``: reason → codes of the groups that were dropped for it."""
 
     outcome: Array | None
@@ -97,7 +97,7 @@ def shape(
 
 
 def _raw(groups: Array, outcome: Array | None, steps: Array | None, owner: Array | None) -> tuple[Array, Array]:
-    """One number a rollout, NaN where it has no reward, and which groups have rewards without variance."""
+    """One number per rollout, NaN where it has no reward, and which groups have rewards without variance."""
     parts = []
     if outcome is not None:
         parts.append(np.where(np.isfinite(outcome), outcome, np.nan))

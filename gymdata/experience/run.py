@@ -107,7 +107,7 @@ def _build(
 def _scores(
     sources: Sequence[str | Path], rollouts: Scalars, config: ExperienceConfig
 ) -> tuple[str, np.ndarray, list[Path], dict[str, np.ndarray] | None]:
-    """The score's name, one score a rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
+    """The score's name, one score per rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
     if config.estimator != "gdpo":
         if config.reward is None:
             return "reward", rollouts.reward, [], None

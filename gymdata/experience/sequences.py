@@ -227,7 +227,7 @@ def _refuse_beyond_float32(what: str, values: Array) -> None:
 
 
 def evidence_of(sampled: SampledTokens, columns: Mapping[str, pa.ListArray], rollout_ids: pa.Array) -> dict[str, Array]:
-    """Token columns of a batch (one list a rollout, one number a sampled token in turn order), flat."""
+    """Token columns of a batch (one list per rollout, one number per sampled token in turn order), flat."""
     result = {}
     for name, column in columns.items():
         lists, wanted = Ragged.of(column), sampled.logprobs.lengths

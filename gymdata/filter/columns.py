@@ -37,7 +37,7 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "number", float: "number", str
 
 @dataclass
 class RolloutColumns:
-    """One entry a rollout for every named column. ``scored_by``: files of re-scorings that were read for it."""
+    """One entry per rollout for every named column. ``scored_by``: files of re-scorings that were read for it."""
 
     table: pa.Table
     values: dict[str, pa.Array] = field(default_factory=dict)

@@ -311,7 +311,7 @@ def _read_by(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def _chosen(sources: Sequence[str | Path], ids: pa.ChunkedArray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:
-    """Batches of the rollouts that are true in ``kept``, one a row of ``ids``."""
+    """Batches of the rollouts that are true in ``kept``, one per row of ``ids``."""
     at = 0
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):

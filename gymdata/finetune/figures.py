@@ -45,7 +45,7 @@ def missing(run: Path) -> int:
 
 
 def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> dict[str, Any]:
-    """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout a task, else
+    """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout per task, else
     by bootstrap over tasks."""
     table = read_table(run, ROLLOUTS, ["task_id", "reward"]) if scores is None else scores
     known = _known(table)

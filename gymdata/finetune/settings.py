@@ -115,7 +115,7 @@ class EvalSection(Config):
 
 
 class CollectBuilder(Config):
-    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts a task) every
+    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts per task) every
     key of its configuration that the loop does not decide. ``allow_missing``: the share of rollouts that may be lost for
     good (their attempts used up) before the epoch counts as failed; lost ones are counted, never scored."""
 
@@ -225,7 +225,7 @@ class RewardFunction(Config):
 
 class ValidationSection(Config):
     """Held-out tasks, sampled before the first epoch, after every ``interval`` epochs and after the last. ``settings``: keys
-    of ``gymdata collect`` (greedy and one rollout a task unless they say otherwise). A reward above ``threshold`` is a
+    of ``gymdata collect`` (greedy and one rollout per task unless they say otherwise). A reward above ``threshold`` is a
     success. ``config``: a YAML file of the same sections, merged over this one for validation alone: the policy's sampling,
     tasks, evaluators, builder, reward function and this section; what it says of training is refused."""
 

@@ -36,7 +36,7 @@ class Adjustments:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """One entry a response: characters of the stripped reasoning and answer, and style density."""
+    """One entry per response: characters of the stripped reasoning and answer, and style density."""
 
     reasoning: npt.NDArray[np.int64]
     answer: npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """One entry a response. ``reward`` = ``base`` + ``bonus``, NaN where nothing was judged.
+    """One entry per response. ``reward`` = ``base`` + ``bonus``, NaN where nothing was judged.
 
     ``judged`` and ``missing`` count its comparisons; ``error`` is the standard error where the aggregator has one.
     ``metrics``: mean and population deviation of the individual scores before tie-breaks, and the share of ties.

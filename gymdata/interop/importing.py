@@ -1,4 +1,5 @@
-"""What every importer shares: the documents of a file, rows that cannot be rollouts, and which rollout a row is.
+"""What every importer shares: the documents of a file, rows that cannot be rollouts, and the identity of each row's
+rollout.
 
 Invariants: a value that is no JSON is reported with its line and hides no other; a row that repeats an earlier one, byte for
 byte, is the same rollout and gets the same place, so that the imported run
@@ -122,7 +123,7 @@ class Unnumbered:
 
 
 class Keys:
-    """Hashes of 16 bytes, each with a number: a hash table in flat arrays, which takes 36 to 72 bytes a key; a dict takes
+    """Hashes of 16 bytes, each with a number: a hash table in flat arrays, which takes 36 to 72 bytes per key; a dict takes
     300."""
 
     def __init__(self) -> None:

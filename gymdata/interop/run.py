@@ -404,7 +404,7 @@ def export(
     ``nemo-gym``, ``nat-trajectories`` and ``atif`` keep ids and log-probabilities, with whole prompts; the others are text.
     ``trl-preference``, ``nat-dpo`` and ``nat-dpo-items`` are made from pairs: ``path`` is a pairs file or folder, or a run
     that holds one. ``verl`` writes Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
-    trajectory a line to ``.jsonl``; ``atif`` a trajectory a line, or one to ``.json``; the others JSON lines. Raises
+    trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines. Raises
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
     ids or log-probabilities that no consumer may take (T206, L301 to L303). ``workers``: processes that make rows of parts
     of the files; what is written is the same.

@@ -80,7 +80,7 @@ def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages, calls and results, one paragraph a message; without reasoning."""
+    """Messages, calls and results, one paragraph per message; without reasoning."""
     parts = []
     for message in messages:
         text = message.get("content") or ""

@@ -102,7 +102,7 @@ def token_columns(
     keys = _trained_keys(completion, mask) if agents else _generation_keys(found, rows)
 
     def lists(some: Ragged) -> pa.ListArray:
-        """A list a rollout, empty for those without one sequence."""
+        """A list per rollout, empty for those without one sequence."""
         return Ragged(some.values, offsets_of(_filled(some.lengths, rows, n))).to_arrow()
 
     columns = [*map(lists, (prompt, completion, mask, one.logprobs)), pa.array(n_sequences.astype(np.int32))]

@@ -38,7 +38,7 @@ class Cost:
     generated_tokens_lost: int = 0
 
     def count(self, sizes: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
-        """One rollout with ``sizes`` generated tokens a turn, of which ``parts`` are kept."""
+        """One rollout with ``sizes`` generated tokens per turn, of which ``parts`` are kept."""
         kept = {turn for part in parts for turn in part}
         self.rollouts_after += len(parts)
         self.rollouts_removed += not parts

@@ -97,7 +97,7 @@ class SampledTokens:
 class RolloutSequences(Sequences):
     """The sequences of a batch of rollouts, in their order: sequence s is row ``rollout[s]``'s number ``index[s]``.
 
-    ``turn_starts``: where its turns' generations begin, a list a sequence. The k-th trained token over all sequences is
+    ``turn_starts``: where its turns' generations begin, a list per sequence. The k-th trained token over all sequences is
     sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what
     precedes each sequence's first generation, when it was requested apart; the sequences then begin after it.
     """
@@ -111,13 +111,13 @@ class RolloutSequences(Sequences):
     prompts: Ragged | None = None
 
     def to_sequences(self, values: Array, dtype: Any = np.float32) -> Ragged:
-        """One value a sampled token → one a token of the sequences, 0 where not trained."""
+        """One value per sampled token → one per token of the sequences, 0 where not trained."""
         full = np.zeros(len(self.token_ids.values), dtype)
         full[self.is_trained] = values if self.source is None else values[self.source]
         return self.token_ids.like(full)
 
     def in_turn_order(self, values: Array) -> Array:
-        """One value a trained token of the sequences → one a sampled token, 0 where none of these trains it."""
+        """One value per trained token of the sequences → one per sampled token, 0 where none of these trains it."""
         if self.source is None:
             return values
         result = np.zeros(len(self.sampled.logprobs.values), values.dtype)
@@ -292,8 +292,8 @@ def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
 
 def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, Ragged]:
     """Ids (int32) and log-probs (float32) of the most likely tokens at the place of each sampled token, in turn order: one
-    list a sampled token, empty where its turn holds none. ``turns``: the column that ``sampled`` was stitched from.
-    Raises DataError where a turn has other than one list a token."""
+    list per sampled token, empty where its turn holds none. ``turns``: the column that ``sampled`` was stitched from.
+    Raises DataError where a turn has other than one list per token."""
     _, struct = list_parts(turns)
     names = [f.name for f in struct.type]
     sizes = sampled.turn_sizes

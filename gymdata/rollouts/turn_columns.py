@@ -33,7 +33,7 @@ CHUNK_TOKENS = 1 << 30
 
 @dataclass(frozen=True)
 class WeightSpans:
-    """Which weights sampled which tokens, a list a turn, empty where that is not known; ``version`` has one entry a span."""
+    """Which weights sampled which tokens, one list per turn, empty if unknown; ``version`` has one entry per span."""
 
     start: Ragged
     end: Ragged
@@ -113,7 +113,7 @@ class TurnColumns:
         return np.asarray(whole[self.above])
 
     def by_rollout(self, lists: Ragged) -> Ragged:
-        """Lists of the turns joined to one list a rollout."""
+        """Lists of the turns joined to one list per rollout."""
         return lists.grouped(self.offsets)
 
     def count(self, turns: npt.NDArray[np.bool_]) -> Ints:

@@ -54,7 +54,7 @@ class Turn(TypedDict):
     prompt_delta_ids: Ids | list[int]
     #: Exactly as sampled, with the stop token where one was; of a rendered turn, what the template writes.
     generation_token_ids: Ids | list[int]
-    #: One a generated token, in nats; NaN where the source has none.
+    #: One per generated token, in nats; NaN where the source has none.
     generation_log_probs: Floats | list[float]
     #: xxh3_64 over the parent's digest, prefix_length and the three lists: see ``turn_digest``.
     digest: int
@@ -76,7 +76,7 @@ class Turn(TypedDict):
 
 @dataclass(slots=True)
 class Call:
-    """One model call with its whole prompt. Ids are int32, log-probabilities float32, one a generated token."""
+    """One model call with its whole prompt. Ids are int32, log-probabilities float32, one per generated token."""
 
     prompt_token_ids: Ids
     generation_token_ids: Ids

@@ -117,7 +117,7 @@ CODES: dict[str, Code] = _registry(
         "error",
         "prompt or generation ids are missing, null or empty",
         "The turn cannot be trained on as it was sampled. When a whole file has no ids (text rollouts), this is a warning, "
-        "one a turn; when only some turns lack them it is an error. `gymdata tokenize` renders ids from text (T213).",
+        "one per turn; when only some turns lack them it is an error. `gymdata tokenize` renders ids from text (T213).",
     ),
     Code(
         "T206",

@@ -417,7 +417,7 @@ REWARD_COLUMNS = (*PAIR_COLUMNS, "task_id")
 
 @dataclass(frozen=True)
 class RewardPairs(TrainingPairs):
-    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry a pair) to measure on."""
+    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry per pair) to measure on."""
 
     heldout: TrainingPairs | None = None
     heldout_tasks: Sequence[str] = ()

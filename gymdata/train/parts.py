@@ -20,7 +20,7 @@ from gymdata.store import scan_batches
 from gymdata.train.pair_data import pair_twice
 from gymdata.train.sequence_data import WEIGHTS, lacking_weights, made_sequences, no_token_ids, sequence_names, twice
 
-#: Rows of a part. A part takes about a hundred bytes a token while it is checked.
+#: Rows of a part. A part takes about a hundred bytes per token while it is checked.
 ROWS = 1024
 
 

@@ -291,7 +291,7 @@ class _Object:
 
 
 def _columns(part: Any) -> Iterator[tuple[str, Any]]:
-    """What has an entry a row; the items of a dictionary as ``field.item``."""
+    """What has an entry per row; the items of a dictionary as ``field.item``."""
     for name, value in _fields(part):
         if isinstance(value, (np.ndarray, Ragged)) or (
             isinstance(value, Sequence) and not isinstance(value, (str, tuple))

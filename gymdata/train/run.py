@@ -76,7 +76,7 @@ class TrainReport(Report):
     """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
     the file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens a second; ``annotations``: the file of what its steps saw of each token, and its rows;
+    (means), and tokens per second; ``annotations``: the file of what its steps saw of each token, and its rows;
     ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str

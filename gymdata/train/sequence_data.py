@@ -90,7 +90,7 @@ class LengthCost:
 @dataclass(frozen=True)
 class TrainingExperiences:
     """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
-    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry a sequence, as have
+    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry per sequence, as have
     ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
 
     sequences: NamedSequences
@@ -300,7 +300,7 @@ VALUE_COLUMNS = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
 @dataclass(frozen=True)
 class TrainingReturns(TrainingExperiences):
     """Sequences with the return of every token, and the ``values`` that a critic gave them before, where the file has any;
-    ``heldout``: those of the tasks ``heldout_tasks`` (one entry a sequence), to measure on."""
+    ``heldout``: those of the tasks ``heldout_tasks`` (one entry per sequence), to measure on."""
 
     returns: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
     values: Ragged | None = None
@@ -449,8 +449,8 @@ def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> Tra
 
 @dataclass(frozen=True)
 class TeacherDistributions(TrainingExperiences):
-    """Sequences with the ``k`` most likely tokens that the sampler saw at the place of each trained token: a list a sequence
-    of k ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence of k
+    ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
 
     top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
     top_logprobs: Ragged = None  # type: ignore[assignment]  # as above

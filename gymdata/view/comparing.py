@@ -159,7 +159,7 @@ def _marked(
 
 
 class Verdicts:
-    """All comparisons with what they decided. Arrays have one entry a comparison."""
+    """All comparisons with what they decided. Arrays have one entry per comparison."""
 
     def __init__(self, rows: Rows, snapshot: Snapshot) -> None:
         self.rows, keys = rows, rows.keys

@@ -103,7 +103,7 @@ class Places(Protocol):
 
 
 class Endpoints:
-    """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment). ``address_of``
+    """The base URLs that were given: each a URL, or ``@FILE`` with one per line (``#`` begins a comment). ``address_of``
     checks one."""
 
     noun = "server"

@@ -75,7 +75,7 @@ class Remembered:
         self.names += other.names
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One number a row."""
+        """One number per row."""
         column: npt.NDArray[Any] = np.frombuffer(self.records, _RECORD)[name]
         return column
 

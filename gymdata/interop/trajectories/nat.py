@@ -195,7 +195,7 @@ def _foreign(
 
 
 def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:
-    """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one an item."""
+    """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one per item."""
     steps = shaped if isinstance(shaped, list) and len(shaped) == len(episode) else [None] * len(episode)
     messages: list[dict[str, Any]] = []
     calls: list[tuple[int, int, Call]] = []
@@ -421,7 +421,7 @@ def _item(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
-    """One number an item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
+    """One number per item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
     ]

@@ -2,7 +2,7 @@
 trajectories whose episodes are ``DPOItem``s.
 
 Invariants: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
-else a row says is kept with its messages, so that exporting gives it back. The format holds one text a response: a pair
+else a row says is kept with its messages, so that exporting gives it back. The format holds one text per response: a pair
 that has more is left out and counted. Pairs of these files have no token ids, and DPO lines no margin (it is NaN).
 """
 

@@ -206,7 +206,7 @@ def id_of(value: Any) -> int:
 
 
 def log_probs_of(values: Any, length: int) -> np.ndarray:
-    """Log-probabilities as float32; NaN for all when they are not one a token."""
+    """Log-probabilities as float32; NaN for all when they are not one per token."""
     words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     if isinstance(values, list) and len(values) == length:
         numbers: list[Any] = [words.get(v, v) if isinstance(v, str) else v for v in values]

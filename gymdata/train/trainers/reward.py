@@ -70,7 +70,7 @@ def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
 
 
 class ExactRewardTrainer(MeanOverRows, RewardTrainer):
-    """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry a pair."""
+    """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry per pair."""
 
     data: RewardPairs
     args: RewardConfig
