@@ -93,7 +93,7 @@ CODES: dict[str, Code] = _registry(
         "re-templated",
         "error",
         "a break: the assistant turn was rendered differently",
-        "The differing spans lie in one assistant turn and are equal after parsing: the template wrote the tool call or "
+        "The differing spans are in one assistant turn and are equal after parsing: the template wrote the tool call or "
         "white space in its own way. `gymdata check MODEL` shows what the template changes.",
     ),
     Code(
@@ -101,7 +101,7 @@ CODES: dict[str, Code] = _registry(
         "history rewritten",
         "error",
         "a break: earlier messages were changed or removed",
-        "A message border or a reasoning block lies in what was removed, or a message that the model did not write changed. "
+        "A message border or a reasoning block is in the removed part, or a message that the model did not write changed. "
         "Templates that strip earlier reasoning do this; use the prefix-preserving form of the template.",
     ),
     Code(
@@ -138,7 +138,7 @@ CODES: dict[str, Code] = _registry(
         "T208",
         "turns out of order",
         "error",
-        "a turn stands after one that came later",
+        "a turn comes after one that was sampled later",
         "Found when this turn's prompt ++ generation is the beginning of an earlier turn's prompt, so it was sampled "
         "before it; or when assistant messages name their turns in falling order or beyond the last turn.",
     ),
@@ -245,7 +245,7 @@ CODES: dict[str, Code] = _registry(
         "M401",
         "system not first",
         "error",
-        "a system message stands after another message",
+        "a system message comes after another message",
         "Most chat templates render a system message at the front only, or refuse.",
     ),
     Code(
@@ -268,7 +268,7 @@ CODES: dict[str, Code] = _registry(
         "no assistant",
         "error",
         "the rollout has no assistant message",
-        "There is nothing that the model said.",
+        "The model wrote no message.",
     ),
     # rewards
     Code(
@@ -369,7 +369,7 @@ CODES: dict[str, Code] = _registry(
         "B805",
         "tool calls never parse",
         "warning",
-        "texts spell tool calls, and not one was parsed",
+        "texts contain tool calls, and none was parsed",
         "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
         "has a parsed call: the tool parser is not the model's. No tool was run, so rewards say nothing about the policy. "
         "Collect again with the right --tool-parser (`gymdata check MODEL` shows which one fits). One finding per path.",
