@@ -254,7 +254,7 @@ def _loader() -> Any:
         # libyaml reads four times as fast. Its own composer has no limit of depth and would end the process.
         bases = (Composer, yaml.CSafeLoader)
 
-    class Loader(*bases):  # type: ignore[misc]
+    class Loader(*bases):  # type: ignore[misc]  # chosen above, which mypy cannot follow
         """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
 
         def __init__(self, stream: str) -> None:

@@ -9,6 +9,8 @@ import time
 from typing import Literal
 
 What = Literal["engine", "environment", "reward"]
+#: What a run can be slow for besides the engine, as a message names it.
+_SLOW: dict[What, str] = {"environment": "environment", "reward": "rewards"}
 #: Shorter runs are mostly start and end.
 _SHORTEST_S = 5.0
 #: Share of the waiting time from which on something counts as what slowed the run down.
@@ -49,9 +51,9 @@ class Spent:
         total = sum(self.seconds.values())
         if wall < _SHORTEST_S or not total:
             return None
-        for what, name in (("environment", "environment"), ("reward", "rewards")):
-            if self.seconds[what] >= _MOSTLY * total:  # type: ignore[index]  # its own keys
-                share = self.seconds[what] / total  # type: ignore[index]  # its own keys
+        for what, name in _SLOW.items():
+            share = self.seconds[what] / total
+            if share >= _MOSTLY:
                 return f"slow {name}: {share:.0%} of the time that rollouts waited"
         flying = self.seconds["engine"] / wall
         if flying < _FEW * capacity:

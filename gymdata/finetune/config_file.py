@@ -25,6 +25,7 @@ from gymdata.finetune.settings import (
     UNSUPPORTED_KEYS,
     CollectBuilder,
     FinetuneConfig,
+    FinetuningSection,
     Part,
 )
 from gymdata.judge.settings import JudgeConfig
@@ -234,7 +235,7 @@ def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
 def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
     """Keys of a validation file that change nothing of validation."""
     known, trained = config.model_dump(mode="json", by_alias=True), target_of(config)
-    loop = [f"finetuning.{key}" for key in FinetuneConfig.model_fields["finetuning"].annotation.model_fields]  # type: ignore[union-attr]
+    loop = [f"finetuning.{key}" for key in FinetuningSection.model_fields]
     paths = {"trainers", "trainer_adapters", *loop, *(f"llms.{trained}.{key}" for key in _POLICY)} - _OF_VALIDATION
     paths |= {f"llms.{name}" for name in _mapping(over.get("llms")) if name != trained}
     for path in sorted(paths):

@@ -100,7 +100,8 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
     shaped = _shaped(rewards, estimator, int(config.get("pass_k") or 4))
     known = rewards[np.isfinite(rewards)]
-    saved = None if tokens.advantages[turn] is None else float(tokens.advantages[turn][k])  # type: ignore[index]
+    advantages = tokens.advantages[turn]
+    saved = None if advantages is None else float(advantages[k])
     for one, value in zip(group, shaped.tolist(), strict=True):
         one["advantage"] = _finite(value)
         one["this"] = one["rollout_id"] == row["rollout_id"]
