@@ -171,7 +171,7 @@ class CollectPlan(Report):
 
     def rows(self) -> list[Row]:
         rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
-        removed = f"{counted(self.rollouts_removed, 'rollout that is there', 'rollouts that are there')}"
+        removed = counted(self.rollouts_removed, "rollout that is there", "rollouts that are there")
         return [
             ("tasks", self.tasks),
             *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),

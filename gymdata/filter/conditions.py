@@ -247,7 +247,7 @@ class _Reader:
         kinds, _ = FUNCTIONS[name]
         open_ended = kinds[-1].endswith("…")
         if node.keywords or (len(node.args) < 2 if open_ended else len(node.args) != len(kinds)):
-            expected = "two or more values" if open_ended else f"{counted(len(kinds), 'value')}"
+            expected = "two or more values" if open_ended else counted(len(kinds), "value")
             raise self._refuse(node, f"{name} takes {expected}", None)
         return Operation(name, tuple(map(self.read, node.args)))
 

@@ -209,7 +209,7 @@ def _convert_all(texts: list[str], convert: Callable[[list[Any]], Any]) -> list[
         return None
     try:
         values = orjson.loads(f"[{joined}]")
-        # Otherwise a text was not exactly one value.
+        # Each text must be exactly one value: no separator may be inside a longer one.
         if values[1::2] != ["\0"] * (len(texts) - 1) or len(values) != 2 * len(texts) - 1:
             return None
         values[::2] = [convert(value) if isinstance(value, list) and value else None for value in values[::2]]

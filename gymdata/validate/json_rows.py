@@ -144,7 +144,7 @@ def _turns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise BadRow("S103", "the row has no rollout_id", expected="rollout_id")
     for name in ("rollout_id", "group_id"):
         if name in value and not isinstance(value[name], str):
-            raise BadRow("S102", f"{name}", expected="text", got=json_value(value[name]))
+            raise BadRow("S102", name, expected="text", got=json_value(value[name]))
     if "turns" not in value:
         raise BadRow("S103", "the row has no turns", expected="turns")
     turns = value["turns"] if value["turns"] is not None else []

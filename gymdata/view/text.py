@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from gymdata.errors import counted, printable
+from gymdata.errors import printable
 
 
 def number(value: Any) -> str:
@@ -17,11 +17,6 @@ def number(value: Any) -> str:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:.4g}" if isinstance(value, float) else visible(value)
-
-
-def count(value: int, noun: str, plural: str | None = None) -> str:
-    """``3 rollouts``, ``1 rollout``."""
-    return counted(value, noun, plural)
 
 
 def short(value: Any, length: int = 12) -> str:

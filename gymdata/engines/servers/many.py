@@ -112,7 +112,7 @@ class Endpoints:
         self._given, self._address_of = list(given), address_of
 
     def check(self) -> str:
-        return f"{counted(len(self.read()), 'server')}"
+        return counted(len(self.read()), "server")
 
     async def open(self) -> None:
         """Nothing: servers run already."""
