@@ -97,7 +97,7 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
         )
     wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]
     _refuse_open(top)
-    begun = [one for one in below(top) if isinstance(one, Unfinished)]
+    unfinished = [one for one in below(top) if isinstance(one, Unfinished)]
     found = {run_json: output_of(top, run_json) for run_json in described(top)}
     needed, lost = _needed(top, found, wanted)
     if not needed:
@@ -105,11 +105,11 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
             f"{top}: no trained model is below it, so all of its outputs would count as not needed",
             hint="name a folder with trained models, or what is to stay with --keep",
         )
-    kept = {one.run_json: _kept(one, found, needed, wanted) for one in begun}
+    kept = {one.run_json: _kept_by(one, found, needed, wanted) for one in unfinished}
     outputs = [_pruned(run_json, output, needed) for run_json, output in found.items()]
-    outputs += [_pruned_unfinished(top, one, kept[one.run_json]) for one in begun]
+    outputs += [_pruned_unfinished(top, one, kept[one.run_json]) for one in unfinished]
     if delete:
-        for one in begun:
+        for one in unfinished:
             if kept[one.run_json] is None:
                 _delete_unfinished(one)
         # Inner ones first: a folder is removed when it is empty.
@@ -216,7 +216,7 @@ def _pruned(run_json: Path, output: Output, needed: Mapping[Path, str]) -> Prune
     return Pruned(output.path, output.kind, size, output.changed, by, tuple(left), output.state)
 
 
-def _kept(
+def _kept_by(
     one: Unfinished, found: Mapping[Path, Output], needed: Mapping[Path, str], wanted: Iterable[Path]
 ) -> str | None:
     """The reason to keep an unfinished output: --keep, or the finetuning run that it is a part of; None without one."""
@@ -232,7 +232,7 @@ def _kept(
 
 def _pruned_unfinished(top: Path, one: Unfinished, by: str | None) -> Pruned:
     output, folder = unfinished_output(top, one), one.run_json.parent
-    others = [f for f in sorted(folder.iterdir()) if f.is_file() and f not in one.files] if one.whole else []
+    others = [f for f in sorted(folder.iterdir()) if f.is_file() and f not in one.files] if one.is_folder else []
     left = tuple(str(file) for file in others if file.name not in LOG_FILES)
     return Pruned(output.path, output.kind, output.bytes, output.changed, by, left if by is None else (), output.state)
 
@@ -286,14 +286,14 @@ def _delete_unfinished(one: Unfinished) -> None:
     folder = one.run_json.parent
     lock = Lock(folder, one.lock.name)
     try:
-        for file in [*one.files, *((folder / name for name in LOG_FILES) if one.whole else ())]:
+        for file in [*one.files, *((folder / name for name in LOG_FILES) if one.is_folder else ())]:
             if file != one.lock:
                 file.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
     finally:
         lock.remove()
-    if one.whole:
+    if one.is_folder:
         with contextlib.suppress(OSError):  # something that is not ours is in it
             folder.rmdir()
 

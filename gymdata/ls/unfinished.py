@@ -29,24 +29,24 @@ class Unfinished:
     state: str
 
     @property
-    def whole(self) -> bool:
+    def is_folder(self) -> bool:
         """Whether the output is a folder, not a single file."""
         return self.run_json.name == RUN_JSON
 
     @property
     def place(self) -> Path:
         folder = self.run_json.parent
-        return folder if self.whole else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
+        return folder if self.is_folder else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
 
 
 def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
     """The unfinished outputs whose locks are among ``names``, the files of ``folder``."""
     there = set(names)
     for name in sorted(there):
-        whole = name == LOCK
-        if not whole and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
+        is_folder = name == LOCK
+        if not is_folder and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
             continue
-        described = RUN_JSON if whole else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
+        described = RUN_JSON if is_folder else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
         holder = {} if described in there else holder_of(folder / name)
         files, stage = holder.get("files"), holder.get("stage")
         if isinstance(files, list) and isinstance(stage, str):

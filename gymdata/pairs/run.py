@@ -51,7 +51,7 @@ _SCALARS = (
 
 
 #: What to change when no candidate became a pair, by the reason that dropped most of them.
-_INSTEAD = {
+_REMEDIES = {
     "tie": "collect more rollouts per task, or at a higher temperature",
     "margin": "lower --min-margin",
     "not_in_both_positions": "judge in both positions, or --order any",
@@ -261,14 +261,14 @@ def _no_pairs(report: PairsReport) -> str:
         (len(dropped), "dropped: " + ", ".join(f"{n:,} {reason}" for reason, n in dropped.items())),
     ]
     reasons = "; ".join(text for n, text in found if n)
-    instead = "collect more rollouts per task, or score those that have no score"
+    remedy = "collect more rollouts per task, or score those that have no score"
     if dropped:
         most = max(counts.dropped, key=lambda reason: counts.dropped[reason])
-        instead = _INSTEAD.get(most, "`gymdata show RUN` shows the rollouts")
+        remedy = _REMEDIES.get(most, "`gymdata show RUN` shows the rollouts")
     elif any(report.left_out.values()):
-        instead = "`gymdata validate` shows where the breaks are"
+        remedy = "`gymdata validate` shows where the breaks are"
     gave = f"{counted(counts.rollouts, 'rollout')} of {counted(counts.groups, 'group')} gave"
-    return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {instead}"
+    return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {remedy}"
 
 
 def pairs_of_run(path: str | Path) -> list[Path] | None:
