@@ -166,7 +166,7 @@ def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
 async def try_environment(environment: Environment, tasks: Iterable[Task]) -> list[EnvironmentTrial]:
     """Set one episode of each environment in Python up and tear it down again, on the first task that it would play.
 
-    Raises OutsideError for what fails. Servers are left alone: a session there would be theirs to keep."""
+    Raises OutsideError for what fails. Servers are left alone, because a session there could leave state behind."""
     named: dict[Any, Environment] = {None: environment}
     if isinstance(environment, ByName):
         named = dict(environment.environments)

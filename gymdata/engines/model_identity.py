@@ -205,7 +205,7 @@ def _joined(*parts: str) -> str:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the training stage must know of the model, measured by whoever can load it.
+    """What the training stage must know of the model.
 
     ``max_length`` None: the model names no limit. The hashes are those of gymdata.rollouts.turns.
     """

@@ -76,7 +76,7 @@ class Talk(Protocol):
 
 
 class User(Protocol):
-    """Whoever answers the policy where it calls no tool. ``identity`` goes to run.json; a change of it is another run."""
+    """Answers the policy when it calls no tool. ``identity`` goes to run.json; a change of it is another run."""
 
     #: Whether its answers have rewards, so that a rollout without one has the sum 0.
     rewards_steps: bool

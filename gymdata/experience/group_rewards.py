@@ -1,7 +1,7 @@
 """Rewards of a file's rollouts, group by group: which groups can teach, what each rollout is worth, and the account of it.
 
-Invariants: the filter looks at raw rewards; statistics count rollouts, not sequences; whoever is left out is named
-with one reason.
+Invariants: the filter looks at raw rewards; statistics count rollouts, not sequences; every rollout that is left out
+has one reason.
 """
 
 from __future__ import annotations

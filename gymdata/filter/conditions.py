@@ -147,7 +147,7 @@ def unknown_column(
 
 
 class _Reader:
-    """Python's syntax tree to ours; whatever is not listed is refused with its place."""
+    """Converts Python's syntax tree to conditions; anything not listed is refused, with its position."""
 
     def __init__(self, where: str, text: str) -> None:
         self._where = where

@@ -294,7 +294,7 @@ def _delete_unfinished(one: Unfinished) -> None:
     finally:
         lock.remove()
     if one.is_folder:
-        with contextlib.suppress(OSError):  # something that is not ours is in it
+        with contextlib.suppress(OSError):  # it has other files
             folder.rmdir()
 
 
@@ -312,7 +312,7 @@ def _delete(run_json: Path) -> None:
         lock.remove()
     if run_json.name == RUN_JSON:
         for place in (folder / ROLLOUTS_FOLDER, folder):
-            with contextlib.suppress(OSError):  # something that is not ours is in it
+            with contextlib.suppress(OSError):  # it has other files
                 place.rmdir()
     with contextlib.suppress(OSError, GymdataError):
         sync_folder(folder if folder.is_dir() else folder.parent)

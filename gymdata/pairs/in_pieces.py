@@ -74,7 +74,7 @@ def _made(
 
 
 def _divided(path: str | Path, needed: Mask) -> list[tuple[Source, Mask]] | None:
-    """Parts with the rows of theirs that are needed. Rows beyond ``needed`` came later, and are not."""
+    """Parts, each with its needed rows. Rows beyond ``needed`` were added later, and are not needed."""
     files = resolve(path, ROLLOUTS)
     if any(file.kind != "parquet" for file in files):
         return None

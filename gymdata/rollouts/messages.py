@@ -145,7 +145,7 @@ def walk(
     """Each item with the number of the call that wrote it, or that it follows (-1: none). Nested lists are flattened.
     ``holds``: overrides whether an item has ids, for items whose lists were moved elsewhere."""
     borders = CallBorders()
-    #: Function calls after a message with ids: theirs is known when the next item is.
+    #: Function calls after a message with ids: the next item decides which model call they belong to.
     waiting: list[dict[str, Any]] = []
     for item in _flat(items):
         if not written_by_model(item):

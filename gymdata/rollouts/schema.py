@@ -428,7 +428,7 @@ def conform(data: pa.Table, table: Table, where: str = "table") -> pa.Table:
 def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Table | None = None) -> str | None:
     """The table name that ``metadata`` claims, or None when it claims none.
 
-    Raises DataError when the version is newer than ours, or the table is not ``expected``.
+    Raises DataError when the version is newer than this one, or the table is not ``expected``.
     """
     name = (metadata or {}).get(SCHEMA_KEY, b"").decode()
     if not name:

@@ -240,7 +240,7 @@ def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
 
 
 def foreign_format(source: Source) -> Foreign | None:
-    """The format of a JSON lines file that is not ours, by one of its first lines."""
+    """The foreign format of a JSON lines file, by one of its first lines; None for gymdata's own."""
     if source.kind != "jsonl":
         return None
 
@@ -251,6 +251,6 @@ def foreign_format(source: Source) -> Foreign | None:
             if found := next((f for f in formats if f.recognise(line)), None):
                 return found
     except (DataError, OSError):
-        # Whoever reads the file says what is wrong with it.
+        # The reader reports what is wrong with the file.
         return None
     return None

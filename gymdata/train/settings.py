@@ -1,8 +1,8 @@
 """The trainers: settings of each training command, which table it reads and how that becomes what is trained.
 
-Invariants: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
-model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The command's
-process and the training process make their data by the same ``prepare`` from the same settings.
+Invariants: a key that is not gymdata's is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
+model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The
+command's process and the training process make their data by the same ``prepare`` from the same settings.
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
 the proof of trained tokens, metrics, curve and resuming are shared by all.
@@ -107,7 +107,8 @@ class TrainConfig(Config):
         "auto", description="Run what the sequences of a batch begin with once, and batch rollouts of a task together."
     )
     trainer: dict[str, Any] = pydantic.Field(
-        default_factory=dict, description="Settings of the library's trainer, which may also stand beside ours."
+        default_factory=dict,
+        description="Settings of the library's trainer, which may also be keys of the file itself.",
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:

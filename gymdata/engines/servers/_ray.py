@@ -195,7 +195,7 @@ class ReplicaSampler:
         error = reported(value["error"])
         for flag, on in value["flags"].items():
             setattr(error, flag, on)
-        # A dead engine is one replica's matter: others have theirs, and this one comes back.
+        # A dead engine affects one replica only, and that one comes back.
         if isinstance(error, OutsideError) and error.fatal:
             error.retryable = True
         raise error

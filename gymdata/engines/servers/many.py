@@ -532,7 +532,7 @@ class Pool(Generic[M]):
         try:
             urls = self.places.read()
         except (DataError, UsageError) as error:
-            # Whoever writes the file may be in the middle of it.
+            # The file may be incomplete while it is written.
             self._say(f"the list of servers stays as it was: {error.message}")
             return
         known = {server.url: server for server in self.servers}

@@ -4,13 +4,13 @@ An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shap
 ``token_id:N``, as vLLM does with ``return_tokens_as_token_ids``, so they can be read back; the prompt's ids are in its
 ``metadata``.
 
-Invariants: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
-and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their ``metadata`` names
-one example, else when they have one prompt: an inner list is not enough, for with one generation an example the toolkit
-puts all of them into one. Reading what is written gives the messages, turns and columns back; a rollout without reward is
-left out, because a trajectory has one and 0 would be invented. Trajectories of one example are written to one inner list, in
-the order in which examples first appear; a whole import goes back into the documents and lists that it came from. Memory
-does not grow with the rollouts.
+Invariants: each of the seven roles has its role in the table; an answer becomes a turn when its tokens can be read as
+ids and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their
+``metadata`` names one example, else when they have one prompt: an inner list is not enough, for with one generation an
+example the toolkit puts all of them into one. Reading what is written gives the messages, turns and columns back; a
+rollout without reward is left out, because a trajectory has one and 0 would be invented. Trajectories of one example
+are written to one inner list, in the order in which examples first appear; a whole import goes back into the documents
+and lists that it came from. Memory does not grow with the rollouts.
 """
 
 from __future__ import annotations
