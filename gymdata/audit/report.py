@@ -22,7 +22,7 @@ from gymdata.engines.scoring import ToScore
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
-from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch

@@ -17,7 +17,7 @@ import numpy as np
 
 from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, UsageError
-from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 
 #: Engines write impossible tokens as -inf or as this, depending on the transport; neither is an alternative.
 _IMPOSSIBLE = -9999.0

@@ -20,6 +20,7 @@ import xxhash
 from gymdata.errors import RefusedError
 from gymdata.rollouts import breaks
 from gymdata.rollouts.breaks import Reader
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
 from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, SYSTEM, TOOL, Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import turn_digest
@@ -28,8 +29,6 @@ from gymdata.rollouts.violations import Violation
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Rounding in a log-softmax can end this far above zero.
-POSITIVE_TOLERANCE = 1e-6
 INT32_MAX = 2**31 - 1
 
 

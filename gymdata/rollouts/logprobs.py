@@ -13,6 +13,9 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+#: Rounding in a log-softmax can end this far above zero.
+POSITIVE_TOLERANCE = 1e-6
+
 _LOGPROBS = ("processed_logprobs", "raw_logprobs")
 #: Setting → whether a value of it takes tokens out of the distribution, or changes it.
 _CHANGES: dict[str, Callable[[float], bool]] = {

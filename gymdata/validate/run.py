@@ -197,7 +197,11 @@ def kind_of(source: Source) -> Kind:
     from gymdata.interop.nemo_gym import scan as nemo_gym
 
     try:
-        lines = list(_first_lines(source, 20))
+        first = _first_lines(source, 20)
+        lines = list(islice(first, 1))
+        if lines and nemo_gym.REQUEST in lines[0] and b'"response"' in lines[0]:
+            return "nemo"
+        lines += first
         if any(key in line for line in lines for key in _FOREIGN_KEYS) and _foreign_name(source) is not None:
             return "foreign"
         if lines and all(map(_is_task, lines)):

@@ -111,10 +111,9 @@ def test_rows_read_by_their_new_ids_are_those_that_json_reads(
     output: list[Any], beside: Any, separators: tuple[str, str], acts: bool
 ) -> None:
     """The ids, log-probabilities, faults and acts for checks are those of the general readers, or the result is None."""
-    simdjson = pytest.importorskip("simdjson")
     row = {"responses_create_params": {"input": "q", "metadata": beside}, "response": {"output": output}, "reward": 1.0}
     line = json.dumps(row, separators=separators).encode()
-    quick = whole_row(line, simdjson.Parser(), acts)
+    quick = whole_row(line, pytest.importorskip("simdjson").Parser(), acts)
     assert quick is None or quick == nemo_rows.slow(line, acts)
 
 
@@ -140,6 +139,8 @@ ODD = {
     "a list twice": '{"type":"reasoning",' + ITEM + ',"prompt_token_ids":[7]}',
     "a list in a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,[2]]") + "}",
     "a comma too many": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2,]") + "}",
+    "a comma too many after what is repeated": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2,3,]") + "}",
+    "a comma and spaces too many": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2,3,  ]") + "}",
     "an id that is no whole number": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2.0]") + "}",
     "an id as text": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[1,"2"]') + "}",
     "an object in a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[{"a":1},2]') + "}",

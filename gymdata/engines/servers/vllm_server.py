@@ -21,7 +21,7 @@ from gymdata.engines.servers.completions_response import Evidence, generations, 
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.signals import run_async
 from gymdata.urls import ENGINE_KEYS, Address, address
 

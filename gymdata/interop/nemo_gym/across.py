@@ -30,6 +30,7 @@ _READ, _WITH_IDS, _GENERATED, _SCORED = 1, 2, 4, 8
 _RECORD = np.dtype([("marks", "u1"), ("key", "<u8"), ("generations", "<u8"), ("group", "<u8"), ("reward", "<f8")])
 _PACKED = struct.Struct("<BQQQd")
 _BAD = bytes(_RECORD.itemsize)
+_WHITE = frozenset(b" \t\r\n\v\f")
 #: Ids that are compressed together; parts of all rows that are compared, one after the other.
 _TOGETHER, _SHARES = 1024, 16
 
@@ -55,7 +56,7 @@ class Remembered:
         """The next row. ``with_ids``: whether one of its turns has ids of its prompt and its generation."""
         name, reward = row.rollout_id, row.reward
         # A seed of their own, so that no id is taken for a line.
-        key = xxhash.xxh3_64_intdigest(line.strip()) if name is None else xxhash.xxh3_64_intdigest(_bytes(name), 1)
+        key = xxhash.xxh3_64_intdigest(_bare(line)) if name is None else xxhash.xxh3_64_intdigest(_bytes(name), 1)
         group = xxhash.xxh3_64_intdigest(_bytes(row.group))
         generated = xxhash.xxh3_64_intdigest(b"".join(generations), group) if generations else 0
         marks = _READ | _WITH_IDS * with_ids | _GENERATED * bool(generations) | _SCORED * (reward is not None)
@@ -178,6 +179,16 @@ def _shares(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.bool_]) -> Iter
 
 def _column(files: Sequence[tuple[str, Remembered]], name: str) -> npt.NDArray[Any]:
     return np.concatenate([np.empty(0, _RECORD[name]), *(of.column(name) for _, of in files)])
+
+
+def _bare(line: bytes) -> memoryview:
+    """A line that is not blank, without the white space around it; ``strip`` would copy it."""
+    begin, end = 0, len(line)
+    while line[end - 1] in _WHITE:
+        end -= 1
+    while line[begin] in _WHITE:
+        begin += 1
+    return memoryview(line)[begin:end]
 
 
 def _bytes(text: str) -> bytes:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.turn_columns import SPELLED_CALL, TOOL_ERROR
 
+_is_error, _spells_call = re.compile(TOOL_ERROR).search, re.compile(SPELLED_CALL).search
+
 #: (list, period, start, end) of each list that repeats itself over and over.
 Loops = Callable[[Ragged], list[tuple[int, int, int, int]]]
 
@@ -123,7 +125,7 @@ class Acts:
             # A refusal is an answer, and so is a part of another kind.
             self.speaks[-1] |= any(map(str.strip, texts)) or (not texts and _filled(item.get("content"), lists))
             # One parsed call of the path is enough for B805 to be silent.
-            if not self.parsed and any(re.search(SPELLED_CALL, text) for text in texts):
+            if not self.parsed and any(map(_spells_call, texts)):
                 self.spelled += 1
                 if self.spelled_turn is None:
                     self.spelled_turn = len(self.speaks) - 1
@@ -131,7 +133,7 @@ class Acts:
     def result(self, output: Any, lists: Any) -> None:
         """A tool's result."""
         self.results += 1
-        self.failed += any(re.search(TOOL_ERROR, text) is not None for text in _texts(output, lists))
+        self.failed += any(map(_is_error, (output,) if isinstance(output, str) else _texts(output, lists)))
 
     def of_row(self, value: Any, response: Any, lists: Any, generated: list[int]) -> RowActs:
         """The whole row. ``generated``: sampled tokens by call. Its number and id are the caller's to fill in."""

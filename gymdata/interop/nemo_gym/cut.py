@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, cycle, pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ from gymdata.rollouts.messages import (
 from gymdata.rollouts.ragged import Runs
 
 #: In the order in which the lists must come; a search for one name is many times as fast as for any of three.
-_HEADS = [re.compile(rb'"%b"[ \t]*:[ \t]*\[' % name.encode()) for name in TOKEN_KEYS]
+_NAMES = [b'"%b"' % name.encode() for name in TOKEN_KEYS]
+_OPENING = re.compile(rb"[ \t]*:[ \t]*\[")
 _SPACE = b" \t\r\n"
 #: How the placeholder of a list begins: a JSON string of NUL and the number of the list.
 _PLACE = b'"\\u0000'
@@ -80,27 +81,23 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         found = _lists(line)
         if found is None:
             return None
-        rest, lists = found
-        value = _loads(rest, len(lists))
+        value = _loads(found.rest, found.count)
         if value is None:
             return None
         response = value["response"]
-        output = _read_output(response["output"], len(lists))
+        output = _read_output(response["output"], found.count)
         if output is None:
             return None
         # The output has been read already.
         row = nemo_rows.row_of(value | {"response": response | {"output": []}}, _Values(parser))
-        new = _new_ids(lists[::3], lists[1::3])
-        if new is None:
-            return None
-        ids = _numbers(parser, [*new, *lists[1::3]], "i", np.int64)
-        log_probs = _numbers(parser, lists[2::3], "d", np.float64)
+        ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
+        log_probs = _numbers(parser, found.log_probs, "d", np.float64)
     except _REFUSALS:
         return None
     if ids is None or log_probs is None:
         return None
     narrow = ids[0].astype(np.int32)
-    delta, generation = ids[1][: len(new)], ids[1][len(new) :]
+    delta, generation = ids[1][: len(found.new)], ids[1][len(found.new) :]
     if log_probs[1] != generation or not (delta[0] and all(generation)) or not (narrow == ids[0]).all():
         return None
     begin = sum(delta)
@@ -114,20 +111,18 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         found = _lists(line)
         if found is None:
             return None
-        rest, lists = found
-        new = _new_ids(lists[::3], lists[1::3])
-        value = _loads(rest, len(lists)) if new is not None else None
-        if new is None or value is None:
+        value = _loads(found.rest, found.count)
+        if value is None:
             return None
-        ids = _numbers(parser, [*new, *lists[1::3]], "i", np.int64)
-        log_probs = _numbers(parser, lists[2::3], "d", np.float64)
+        ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
+        log_probs = _numbers(parser, found.log_probs, "d", np.float64)
         if ids is None or log_probs is None:
             return None
         placed = _Placed(parser, _calls(_bytes_of(*ids), _bytes_of(*log_probs)))
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
-    return row if placed.taken == len(lists) == 3 * len(row.calls) else None
+    return row if placed.taken == found.count == 3 * len(row.calls) else None
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
@@ -149,48 +144,81 @@ def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
 
 
 def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
-    """The object of a line with ``lists`` placeholders; None when the text may not mean what orjson reads: long
-    numbers, duplicate keys, a text that looks like a placeholder."""
-    # Long numbers lose digits; more placeholders than lists: a text of the line looks like one.
-    if has_long_number(rest) or rest.count(_PLACE) != lists:
+    """The object of a line with ``lists`` placeholders; None when its text may mean another value than the one that
+    orjson reads."""
+    # A text of the line itself looks like a placeholder.
+    if rest.count(_PLACE) != lists:
         return None
     value = orjson.loads(rest)
-    return value if type(value) is dict and _same_keys(rest, orjson.dumps(value)) else None
+    return value if type(value) is dict and _is_unambiguous(rest, orjson.dumps(value)) else None
 
 
-def _lists(line: bytes) -> tuple[bytes, list[bytes]] | None:
-    """The line with a placeholder for each token list, and the texts of the lists, without brackets; None for lines
-    that this reader cannot handle."""
+class _Lists(NamedTuple):
+    """The token lists of a line, as text without brackets, and the ``rest`` with placeholders for them. ``new``: the
+    part of each prompt after the previous prompt and generation."""
+
+    rest: bytes
+    new: list[bytes]
+    generations: list[bytes]
+    log_probs: list[bytes]
+
+    @property
+    def count(self) -> int:
+        return len(TOKEN_KEYS) * len(self.new)
+
+
+def _lists(line: bytes) -> _Lists | None:
+    """The lists of a line; None when a prompt does not begin with the previous prompt and generation, or a list is
+    missing."""
     kept: list[bytes] = []
-    lists: list[bytes] = []
-    at = 0
-    for number, (next_head, heads) in enumerate(cycle(zip(_NEXT_HEADS, _HEADS, strict=True))):
-        if line.startswith(next_head, at):
-            begin = at + len(next_head)
-        elif (head := heads.search(line, at)) is None:
-            break
-        elif line[head.start() - 1] == ord("\\"):
+    new: list[bytes] = []
+    generations: list[bytes] = []
+    log_probs: list[bytes] = []
+    prompt, at, of = b"", 0, 0
+    while (begin := _opened(line, at, of)) is not None:
+        if begin < 0:
             return None
-        else:
-            begin = head.end()
-        end = line.find(b"]", begin)
+        kept += (line[at : begin - 1], b'%b%d"' % (_PLACE, len(kept) // 2))
+        fresh = begin
+        if of == 0 and new:
+            fresh = _after(line, begin, prompt)
+            fresh = _after(line, fresh, generations[-1]) if fresh >= 0 else -1
+            if fresh < 0:
+                return None
+        end = line.find(b"]", fresh)
         if end < 0:
             return None
-        kept += (line[at : begin - 1], b'%b%d"' % (_PLACE, number))
-        lists.append(line[begin:end])
-        at = end + 1
-    if not lists or len(lists) % len(TOKEN_KEYS):
+        (new, generations, log_probs)[of].append(line[fresh:end])
+        if of == 0:
+            if fresh > begin and new[-1].isspace():
+                return None
+            prompt = line[begin:end]
+        at, of = end + 1, (of + 1) % len(TOKEN_KEYS)
+    if of or not new:
         return None
     kept.append(line[at:])
-    return b"".join(kept), lists
+    return _Lists(b"".join(kept), new, generations, log_probs)
 
 
-def _same_keys(text: bytes, written: bytes) -> bool:
-    """Whether an object's ``text`` has no duplicate keys: as many keys as ``written``, the JSON of its parsed value.
-    False when that is not certain."""
+def _opened(line: bytes, at: int, of: int) -> int | None:
+    """The position after the opening bracket of the next list of ``TOKEN_KEYS[of]``; None when there are no more, -1
+    when it is inside a text."""
+    if of and line.startswith(_NEXT_HEADS[of], at):
+        return at + len(_NEXT_HEADS[of])
+    name = _NAMES[of]
+    while (head := line.find(name, at)) >= 0:
+        at = head + len(name)
+        if (found := _OPENING.match(line, at)) is not None:
+            return found.end() if line[head - 1] != ord("\\") else -1
+    return None
+
+
+def _is_unambiguous(text: bytes, written: bytes) -> bool:
+    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
+    parsed value. False when that is not certain."""
     bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are equal, which is faster to see than counting keys.
-    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours))
+    # Most are equal, which is faster to see than anything is counted.
+    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
 
 
 def _keys(bare: bytes) -> int:
@@ -290,39 +318,25 @@ def _read_output(output: list[Any], count: int) -> Output | None:
     return Output(turns, rows if plain else None, ended) if at == count else None
 
 
-def _new_ids(prompts: Sequence[bytes], generations: Sequence[bytes]) -> list[bytes] | None:
-    """The text of each prompt's new ids, after the previous prompt and generation; None when a prompt does not begin
-    with these."""
-    found = [prompts[0]]
-    for (before, prompt), generation in zip(pairwise(prompts), generations[:-1], strict=True):
-        at = _after(prompt, 0, before)
-        at = _after(prompt, at, generation) if at >= 0 else -1
-        if at < 0:
-            return None
-        found.append(prompt[at:])
-    return found
-
-
-def _after(text: bytes, at: int, part: bytes) -> int:
-    """Where the numbers after ``part`` begin; -1 when ``part`` has no numbers, or ``text`` does not have it at
-    ``at``."""
+def _after(line: bytes, at: int, part: bytes) -> int:
+    """The position of the list's numbers after ``part``; -1 when ``part`` has no numbers, or ``line`` does not have it
+    at ``at``."""
     end = at + len(part)
-    if not part or part.isspace() or not text.startswith(part, at):
+    if not part or part.isspace() or not line.startswith(part, at):
         return -1
-    if end == len(text):
+    if line.startswith(b"]", end):
         return end
-    if text[end] != ord(","):
+    if not line.startswith(b",", end):
         return -1
-    end += 1
-    return end + 1 if text[end : end + 1] == b" " else end
+    end += 1 + line.startswith(b" ", end + 1)
+    # A comma before the closing bracket is not JSON.
+    return end if not line.startswith(b"]", end) else -1
 
 
 def _numbers(parser: Any, texts: Sequence[bytes], kind: str, dtype: Any) -> tuple[npt.NDArray[Any], list[int]] | None:
     """The numbers of all lists, flat, and the length of each; None when the lengths do not fit."""
-    filled = [text for text in texts if text and not text.isspace()]
-    if len(filled) == len(texts):
-        sizes = [text.count(b",") + 1 for text in texts]
-    else:
-        sizes = [text.count(b",") + 1 if text and not text.isspace() else 0 for text in texts]
-    values = np.frombuffer(parser.parse(b"[%b]" % b",".join(filled)).as_buffer(of_type=kind), dtype)
+    lists = parser.parse(b"[[%b]]" % b"],[".join(texts))
+    # The buffer has all numbers of the nested lists.
+    values = np.frombuffer(lists.as_buffer(of_type=kind), dtype)
+    sizes = [len(numbers) for numbers in lists]
     return (values, sizes) if len(values) == sum(sizes) else None

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
@@ -32,10 +33,7 @@ from gymdata.interop.nemo_gym.across import Remembered
 from gymdata.interop.nemo_gym.acts import Loops, Odd, PathActs
 from gymdata.interop.nemo_gym.cut import whole_row
 from gymdata.interop.nemo_gym.rows import Row
-from gymdata.rollouts import breaks
-from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.breaks import Reader
-from gymdata.rollouts.checks import POSITIVE_TOLERANCE
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import BOM, Source
@@ -135,7 +133,7 @@ LogProbOwner = tuple[int, str | None, int]
 
 
 def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> list[Violation]:
-    """T206 for every id that is negative or not below ``limit``. ``parts``: int64 bytes, one part per owner."""
+    """T206 for every id that is negative or not below ``limit``. ``parts``: bytes of int64, one part per owner."""
     ids = np.frombuffer(b"".join(parts), np.int64)
     places = np.flatnonzero((ids < 0) | (ids >= limit))
     found = []
@@ -151,8 +149,7 @@ def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> li
 
 
 def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> list[Violation]:
-    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: bytes of float64, one per
-    owner."""
+    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: float64 bytes, one per owner."""
     values = np.frombuffer(b"".join(parts), np.float64)
     places = np.flatnonzero(~np.isfinite(values) | (values > POSITIVE_TOLERANCE))
     found = []
@@ -167,6 +164,9 @@ def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> lis
 
 def relations(number: int, row: Row, reader: Reader | None = None) -> list[Violation]:
     """Breaks, branches and turns out of order of one row, in which some prompt does not extend the one before."""
+    from gymdata.rollouts import breaks
+    from gymdata.rollouts import turns as tokens
+
     turns, calls = [], []
     for turn, call in enumerate(row.calls):
         if call is not None and call[0]:
@@ -178,7 +178,7 @@ def relations(number: int, row: Row, reader: Reader | None = None) -> list[Viola
     ]
 
 
-def _int32(data: bytes) -> tokens.Ids:
+def _int32(data: bytes) -> npt.NDArray[np.int32]:
     return np.frombuffer(data, np.int64).astype(np.int32)
 
 
@@ -187,9 +187,13 @@ _CHECK_EVERY = 2_000_000
 _TRIES = 16
 
 
+#: A quote right after a key is never inside a JSON text.
+REQUEST = b'"responses_create_params"'
+
+
 def recognise(line: bytes) -> bool:
-    """Whether a row is one of NeMo Gym's, by its keys: a quote right after a key is never inside a JSON text."""
-    if b'"responses_create_params"' in line:
+    """Whether a row is one of NeMo Gym's, by its keys."""
+    if REQUEST in line:
         return True
     return b'"response"' in line and b'"output"' in line and b'"turns"' not in line and b'"chosen"' not in line
 
@@ -358,7 +362,7 @@ class Scanner:
         """Ranges of all ids and log-probabilities since the last time; positions are computed only when one is out of
         range."""
         ids, lps = b"".join(self._ids), b"".join(self._lps)
-        if self._limit != 2**31 or not all_int31(ids):
+        if not all_below(ids, self._limit):
             self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)
         if not all_negative(lps):
             self.part.violations += odd_log_probs(self._lps, self._lp_owner)
@@ -377,20 +381,17 @@ class Scanner:
             self.part.loops.append((row, name, turn, period, start, end, sizes[k]))
 
 
-#: All bytes below 128, and the highest bytes of negative numbers that are certainly finite.
-_LOW = bytes(range(128))
-_FINITE_NEGATIVE = bytes(range(128, 255))
-
-
-def all_int31(data: bytes) -> bool:
-    """Whether all of these little-endian int64 are 0 to 2³¹−1."""
-    high = data[4::8].count(0) + data[5::8].count(0) + data[6::8].count(0) + data[7::8].count(0)
-    return high * 2 == len(data) and not data[3::8].translate(None, _LOW)
+def all_below(data: bytes, limit: int) -> bool:
+    """Whether all of these int64 are 0 or more, and less than ``limit``."""
+    # Unsigned, negative ones are the largest.
+    return not data or int(np.frombuffer(data, np.uint64).max()) < limit
 
 
 def all_negative(data: bytes) -> bool:
-    """Whether all of these float64 are certainly negative and finite; False for some valid ones, too, such as 0.0."""
-    return not data[7::8].translate(None, _FINITE_NEGATIVE)
+    """Whether all of these float64 are finite and at most 0, but for rounding."""
+    values = np.frombuffer(data, np.float64)
+    # The maximum is NaN where any is.
+    return not data or bool(values.max() <= POSITIVE_TOLERANCE and values.min() > -np.inf)
 
 
 def scan(
