@@ -162,8 +162,9 @@ class HttpClient:
         is not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: the largest
         sensible answer to this request; a longer one is a fault, and not read to its end.
         """
-        # tenacity and stamina know tries and pauses, but no limit of one kind of fault (hangs) beside that of all, so their
-        # predicates would carry the same state; the loop below is what their hooks for Retry-After and counting would be.
+        # tenacity and stamina know tries and pauses, but no limit for one kind of fault (hangs) besides that of all, so
+        # their predicates would carry the same state; the loop below is what their hooks for Retry-After and counting
+        # would be.
         retries = self.max_retries if retries is None else retries
         timeout_s = timeout_s or self.timeout_s
         hangs = attempt = 0

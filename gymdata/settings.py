@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.urls import expanded
 
-#: Setting → what it needs beside it (or what must not be there), and whether that is so.
+#: Setting → what it requires (or excludes), as text, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
 #: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
@@ -35,9 +35,10 @@ class Config(pydantic.BaseModel):
 
     #: How a command line gives a setting that has no default: its flag, or the name of the argument.
     given_as: ClassVar[Mapping[str, str]] = {}
-    #: Settings that do something only beside another: what that is, as a person gives it, and whether it is there.
+    #: Settings that have an effect only together with another: how a user gives that one, and the check that it is
+    #: given.
     only_with: ClassVar[OnlyWith] = {}
-    #: Settings that do nothing beside another: what that is, and whether it is left out.
+    #: Settings that have no effect together with another: that one, and the check that it is left out.
     not_with: ClassVar[OnlyWith] = {}
     #: Settings without a flag of their own: ``--set`` and files give them.
     key_only: ClassVar[Set[str]] = frozenset()

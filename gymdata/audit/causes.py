@@ -1,6 +1,6 @@
 """Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
 
-Invariants: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
+Invariants: the tests read some of the sequences only, evenly spread, so that they cost little compared to the audit
 itself; the model is run again, and nothing is concluded from the size of a difference alone.
 """
 

@@ -202,7 +202,7 @@ class Collector:
             parts, faults = scored.parts, scored.faults
             if not faults:
                 for turn, step in zip(turns, step_rewards(parts, len(turns)), strict=True):
-                    if step is not None:  # beside what the environment gave
+                    if step is not None:  # in addition to the environment's reward
                         turn["reward"] = (turn.get("reward") or 0.0) + step
         if rollout.verdict is not None and rollout.verdict.reward is not None:
             parts = [RewardPart(VERDICT, rollout.verdict.reward), *parts]

@@ -405,7 +405,7 @@ def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], give
 
 
 def _environment(config: CollectConfig, given: Given, user: User | None) -> Environment:
-    """Where the tasks are played, with the user who is there beside it. Raises UsageError."""
+    """The environment of the tasks, with the user, if there is one. Raises UsageError."""
     specs = config.environments()
     server = _resource_server(config)
     if config.step_reward_field is not None and not any(map(server_url, specs.values())):

@@ -74,10 +74,10 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VllmSampler:
     """A ``Sampler`` on vLLM's asynchronous engine.
 
-    ``model``: a folder with weights, a LoRA adapter's folder (its base is loaded and the adapter applied), or a hub name.
-    ``sampling``: see ``Sampling``. ``engine_args``: any field of vLLM's AsyncEngineArgs. ``seed``: the engine's own seed,
-    used only where a request has none. ``log_probs``: without them generations hold none, and the engine is spared a third
-    of what it does beside the model.
+    ``model``: a folder with weights, a LoRA adapter's folder (its base is loaded and the adapter applied), or a hub
+    name. ``sampling``: see ``Sampling``. ``engine_args``: any field of vLLM's AsyncEngineArgs. ``seed``: the engine's
+    own seed, used only where a request has none. ``log_probs``: without them generations hold none, and the engine is
+    spared a third of its work besides the model's.
     """
 
     prefers_groups = False
@@ -399,7 +399,7 @@ def refuse_unknown_arguments(given: Mapping[str, Any]) -> None:
 
 
 def arguments_for(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
-    """(what vLLM needs to sample ``model`` for collecting on this machine, beside ``given``; adapter folder or None).
+    """(what vLLM needs to sample ``model`` for collecting on this machine, besides ``given``; adapter folder or None).
 
     Raises DataError or UsageError for a model that is not here or cannot be loaded.
     """

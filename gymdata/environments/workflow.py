@@ -1,8 +1,8 @@
 """Whole rollouts from elsewhere: ``--workflow-url URL`` is sent a task and answers with the resulting conversation.
 
-The request, a POST for each rollout: the task's row and, beside its own fields, ``responses_create_params``, ``task_id``,
-``messages``, ``tools``, ``rollout_id``, ``rollout_index``, ``seed``, ``model`` and ``sampling`` (temperature, max_tokens and
-the like). The answer is a JSON object with either
+The request, a POST for each rollout: the task's row and, in addition, ``responses_create_params``, ``task_id``,
+``messages``, ``tools``, ``rollout_id``, ``rollout_index``, ``seed``, ``model`` and ``sampling`` (temperature,
+max_tokens and the like). The answer is a JSON object with either
 
 * ``messages``: the conversation as chat messages. One that begins with an assistant message follows on the task's own. An
   assistant message that is one model call may carry ``prompt_token_ids`` (the whole prompt of that call),

@@ -19,7 +19,7 @@ from gymdata.rollouts.ragged import Array, Ragged
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
 
-#: Columns of the rollout, beside its id, that every one of its sequences carries as they are.
+#: Columns of the rollout, besides its id, that are copied to each of its sequences.
 CARRIED = ("run_id", "task_id", "group_id", "temperature", "policy_hash", "policy_version")
 #: Token columns that may come from other files: one number per sampled token, in turn order.
 EVIDENCE = ("ref_logprobs", "values", "entropy", "teacher_logprobs", "sum_pi_squared")

@@ -72,7 +72,7 @@ class ExperienceConfig(Config):
         1.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="Weight of the advantage of a turn beside that of the rollout, in gigpo.",
+        description="Weight of a turn's advantage relative to its rollout's, in gigpo.",
     )
     baseline_decay: float = pydantic.Field(
         0.95, ge=0.0, lt=1.0, description="Decay of the running baseline of each agent, in rae."

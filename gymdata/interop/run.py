@@ -151,11 +151,11 @@ def import_rollouts(
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
     the run is of other files and not ``overwrite``.
 
-    ``tokenizer``: the policy's folder. Prompts that calls of NeMo Gym rows lack beside captured generations are then
-    rebuilt with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them.
-    What cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
-    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the run
-    is the same.
+    ``tokenizer``: the policy's folder. Missing prompts of NeMo Gym calls with captured generations are then rebuilt
+    with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them. What
+    cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
+    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the
+    run is the same.
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)

@@ -22,7 +22,7 @@ from gymdata.rollouts.messages import Message
 from gymdata.urls import JUDGE_KEYS, Address, address
 
 _CHAT = "/v1/chat/completions"
-#: Of an answer: beside its text, and for a token of it, twice (content and reasoning).
+#: Bytes of an answer: besides its text, and per token of it, twice (content and reasoning).
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 256
 _RESPONSE_FORMAT = {
     "type": "json_schema",

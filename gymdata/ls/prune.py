@@ -2,8 +2,8 @@
 
 Invariants: without ``delete`` nothing changes; everything in a trained model's lineage stays, found by path, by run ID
 or by the hash of its run.json, and so does any output that contains it; only files that a run.json names, or that only
-gymdata writes, are removed, and what else lies beside them stays; run.json goes last, so that a killed removal is
-continued by the next.
+gymdata writes, are removed, and other files stay; run.json goes last, so that a killed removal is continued by the
+next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows that come in one order and are needed in another: in memory while they are few, else in an unnamed temporary
 file.
 
-Invariants: beside the bucket that is read, at most about ``HELD_BYTES`` of rows are in memory, however many there are; the
-rows of a bucket are those that were added to it, in that order; a killed process leaves no file behind.
+Invariants: besides the bucket that is read, at most about ``HELD_BYTES`` of rows are in memory, however many there are;
+the rows of a bucket are those that were added to it, in that order; a killed process leaves no file behind.
 """
 
 from __future__ import annotations

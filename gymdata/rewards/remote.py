@@ -25,7 +25,7 @@ from gymdata.rewards.user import first_prompt_ids, last_ids
 from gymdata.urls import REWARD_KEYS, address
 
 _IN_FLIGHT = 8
-#: Of an answer: beside its rewards, and for each, with whatever a server says of it.
+#: Bytes of an answer: besides its rewards, and per reward, with other fields of a server.
 _ANSWER_BYTES, _REWARD_BYTES = 1 << 20, 64 << 10
 _ADVICE = Advice(
     unreachable="is the reward server up, and the URL right?",

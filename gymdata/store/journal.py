@@ -132,7 +132,7 @@ def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
 
 
 class Journal:
-    """An open journal that rows are appended to. Not for several threads, except that syncing may run beside."""
+    """An open journal that rows are appended to. Not for several threads, except that another thread may sync."""
 
     def __init__(self, path: Path, rows: int = 0) -> None:
         self.path = path

@@ -2,9 +2,9 @@
 and configuration files.
 
 Tables come from the Arrow schemas, run.json from its model, configuration files from the ``json_schema`` module of the
-command that reads them. Invariant: ``schemas/`` has what this code writes. ``python -m gymdata.store.json_schema --write
-schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale; a test does the same. Every run.json that
-gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own beside them (``engine``,
+command that reads them. Invariant: ``schemas/`` has what this code writes. ``python -m gymdata.store.json_schema
+--write schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale; a test does the same. Every
+run.json that gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own (``engine``,
 ``trained_tokens``, ``bias`` …), which are no part of the model. Entries of lists may lack keys: a run that an earlier
 version began is written again when it is resumed.
 """

@@ -345,9 +345,9 @@ _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas
 class Run:
     """A run folder open for writing; made by ``Run.open``, ended by ``close`` or as a context manager.
 
-    ``run_id``: kept across resumes. ``folder``: where it is. ``resumed``: whether it was there before.
-    ``repairs``: what a crash had torn, already put aside. ``previous_extent``: the extent before this attempt.
-    Rows are appended from one thread; sealing and syncing run beside.
+    ``run_id``: kept across resumes. ``folder``: where it is. ``resumed``: whether it was there before. ``repairs``:
+    what a crash had torn, already put aside. ``previous_extent``: the extent before this attempt. Rows are appended
+    from one thread; sealing and syncing run in other threads.
     """
 
     def __init__(self, folder: Path, lock: Lock, facts: dict[str, Any], resumed: bool) -> None:

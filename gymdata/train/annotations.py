@@ -162,7 +162,7 @@ def _match(
     segments: tuple[Ints, Ints, Ints],
     found: dict[int, tuple[Ints, Ints, Ints]],
 ) -> None:
-    """Give ``segments`` to the row of ``data`` that is this sequence, or its beginning, and trains nothing beside them."""
+    """Give ``segments`` to the row of ``data`` that is this sequence, or its beginning, and trains nothing else."""
     for row in rows:
         own, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
         if row in found or len(own) > len(ids) or not np.array_equal(ids[: len(own)], own):

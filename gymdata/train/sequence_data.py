@@ -1,4 +1,4 @@
-"""Experiences and rollouts as trainers get them: flat arrays of ids, masks and what each algorithm needs beside them.
+"""Experiences and rollouts as trainers get them: flat arrays of ids, masks and what each algorithm needs besides.
 
 Invariants: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first of
 its sequence (nothing predicts it); whatever a length limit costs is counted. For SFT a rollout without a known reward
@@ -113,7 +113,7 @@ class TrainingExperiences:
 
     @property
     def per_token(self) -> dict[str, Ragged]:
-        """What a loss needs beside ids and masks: name → a number per token."""
+        """What a loss needs besides ids and masks: name → a number per token."""
         return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
 
     def of_policy(self, rows: np.ndarray) -> np.ndarray:

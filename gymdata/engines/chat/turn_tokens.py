@@ -186,7 +186,7 @@ def _usefulness(refusal: Exception) -> int:
 
 def _stand_ins(completion: Message) -> Iterator[Message]:
     """What may stand for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
-    leave out the content beside a call."""
+    leave out the content of a message with calls."""
     orders = (_calling(completion.get("tool_calls")), _assistant())
     yield from orders if completion.get("tool_calls") else reversed(orders)
 

@@ -151,8 +151,8 @@ _ADVICE = Advice(
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
 )
 
-#: Of an answer: beside its tokens; for a token or alternative with text, bytes and log-probability; for an id of the
-#: prompt; and the prompt's ids where a server makes it and does not say how many it reads.
+#: Bytes of an answer: besides its tokens; for a token or alternative with text, bytes and log-probability; for an id of
+#: the prompt; and the prompt's ids where a server makes it and does not say how many it reads.
 _ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
 
 #: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole

@@ -155,10 +155,10 @@ def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
         "status": "incomplete" if truncated else "completed",
         "incomplete_details": {"reason": row["stop_reason"] or "incomplete"} if truncated else None,
     }
-    # What an imported and then repaired row kept beside these.
+    # Fields that an imported and then repaired row kept besides these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
-    # What a resource server's /verify returned beside the reward.
+    # Fields of a resource server's /verify besides the reward.
     extra = loads(row["extra"])
     environment = extra.get("environment") if isinstance(extra, dict) else None
     made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}

@@ -281,7 +281,8 @@ class BatchRLTrainer(Exact, Trainer):
         return {name: found[name] for name in self.components}
 
     def annotated(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """What is kept of each token of a batch beside its part of the loss: columns of ANNOTATIONS, (B, L − 1)."""
+        """The values stored for each token of a batch besides its part of the loss: columns of ANNOTATIONS, (B, L −
+        1)."""
         assert self.limited is not None
         mine = weighed(inputs, "rl") != 0
         ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)
