@@ -517,7 +517,7 @@ class StoreError(GymdataError):
 
     @classmethod
     def from_os(cls, path: Path, error: OSError, *, journaled: bool = False) -> StoreError:
-        """What the operating system refused while ``path`` was written."""
+        """An error of the operating system while ``path`` was written."""
         if error.errno == errno.ELOOP:
             return cls.link(path)
         return cls.disk(path, error.strerror or str(error), journaled=journaled)

@@ -91,7 +91,7 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
 
 
 def _requirements(dist: Distribution | None, extras: list[str]) -> list[str]:
-    """What the extras need, other extras of gymdata that they name included."""
+    """The requirements of the extras, including those of other extras that they name."""
     found: dict[str, None] = {}
     for line in (dist.requires if dist is not None else None) or []:
         needed, _, marker = (part.strip() for part in line.partition(";"))

@@ -89,7 +89,7 @@ class Report(Protocol):
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with: 0, or 1 where it is not ``ok``; 130 after an interruption."""
+        """The exit code of the command: 0, or 1 where it is not ``ok``; 130 after an interruption."""
         return EXIT_OK if self.ok else EXIT_FAULTS
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Config(pydantic.BaseModel):
     #: Settings without a flag of their own: ``--set`` and files give them.
     key_only: ClassVar[Set[str]] = frozenset()
 
-    #: What errors call the settings that flags and ``--set`` gave, and where the others come from.
+    #: The names of settings from flags and ``--set`` in errors, and where the others come from.
     _names: Mapping[str, str] = pydantic.PrivateAttr(default_factory=dict)
     _where: str = pydantic.PrivateAttr("settings")
 
@@ -103,7 +103,7 @@ class Config(pydantic.BaseModel):
         return found
 
     def called(self, key: str) -> str:
-        """What an error calls a setting: the flag or ``--set KEY`` that gave it, or the file and its key."""
+        """The name of a setting in errors: the flag or ``--set KEY`` that gave it, or the file and its key."""
         return _called(key, self._where, self._names)
 
     def _refuse_idle(self) -> None:
@@ -158,7 +158,7 @@ class Config(pydantic.BaseModel):
 
 
 def _called(key: str, where: str, names: Mapping[str, str]) -> str:
-    """What an error calls a setting, or a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
+    """The name in errors of a setting, or of a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
     parts = key.split(".")
     known = (names.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
     return next((name for name in known if name is not None), f"{where}: {key}")
@@ -266,7 +266,7 @@ def _loader() -> Any:
             seen: set[Any] = set()
             for child, _ in node.value:
                 key = self.construct_object(child, deep=deep)
-                # What cannot be a key is refused below, in YAML's own words.
+                # Invalid keys are refused below, with YAML's own error.
                 if not isinstance(key, Hashable):
                     continue
                 if key in seen:

@@ -23,7 +23,7 @@ _PLAIN = 1e140
 
 
 def unit_of(largest: npt.ArrayLike) -> Array:
-    """What to divide numbers by whose absolute values go up to ``largest`` (any shape), so that sums of their squares are
+    """The divisor for numbers with absolute values up to ``largest`` (any shape), so that sums of their squares are
     finite: 1 up to 1e140, beyond it a power of two that leaves them below 2."""
     size = np.asarray(largest, dtype=np.float64)
     return np.where(size > _PLAIN, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
@@ -38,7 +38,7 @@ def known_rewards(column: Any) -> Array:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-#: What ``group_statistic`` knows; prefixes of group columns, too: ``mean_reward``, ``max_n_turns``.
+#: The statistics of ``group_statistic``; also prefixes of group columns: ``mean_reward``, ``max_n_turns``.
 STATISTICS = ("mean", "min", "max", "std", "sum")
 
 

@@ -37,7 +37,7 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
     module = _module(file, flag)
     if not hasattr(module, name):
         defined = {n: v for n, v in vars(module).items() if not n.startswith("_") and callable(v)}
-        # What the file imports is not what was meant.
+        # Names that the file imports are not suggested.
         known = [n for n, v in defined.items() if getattr(v, "__module__", None) == module.__name__]
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()

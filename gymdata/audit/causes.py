@@ -36,7 +36,8 @@ _FIRST = 3
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would make the saved numbers right. ``before`` and ``after``: mean |Δ| of the same tokens without and with it.
+    """A cause that would explain the saved numbers. ``before`` and ``after``: mean |Δ| of the same tokens without and
+    with it.
 
     ``certain``: it predicts the saved numbers; otherwise it is what is left.
     """
@@ -175,8 +176,8 @@ def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explan
 
 
 def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str], number: Array) -> Explanation:
-    """What is left when nothing predicts the saved numbers. ``same_policy``: the model's weights are those that the rows
-    name (None: not known); ``number``: of each token's turn in its rollout."""
+    """The explanation by exclusion, when nothing predicts the saved numbers. ``same_policy``: the model's weights are
+    those that the rows name (None: not known); ``number``: of each token's turn in its rollout."""
     apart = np.abs(probe.saved.astype(np.float64) - probe.found)
 
     def mostly(here: Array) -> bool:
@@ -213,7 +214,7 @@ def best_of(candidates: Sequence[Explanation | None], rounding: float) -> Explan
     return min(fit, key=lambda c: c.after / c.before if c.after else 0.0, default=None)
 
 
-#: What explanations are tested on, at most.
+#: Most sequences and tokens on which explanations are tested.
 _SEQUENCES, _SCORED, _TOKENS = 64, 2_048, 65_536
 #: rollout_ids → name of a template → the prompt of each rollout's first turn under it (None: it cannot be rendered).
 Renderings = Callable[[Sequence[str]], Mapping[str, Sequence[Sequence[int] | None]]]
@@ -222,7 +223,7 @@ _Prompts = Mapping[str, Sequence[Sequence[int] | None]]
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """What the files say. ``same_policy``: the model's weights are those that sampled (None: not known);
+    """Metadata of the runs. ``same_policy``: the model's weights are those that sampled (None: not known);
     ``logprobs_mode`` and ``cut_by`` (top_p and the like): of the runs, where they say so."""
 
     same_policy: bool | None
@@ -353,7 +354,7 @@ def _first_scored(some: SuspectTokens, row: int) -> int:
 def _under(
     some: SuspectTokens, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
 ) -> Explanation | None:
-    """What the first turns' log-probs are under other prompts, one per sequence."""
+    """The first turns' log-probs under other prompts, one per sequence."""
     ids, masks, temperature, tokens = [], [], [], []
     for row, prompt in enumerate(prompts):
         scored = some.given.scores.span(row)

@@ -57,7 +57,7 @@ def logprob_settings(
 
 
 def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata:
-    """What is known of the rollouts that disagree; ``policies``: their policy hashes."""
+    """Metadata of the rollouts that disagree; ``policies``: their policy hashes."""
     hashes = set(policies.to_pylist())
     # The weights of served models, and of most imported files, are not known.
     comparable = all(_HASH.fullmatch(h or "") for h in hashes)

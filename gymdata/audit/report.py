@@ -39,7 +39,8 @@ _LACKS = ("T205", "T213", "L301", "L302", "L303")
 
 @dataclass(slots=True, repr=False)
 class AuditReport(Report):
-    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, reported first.
+    """The result of ``audit``. ``first``: what the files themselves say about policy, tokenizer and sampling, reported
+    first.
 
     ``summary``: figures over all tokens (``gymdata.audit.compare.summary``); ``positions`` and ``turns``: the same by place;
     ``worst``: the tokens furthest apart; ``explanation``: why, None when nothing is wrong; ``path``: what was written.

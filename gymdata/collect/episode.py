@@ -36,9 +36,9 @@ NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeConfig:
-    """What all rollouts of a run share. ``on_break``: what happens to a rollout whose prompt, as the engine reports it,
-    does not begin with what was sampled; ``next_prompt``: in place of the bridge, for an engine that renders prompts
-    itself. ``sampler``, ``chat`` and ``environment`` are None when there is a ``workflow``."""
+    """Settings and parts that all rollouts of a run share. ``on_break``: what happens to a rollout whose prompt, as the
+    engine reports it, does not begin with what was sampled; ``next_prompt``: in place of the bridge, for an engine that
+    renders prompts itself. ``sampler``, ``chat`` and ``environment`` are None when there is a ``workflow``."""
 
     sampler: Sampler | None
     chat: Chat | None

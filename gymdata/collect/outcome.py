@@ -38,7 +38,7 @@ TRUNCATED = "truncated"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a rollout may use, by the names of the settings; ``max_context`` None: no limit is known."""
+    """The limits of a rollout, by the names of the settings; ``max_context`` None: no limit is known."""
 
     max_tokens: int
     max_turns: int

@@ -1,4 +1,4 @@
-"""What a collect run amounts to, read from the scalar columns of the rows that are on disk."""
+"""The summary of a collect run, from the scalar columns of the rows on disk."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class EnvironmentTrial:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectPlan(Report):
-    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them;
+    """The result of a dry run. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them;
     ``environments``: those in Python, which were tried on a task."""
 
     path: str

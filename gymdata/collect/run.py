@@ -112,7 +112,7 @@ def plan(
     config: CollectConfig | None = None,
     **settings: Any,
 ) -> CollectPlan:
-    """What ``collect`` would do, without starting an engine or writing anything.
+    """A dry run of ``collect``, without starting an engine or writing anything.
 
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
     server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
@@ -236,7 +236,7 @@ def _collect(
 
 @dataclass(slots=True)
 class _Done:
-    """What one call did. ``seconds``: sampling time, without start-up."""
+    """The counts of one call. ``seconds``: sampling time, without start-up."""
 
     rollouts: int = 0
     failed: int = 0

@@ -226,7 +226,7 @@ class CollectConfig(Config):
         return dict(map(_split, self.env))
 
     def sampling(self) -> dict[str, Any]:
-        """What decides the distribution that tokens are drawn from."""
+        """The settings that determine the distribution of tokens."""
         names = (
             "temperature",
             "top_p",
@@ -240,7 +240,7 @@ class CollectConfig(Config):
         return {name: getattr(self, name) for name in names} | {"top_k": max(0, self.top_k)}
 
     def limits(self) -> dict[str, Any]:
-        """What a rollout may use."""
+        """The limits of a rollout."""
         return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
 
     def identity(self) -> dict[str, Any]:

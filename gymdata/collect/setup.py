@@ -1,4 +1,4 @@
-"""What a collect run is made of: the engine, tokenizer, environment and rewards that a configuration names.
+"""The parts of a collect run: the engine, tokenizer, environment and rewards that a configuration names.
 
 Invariants: nothing is started here, nothing is sampled for a rollout and nothing is written; settings that cannot work
 together, servers that do not answer and a context that holds no prompt are found before anything is loaded for long, and
@@ -266,7 +266,7 @@ class Parts:
     notes: list[str] = field(default_factory=list)
     next_prompt: NextPrompt | None = None
     workflow: Workflow | None = None
-    #: What the user's model is given, made of each task.
+    #: The prompt of the user's model, rendered for each task.
     user_prompt: TextTemplate | None = None
 
     @property
@@ -286,8 +286,8 @@ class Parts:
 
 @dataclass(slots=True)
 class Given:
-    """What was given as objects instead of names: reward functions by their name in the settings, an environment, or
-    several by the name that tasks give, and a user."""
+    """Arguments that were given as objects instead of names: reward functions by their name in the settings, an
+    environment, or several by the name that tasks give, and a user."""
 
     rewards: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
     environment: Any = None
@@ -570,7 +570,7 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:
-    """What makes a run this run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
+    """The identity of a run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
     chat = dict(parts.chat.facts()) if parts.chat is not None else {}
     return {
         **config.identity(),

@@ -27,7 +27,7 @@ from gymdata.store.objects.fetching import located
 from gymdata.store.paths import BOM
 
 HUB = "hf:"
-#: What may be given, for messages and ``--help``.
+#: The accepted inputs, for messages and ``--help``.
 KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .arrow (also .gz, .zst), a folder of save_to_disk, or hf:NAME[:SPLIT]"
 _ROWS = 512
 #: The longest row of a CSV file and of a JSON array, in bytes.

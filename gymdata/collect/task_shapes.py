@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import jinja2
 
 SOURCES = ("prompt", "messages", "responses_create_params")
-#: What ``--map`` may name.
+#: The fields of ``--map``.
 FIELDS = ("prompt", "messages", "answer", "system", "tools", "task_id")
 #: Columns of published datasets, most telling first.
 PROMPTS = ("question", "problem", "instruction", "query", "input")
@@ -48,7 +48,7 @@ class Shaped(NamedTuple):
     column: str
     value: Any
     system: str | None
-    #: What was recognised, as people read it.
+    #: The recognised columns, for messages.
     read_as: tuple[str, ...] = ()
 
 

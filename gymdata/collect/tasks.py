@@ -119,7 +119,7 @@ class TaskFile:
         return [{"path": str(file), "xxh3": hash_file(file)} for file in self.files]
 
     def notes(self) -> list[str]:
-        """What the last pass recognised, in one line."""
+        """One line on the columns that the last pass recognised."""
         if not self.recognised:
             return []
         most = self.recognised.most_common(3)

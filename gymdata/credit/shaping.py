@@ -141,8 +141,9 @@ def maxrl(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
 
 
 def pass_at_k(rewards: npt.ArrayLike, groups: Groups = None, k: int = 4) -> Array:
-    """What a rollout adds to the chance that one of k succeeds. With n rollouts, c of them right, ρ = 1 − C(n−c, k)/C(n, k)
-    and σ = √(ρ(1 − ρ)), (1 − ρ)/(σ + 1e-6) for a success, (1 − ρ − C(n−c−1, k−1)/C(n−1, k−1))/(σ + 1e-6) for a failure.
+    """The contribution of a rollout to the chance that one of k succeeds. With n rollouts, c of them right, ρ = 1 −
+    C(n−c, k)/C(n, k) and σ = √(ρ(1 − ρ)), (1 − ρ)/(σ + 1e-6) for a success, (1 − ρ − C(n−c−1, k−1)/C(n−1, k−1))/(σ +
+    1e-6) for a failure.
 
     A group of fewer than k gives 0. Source: Chen et al. 2025, "Pass@k Training" (arXiv 2508.10751, analytical derivation).
     Raises DataError for a reward that is neither 0 nor 1, UsageError for a k below 1.

@@ -75,8 +75,8 @@ _HELD_OUT = ["--temperature", "0", "-r", "1"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DemoReport(Report):
-    """What ``OUTPUT/summary.json`` holds: held-out rates ``before`` and ``after`` with their Wilson intervals, the paired
-    ``difference``, and ``judged``: the same where pairs come from the judge (None without one)."""
+    """The content of ``OUTPUT/summary.json``: held-out rates ``before`` and ``after`` with their Wilson intervals, the
+    paired ``difference``, and ``judged``: the same where pairs come from the judge (None without one)."""
 
     output: Path
     before: dict[str, Any]
@@ -138,8 +138,8 @@ def _shown_rise(after: Mapping[str, Any], difference: Mapping[str, Any], which: 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DemoPlan(Report):
-    """What ``demo`` would do: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of which are there), and
-    ``install``: the command for what the steps need and this environment lacks, None for nothing."""
+    """The plan of ``demo``: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of which are there),
+    and ``install``: the command for what the steps need and this environment lacks, None for nothing."""
 
     steps: list[str]
     reads: list[str]
@@ -202,7 +202,7 @@ def planned(
     judged_groups: int = JUDGED_GROUPS,
     seed: int = DEFAULT_SEED,
 ) -> DemoPlan:
-    """What ``demo`` would do, without doing it.
+    """The plan of ``demo``, without running it.
 
     Raises StoreError for an output folder that ``demo`` would refuse, and DataError for a shipped file that is missing.
     """

@@ -37,7 +37,7 @@ _ENGINES = ("cpu", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was checked, what was found, and what to do about a fault. ``note``: it works, but not for everything."""
+    """One check: its subject, its finding, and what to do about a fault. ``note``: it works, but not for everything."""
 
     name: str
     state: State

@@ -41,7 +41,8 @@ class Sharing:
 
     @classmethod
     def of(cls, model: Any, mode: Mode = "auto") -> Sharing | str:
-        """What can share for ``model`` (a transformers model, without an adapter's wrap), or why it cannot be expressed."""
+        """The sharing for ``model`` (a transformers model, without an adapter's wrap), or why it cannot be
+        expressed."""
         backbone = model.base_model
         return _cannot(backbone) or within(model, lambda: _differs(backbone)) or cls(backbone, mode)
 

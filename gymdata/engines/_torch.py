@@ -152,7 +152,7 @@ class ForwardPolicy:
         return found
 
     def _head(self, hidden: Any, targets: Any, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
-        """What the model's head makes of hidden states (k, H) that it is handed."""
+        """The model's head applied to hidden states (k, H)."""
         import torch
         from trl.trainer.utils import add_fused_lm_head
 
@@ -267,7 +267,7 @@ def _passes(
 
 
 def _sharing(model: Any) -> Any:
-    """What runs common beginnings once, or None for a model that cannot express it."""
+    """The sharing of common beginnings, or None for a model that does not support it."""
     from gymdata.engines._shared_prefixes import Sharing
 
     made = Sharing.of(model)

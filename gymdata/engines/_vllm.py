@@ -116,12 +116,12 @@ class VllmSampler:
             await loop.run_in_executor(self._thread, importlib.import_module, "vllm")
         self._starting = loop.run_in_executor(self._thread, self._start_engine)
         self._engine = await asyncio.shield(self._starting)
-        # What is loaded by now stays: it need not be searched for cycles again and again.
+        # Objects that are loaded by now stay, so the garbage collector need not scan them again.
         gc.freeze()
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about the engine; empty before ``start``."""
+        """Facts about the engine for run.json; empty before ``start``."""
         return dict(self._facts)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:

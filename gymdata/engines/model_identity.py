@@ -125,7 +125,7 @@ def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str |
 
 
 def hash_of_tokenizer(tokenizer: Any) -> str:
-    """What a transformers tokenizer's ids mean, as ``tokenizer_hash`` has it."""
+    """The ``tokenizer_hash`` of a transformers tokenizer."""
     added = {int(i): str(token) for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     pieces = {int(i): piece for piece, i in tokenizer.get_vocab().items()}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -205,7 +205,7 @@ def _joined(*parts: str) -> str:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the training stage must know of the model.
+    """The facts about a model that the training stage needs.
 
     ``max_length`` None: the model names no limit. The hashes are those of gymdata.rollouts.turns.
     """
@@ -240,7 +240,7 @@ def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, 
 
 
 def model_facts(model: str) -> Any:
-    """What the training stage must know of a model folder. Raises DataError when there is no such model."""
+    """``ModelFacts`` of a model folder. Raises DataError when there is no such model."""
     from gymdata.engines._transformers import load_tokenizer, local_folder
 
     require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")

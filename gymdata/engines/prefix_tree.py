@@ -35,7 +35,7 @@ class PrefixTree:
     nodes: list[Ints]
 
     def cost(self, width: int) -> float:
-        """What a model of hidden size ``width`` computes for it, in tokens: see ``padded_cost``."""
+        """The cost for a model of hidden size ``width``, in tokens: see ``padded_cost``."""
         rows, length = self.ids.shape
         return padded_cost(rows, length, width)
 
@@ -53,7 +53,8 @@ class PrefixTree:
 
 
 def padded_cost(rows: int, length: int, width: int) -> float:
-    """What a model of hidden size ``width`` computes for (rows, length) tokens with dense attention, counted in tokens."""
+    """The cost of (rows, length) tokens with dense attention, for a model of hidden size ``width``, counted in
+    tokens."""
     return rows * (length + length**2 / (_WIDTHS_PER_PAIR * width))
 
 

@@ -1,4 +1,4 @@
-"""What all engines share: the sampling settings, the alternatives to a sampled token, and the checks of a generation.
+"""Shared by all engines: the sampling settings, the alternatives to a sampled token, and the checks of a generation.
 
 Invariants: every setting is sent explicitly, so that neither a server's nor a checkpoint's own defaults can bend the
 distribution that the log-probabilities are recorded under. A generation that passes can be stored, trained and compared with

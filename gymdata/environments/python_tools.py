@@ -180,7 +180,7 @@ class ToolEpisode:
         return result
 
     async def respond(self, message: Message) -> StepResult:
-        """What the user says to a message without tool calls."""
+        """The user's answer to a message without tool calls."""
         if self.user is not None:
             return await self.user.reply(message)
         if not self._environment.responds:

@@ -93,7 +93,7 @@ class ResourceServer:
         await self.http.close()
 
     def _seeded(self, reply: Reply) -> None:
-        """What is answered does not matter, only its cookies."""
+        """The content of the answer does not matter, only its cookies."""
         if reply.status == 404:
             raise OutsideError(
                 "environment",
@@ -133,7 +133,7 @@ class ServerEpisode:
         return StepResult(answers, reward=reward)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
-        """What /verify says. A sample that the server masks (``mask_sample``) has no reward."""
+        """The verdict of /verify. A sample that the server masks (``mask_sample``) has no reward."""
         body = self._server.verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
         answer = await http.ask(
@@ -221,5 +221,5 @@ def _is_seeded(status: int) -> bool:
 
 
 def _is_verdict(status: int) -> bool:
-    """What the policy gets: the tool's answer, or what was wrong with the call."""
+    """The message for the policy: the tool's answer, or the fault of the call."""
     return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))

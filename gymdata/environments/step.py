@@ -96,8 +96,8 @@ def _message(value: Any, what: str) -> Message:
 
 
 async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """What user code of the environment's own returns; whatever it raises, and a hang, is the environment's fault. Async
-    functions run in the loop, others in a thread."""
+    """The result of the environment's user code; any exception, and a hang, is the environment's fault. Async functions
+    run in the loop, others in a thread."""
     work = function(*arguments) if inspect.iscoroutinefunction(function) else in_thread(function, *arguments)
     try:
         return await asyncio.wait_for(work, timeout_s)

@@ -47,7 +47,7 @@ _MAX_ID = 2**31
 _BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 _STEP = re.compile(r"""\.(\w+)|\[(-?\d+)\]|\[(["'])(.+?)\3\]""")
 TaskBody = Callable[[Task], dict[str, Any]]
-#: What a Responses answer holds: chat messages, the item with token lists of each model call, why it is incomplete.
+#: The parts of a Responses answer: chat messages, the item with token lists of each model call, why it is incomplete.
 Conversation = tuple[list[Message], dict[int, Mapping[str, Any]], str | None]
 
 

@@ -41,7 +41,7 @@ _OF_VALIDATION = {
 _POLICY = ("_type", "model_name", "model", "base_url")
 _MISSING: Any = object()
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-#: What else is wrong with a configuration whose keys are right.
+#: Further checks of a configuration whose keys are valid.
 More = Callable[[FinetuneConfig], Iterable[UsageError]]
 
 
@@ -259,7 +259,7 @@ def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iter
 
 
 def _part_faults(section: str, name: str, kind_name: str, keys: Mapping[str, Any], where: str) -> Iterator[UsageError]:
-    """What is wrong with a part of a shipped kind; nothing is known of other kinds."""
+    """The faults of a part of a shipped kind; other kinds are not checked."""
     kind = KINDS[section].get(kind_name)
     if kind is None:
         return
@@ -330,7 +330,7 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
 
 
 def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
-    """What the training command would refuse after the first rollouts were sampled."""
+    """Faults that the training command would find only after the first rollouts were sampled."""
     from gymdata.train.settings import TRAINERS
     from gymdata.train.trainer_settings import check_settings
 
@@ -387,7 +387,8 @@ def _each_known(values: Mapping[str, Any], known: typing.Iterable[str], where: s
 def _explained(
     error: pydantic.ValidationError, where: str, path: str, misspelt: Collection[str] = ()
 ) -> Iterator[UsageError]:
-    """What pydantic found, once per place. ``misspelt``: places with unknown keys, which are why others seem missing."""
+    """The faults that pydantic found, once per key. ``misspelt``: places with unknown keys, which are why others seem
+    missing."""
     seen = set()
     for fault in error.errors():
         words = [str(word) for word in fault["loc"]]

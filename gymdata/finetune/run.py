@@ -576,7 +576,7 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
 
 
 def _served_name(endpoint: str) -> str:
-    """What the server calls its model. Raises UsageError when it has several."""
+    """The name of the server's model. Raises UsageError when it has several."""
     from gymdata.engines.servers.vllm_server import served_names
 
     names = served_names(endpoint)

@@ -24,7 +24,7 @@ _FIXED = float(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """What is added to a group's means, with the published names and defaults."""
+    """Adjustments of a group's means, with the published names and defaults."""
 
     reasoning_bonus: float = 0.0
     answer_bonus: float = 0.0

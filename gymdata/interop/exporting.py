@@ -53,7 +53,7 @@ class Export:
     current: str | None = None
 
     def made(self, sources: Sequence[Source], workers: int) -> Iterator[Any]:
-        """What ``formats.write`` takes, row by row."""
+        """Converted rows for ``formats.write``; of text formats ``Lines``."""
         table = TABLES[formats.table_of(self.format)]
         if workers == 1:
             yield from self._made(batch for source in sources for batch in self._batches(source))

@@ -1,4 +1,4 @@
-"""What every importer shares: the documents of a file, rows that cannot be rollouts, and the identity of each row's
+"""Shared by all importers: the documents of a file, rows that cannot be rollouts, and the identity of each row's
 rollout.
 
 Invariants: a value that is no JSON is reported with its line and hides no other; a row that repeats an earlier one, byte for

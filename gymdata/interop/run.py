@@ -45,8 +45,9 @@ NOT_REBUILT = "not_rebuilt.jsonl"
 
 @dataclass(slots=True, repr=False)
 class ImportSummary(Report):
-    """What came in. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected
-    rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
+    """Summary of an import. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons``
+    counts rejected rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the
+    run as well).
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
@@ -101,8 +102,8 @@ class ImportSummary(Report):
 
 @dataclass(slots=True, repr=False)
 class ExportSummary(Report):
-    """What went out: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many rows;
-    ``skipped``: rows without a place in it."""
+    """Summary of an export: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many
+    rows; ``skipped``: rows without a place in it."""
 
     output: str
     format: str

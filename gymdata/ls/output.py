@@ -12,9 +12,9 @@ _REJECTED = "rejected.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one run.json describes. ``path`` and ``parents``: below the folder that was listed, where they are; ``rows``: of
-    a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC; ``state``: complete,
-    being written, interrupted, rollouts pending, parents missing, or damaged."""
+    """An output as its run.json describes it. ``path`` and ``parents``: below the folder that was listed, where they
+    are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
+    ``state``: complete, being written, interrupted, rollouts pending, parents missing, or damaged."""
 
     path: str
     kind: str

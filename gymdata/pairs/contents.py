@@ -1,4 +1,4 @@
-"""What each rollout holds, as pairs need it: prompt and completion with masks and log-probs, and keys of ids and words.
+"""The contents of rollouts for pairs: prompt and completion with masks and log-probs, and keys of ids and words.
 
 Invariants: a rollout becomes one row, and only when all its turns make one sequence from one first prompt; the prompt is
 everything before the first generated token; keys are equal exactly when what they are of is equal (64-bit hashes).
@@ -41,7 +41,7 @@ TOKENS = pa.schema(
 #: Columns of rollouts that ``contents`` is made of, and that it has as they are.
 _COPIED = ("rollout_id", "run_id", "task_id", "policy_hash", "policy_version", "temperature")
 COLUMNS = (*_COPIED, "n_turns", "messages", "tools", "turns")
-#: What ``contents`` adds. Tools are few texts in many rows.
+#: Columns that ``contents`` adds. Tools are few texts in many rows.
 _MESSAGES = ROLLOUTS.schema.field("messages").type
 CONTENTS = pa.schema(
     [

@@ -1,4 +1,4 @@
-"""What candidates hold, made of parts of Parquet files by several processes.
+"""The contents of candidates, computed from parts of Parquet files by several processes.
 
 Invariants: batches, and what is in them, are those of one process.
 """

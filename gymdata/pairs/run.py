@@ -66,8 +66,8 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PairsReport(Report):
-    """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
-    ``ok``: there are pairs.
+    """The result of ``gymdata.pairs``. ``table``: the pairs (of the training side); ``heldout``: those of the held-out
+    tasks. ``ok``: there are pairs.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``sides`` counts the pairs of each;
     ``left_out`` counts rollouts that were never candidates (breaks, branches); ``counts`` accounts for everything else.
@@ -80,7 +80,7 @@ class PairsReport(Report):
     files: dict[str, Path] = field(default_factory=dict)
     #: Notes for the reader of the pairs.
     notes: list[str] = field(default_factory=list)
-    #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
+    #: Figures of the comparisons, when pairs are made from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
     #: Tables by side, once they are in memory.
     _tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -292,7 +292,7 @@ def pairs_of_run(path: str | Path) -> list[Path] | None:
 
 
 def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
-    """What the comparisons of these rollouts say, rollouts numbered by row."""
+    """The direct preferences in the comparisons of these rollouts, numbered by row."""
     number = {rollout: n for n, rollout in enumerate(rollouts["rollout_id"].to_pylist())}
     tables = [read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in folders]
     ids = rollouts["rollout_id"].combine_chunks()

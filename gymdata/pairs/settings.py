@@ -59,5 +59,5 @@ class PairsConfig(Config):
     @pydantic.field_validator("source", mode="before")
     @classmethod
     def _rewards_are_the_default(cls, value: Any) -> Any:
-        """What is written as a word here is the absence of comparisons in every file."""
+        """The default has a name here; in files it is the absence of comparisons."""
         return None if value in ("rewards", "reward") else value

@@ -355,7 +355,7 @@ def _epochs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def left_out(row: Mapping[str, Any]) -> str:
-    """What an epoch did not train on, and why."""
+    """The reasons why an epoch left groups, rollouts or pairs out, with counts."""
     reasons = [f"{counted(n, 'group')}: {why}" for why, n in (row.get("groups_left_out") or {}).items()]
     reasons += [
         f"{counted(n, 'rollout')}: {why.replace('_', ' ')}" for why, n in (row.get("rollouts_left_out") or {}).items()

@@ -31,7 +31,7 @@ __all__ = ["ReportPage", "report"]
 
 #: Largest pass@k in the headline; larger ones are in the table.
 _LARGEST_K = 64
-#: What a path without rollouts has in their place.
+#: Figures of a path without rollouts.
 _NO_ROLLOUTS: dict[str, Any] = {"rewards": None, "pass_at_k": [], "validation": None}
 
 
@@ -149,7 +149,7 @@ def _examples(path: Path, ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What was run: model, data, command, versions and time."""
+    """Facts of the run: model, data, command, versions and time."""
     attempts = facts.get("attempts") or []
     command = facts.get("command") or ""
     config, engine = facts.get("config") or {}, facts.get("engine") or {}

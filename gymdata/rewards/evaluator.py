@@ -73,7 +73,7 @@ class EvaluatedItem:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorInput:
-    """What ``evaluate`` is given."""
+    """The input of ``evaluate``."""
 
     eval_input_items: list[EvaluatedItem]
 

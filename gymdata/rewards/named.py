@@ -197,7 +197,7 @@ NAMED: dict[str, Callable[[str | None], NamedReward]] = {
     "json_schema": _json_schema,
 }
 
-#: What each reads, in words.
+#: The columns that each reads, for messages.
 NEEDS = {
     "exact_match": "the task column `answer`",
     "numeric": "the task column `answer`, with a number in it",

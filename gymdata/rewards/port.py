@@ -1,4 +1,4 @@
-"""What a reward is: the protocol of reward functions and the parts that they give."""
+"""The protocol of reward functions, and the parts that they return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RewardFunction(Protocol):
 
     #: The names of its parts.
     name: str
-    #: What it is, by content: the hash of a file or model, a named reward, a URL.
+    #: Its identity by content: the hash of a file or model, a named reward, a URL.
     source: str
     #: It takes microseconds, so it needs no thread.
     quick: bool

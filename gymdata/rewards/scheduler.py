@@ -123,7 +123,7 @@ def view_of(
     status: str,
     environment: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a reward function sees of a rollout. ``environment``: the environment's verdict.
+    """A rollout as a reward function sees it. ``environment``: the environment's verdict.
 
     ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
     the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are

@@ -351,7 +351,7 @@ class _Case:
         return marks.closes_reasoning(self.text(came)) and not marks.closes_reasoning(self.text(was))
 
     def cut_off(self) -> bool:
-        """What the first span leaves of its generation is the beginning, and the message ends there."""
+        """The generation was cut in the first span, and its message ends there."""
         s = self.span
         if self.reading is None or not self._inside_generation():
             return False

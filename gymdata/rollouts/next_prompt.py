@@ -112,7 +112,8 @@ def _same_turns(
 def _closed_at_the_end(
     template_prefix: Sequence[int], closed: int, template: Sequence[int], cut: int, end_of_turn: Collection[int]
 ) -> None:
-    """What the rendered history has after its last end of turn begins the next message, as a line feed does."""
+    """Raises SpliceRefusedError unless the rendered history, after its last end of turn, has only what also begins the
+    next message, such as a line feed."""
     tail = list(template_prefix[closed + 1 :])
     # Some templates end a whole conversation with one more token. The messages are in both renderings; this token is
     # not.

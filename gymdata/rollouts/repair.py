@@ -28,7 +28,7 @@ _SPLITTABLE = frozenset({*BREAKS, "T208"})
 
 @dataclass(slots=True)
 class Cost:
-    """What one choice costs over all rollouts with errors."""
+    """The cost of one choice over all rollouts with errors."""
 
     rollouts_removed: int = 0
     rollouts_shortened: int = 0
@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(slots=True, repr=False)
 class FixReport(Report):
-    """What was repaired and what each choice would have cost."""
+    """The repairs, and what each choice would have cost."""
 
     path: str
     output: str
@@ -129,7 +129,7 @@ def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict
     turns = row["turns"]
     if len(keep) == 1 and len(keep[0]) == len(turns):
         return [dict(row)]
-    # What cannot be expanded comes after everything that is kept.
+    # Turns that cannot be expanded come after all that are kept.
     last = max(turn for part in keep for turn in part)
     prompts = tokens.expand_prompts(turns[: last + 1], check_digests=False)
     result = []

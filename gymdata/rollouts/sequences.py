@@ -64,7 +64,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """What n rollouts sampled, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
+    """The sampled tokens of n rollouts, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
 
     Turn t of all that are kept is the batch's turn ``turn[t]``, ends before ``turn_ends[t]``, belongs to rollout
     ``turn_rollout[t]`` and is its ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a
@@ -274,7 +274,7 @@ def _stitched(flat: TurnColumns, pieces: _Pieces) -> RolloutSequences:
 
 
 def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
-    """What the turns ``kept`` (rising; None: all) sampled."""
+    """The sampled tokens of the turns ``kept`` (rising; None: all)."""
     agent = flat.agent.array if isinstance(flat.agent, ArrowTexts) else pa.nulls(len(flat), pa.string())
     reward = flat.reward if flat.reward is not None else np.full(len(flat), np.nan)
     token_ids, logprobs, rollout, bounds = flat.generation, flat.logprobs, flat.rollout, flat.offsets

@@ -403,7 +403,7 @@ def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[
 
 #: How a tool's result begins when it is an error message.
 TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
-#: What models write around or in a tool call.
+#: Markup of tool calls in models' text.
 SPELLED_CALL = (
     r"<tool_call>|<function_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call|"
     r'"name"\s*:\s*"[^"]*"\s*,\s*"(arguments|parameters)"\s*:'

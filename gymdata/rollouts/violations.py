@@ -1,4 +1,4 @@
-"""What validation found: single violations, which of them count, and the report over all of them.
+"""The findings of validation: single violations, which of them count, and the report over all of them.
 
 Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list; nothing
 here needs pyarrow except ``table``, so that a small file is validated without loading it.
@@ -434,7 +434,7 @@ def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
 
 
 def explain(code: str) -> Code:
-    """What a code means. Raises UsageError for an unknown code, naming similar ones."""
+    """The explanation of a code. Raises UsageError for an unknown code, naming similar ones."""
     entry = CODES.get(code.upper())
     if entry is None:
         family = [f"{known} {one.name}" for known, one in CODES.items() if code and known.startswith(code.upper())]
@@ -576,7 +576,7 @@ class ValidationReport(Report):
         return any(v.code in codes for v in self.violations)
 
     def rows(self) -> list[Row]:
-        """What each code that was found means, and how often it was."""
+        """The meaning and the count of each code that was found."""
         return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
 
     def to_dict(self) -> dict[str, Any]:

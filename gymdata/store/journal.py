@@ -222,7 +222,7 @@ def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, in
 
 
 FAILURES = "failures.jsonl"
-#: What ends a line that carries a checksum.
+#: The end of a line with a checksum.
 _CHECKSUM = re.compile(rb"\t[0-9a-f]{8}\Z")
 
 

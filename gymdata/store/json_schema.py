@@ -78,7 +78,7 @@ class Parent(BaseModel):
 
 
 class RunJson(BaseModel):
-    """What was run, with which settings, from which data, and which files came out."""
+    """A run.json: what was run, with which settings, from which data, and which files were written."""
 
     model_config = _OPEN
 

@@ -162,7 +162,7 @@ class StreamedDataset(VerifiedDataset):
 
 @dataclass
 class _Reads:
-    """What DuckDB takes of a scanner."""
+    """The interface of a scanner that DuckDB uses."""
 
     reader: pa.RecordBatchReader
 

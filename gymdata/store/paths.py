@@ -1,4 +1,4 @@
-"""What a path argument means: which files hold the rows of a table, and which run.json describes them.
+"""Resolves path arguments: which files hold the rows of a table, and which run.json describes them.
 
 Invariants: a run folder, a stage folder, a file and a glob are all accepted; the order of the files is fixed; a
 segment is read from its sealed part when there is one, else from its journal, never from both. Needs no pyarrow.

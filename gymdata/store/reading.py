@@ -32,12 +32,12 @@ _REMEMBERED_BYTES = 1 << 20
 
 
 class DataWarning(UserWarning):
-    """What a reader reports outside the command line."""
+    """A reader's report outside the command line."""
 
 
 @dataclass
 class Reading:
-    """What is accepted and reported while data is read.
+    """Settings and reports of readers.
 
     ``allow_changed``: files that differ from their run.json are read, with a warning. ``damage``: what was left out.
     ``warnings``: other reports. ``report`` receives each line of both when it is found.
@@ -214,7 +214,7 @@ def file_hash(path: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-    """What changes when a file does. The change time is the kernel's: copying times onto a file updates it."""
+    """Values that change when a file does. The change time is the kernel's: copying times onto a file updates it."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
 

@@ -210,7 +210,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Recovered:
-    """What opening found: unsealed journals in order, repairs made, parts that run.json did not name."""
+    """Findings on opening: unsealed journals in order, repairs made, parts that run.json did not name."""
 
     journals: list[Segment] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)
@@ -337,7 +337,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 #: A journal is about four times as large as the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
-#: What version 0.1.0-dev wrote into an identity, and its present name.
+#: Keys in the identity of version 0.1.0-dev → their present names.
 _RENAMED = {("speaks", "messages"): ("protocol", "chat")}
 _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
 

@@ -41,8 +41,8 @@ _HASHES = ("tokenizer_hash", "chat_template_hash")
 
 @dataclass(slots=True, repr=False)
 class TokenizeReport(Report):
-    """What was rendered. ``rollouts`` = ``rendered`` + ``sampled`` (they had ids, and are as they were) + those of
-    ``not_rendered`` (rollout_id → why); ``breaks``: turns whose prompt rewrites earlier ones, by code."""
+    """The result of ``tokenize``. ``rollouts`` = ``rendered`` + ``sampled`` (they had ids, and are as they were) +
+    those of ``not_rendered`` (rollout_id → why); ``breaks``: turns whose prompt rewrites earlier ones, by code."""
 
     tokenizer: str
     template: str

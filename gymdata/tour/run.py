@@ -159,7 +159,7 @@ def _steps(folder: Path) -> list[TourStep]:
 
 
 def _files() -> dict[Path, Path]:
-    """What is copied, by its path in the output folder."""
+    """The files to copy, by their path in the output folder."""
     source = Path(str(files("gymdata.sample_data")))
     found = sorted(path for path in (source / "tour").rglob("*") if path.is_file())
     known = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -40,7 +40,7 @@ FOLDER = "annotations"
 FILE = "annotations.parquet"
 _PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")
 _BATCH_ROWS = 512
-#: What is written of a token that was not trained.
+#: The values of a token that was not trained.
 _NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan, "losses": 0.0}
 #: Stages whose output is made from rollouts in other folders.
 _MADE = ("experiences", "pairs")
@@ -198,8 +198,8 @@ class AnnotationWriter:
                 file.unlink()
 
     def add(self, step: int, at: Ints, values: Mapping[str, np.ndarray]) -> None:
-        """What ``step`` saw of the tokens ``at`` (flat token numbers of the training's sequences, those of a sequence
-        together); ``values``: columns of ANNOTATIONS, a number per token each."""
+        """Record the values of the tokens ``at`` in ``step`` (flat token numbers of the training's sequences, those of
+        a sequence together); ``values``: columns of ANNOTATIONS, a number per token each."""
         if not len(at):
             return
         turn, k = self.places.of(at)
@@ -249,7 +249,7 @@ class AnnotationWriter:
 
 
 def parts(folder: Path) -> list[Path]:
-    """What was written so far, in the order of the steps."""
+    """The rows written so far, in the order of the steps."""
     return sorted(file for file in folder.iterdir() if _PART.fullmatch(file.name)) if folder.is_dir() else []
 
 

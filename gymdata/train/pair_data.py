@@ -1,4 +1,4 @@
-"""What every trainer's data shares, and pairs as trainers get them: flat arrays of ids and masks.
+"""The base of all trainers' data, and pairs as trainers get them: flat arrays of ids and masks.
 
 Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of its
 sequence (nothing predicts it); sequences are cut only on request, and whatever a length limit costs is in the returned
@@ -63,7 +63,7 @@ class NamedSequences(Sequences):
         return proof.trained_tokens_by_sequence(self.keys, self.token_ids, self.loss_mask)
 
     def trained(self) -> proof.TrainedTokens:
-        """What one epoch over these sequences trains."""
+        """The trained tokens of one epoch over these sequences."""
         return proof.total(*self.by_sequence)
 
     @cached_property
@@ -126,14 +126,14 @@ class LimitCost(Protocol):
         ...
 
     def text(self) -> str | None:
-        """What was lost, in a sentence; None when nothing was."""
+        """A sentence on what was cut; None when nothing was."""
         ...
 
     def as_json(self) -> dict[str, Any]: ...
 
 
 class TrainingData(Protocol):
-    """What a trainer trains: sequences, a row of training being one of them or a pair."""
+    """The data of a trainer: sequences, a row of training being one of them or a pair."""
 
     @property
     def sequences(self) -> NamedSequences: ...

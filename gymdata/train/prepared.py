@@ -1,4 +1,4 @@
-"""What is trained, in files that are made once and mapped by every process of a training.
+"""Training data in files that are written once and mapped by every process of a training.
 
 A part of the data (``TrainConfig.parts``) is in memory while it is checked, counted and appended; after that only numbers
 per sequence are. ``prepared.json``, written last, says how the files make up the data again, which settings and source they
@@ -124,7 +124,7 @@ class _Files:
             file.close()
 
     def read(self, name: str, dtype: str) -> Array:
-        """What was appended so far."""
+        """The data appended so far."""
         self._open[name].flush()
         return np.fromfile(self.folder / name, dtype)
 
@@ -291,7 +291,7 @@ class _Object:
 
 
 def _columns(part: Any) -> Iterator[tuple[str, Any]]:
-    """What has an entry per row; the items of a dictionary as ``field.item``."""
+    """Fields with one entry per row; the items of a dictionary as ``field.item``."""
     for name, value in _fields(part):
         if isinstance(value, (np.ndarray, Ragged)) or (
             isinstance(value, Sequence) and not isinstance(value, (str, tuple))
@@ -352,7 +352,7 @@ class _Opened:
         given = {name: value for name, value in values.items() if name in known}
         made = kind(**given, **dict.fromkeys(_absent(kind, values)))
         if isinstance(made, NamedSequences):
-            # What is computed when it is first looked at, and was while the part was in memory.
+            # Cached properties that were computed while the part was in memory.
             kept = {name: values[name] for name in ("keys", "first_trained", "siblings")}
             by_sequence = values["counts"], values["checksums"]
             vars(made).update(kept, by_sequence=by_sequence, extent=values["extent"].reshape(-1, 3))

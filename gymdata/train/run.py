@@ -65,7 +65,7 @@ CHECKPOINTS = "checkpoints"
 Prepared = Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
-#: What of run.json is a field of the report.
+#: Keys of run.json that are fields of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
@@ -73,8 +73,8 @@ _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainReport(Report):
-    """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
-    the file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
+    """The result of a training in ``output``; of a dry run, its checks. ``trained_tokens``: the token checksum of the
+    file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
     (means), and tokens per second; ``annotations``: the file of what its steps saw of each token, and its rows;
     ``run_json``: all of it, as run.json holds it."""
@@ -505,7 +505,7 @@ def _is_training(out: Path) -> bool:
 
 
 def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
-    """What ``out`` holds of this very training. Raises StoreError when it holds another one.
+    """The existing state of this training in ``out``. Raises StoreError when it holds another one.
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
     """
@@ -567,7 +567,7 @@ def _helped(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str
 
 
 def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trainer measured before its first step, other than the proof."""
+    """Measurements of a trainer before its first step, other than the proof."""
     return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 

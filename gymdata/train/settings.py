@@ -112,12 +112,13 @@ class TrainConfig(Config):
     )
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
+        """The training data of a table (``columns``); ``where`` names it in errors. Raises DataError and
+        RefusedError."""
         raise NotImplementedError
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
-        """What is trained of a path, in parts of ``rows`` rows where a trainer can; a part is made when the one before is
-        used up. Raises as ``prepare``."""
+        """The training data of a path, in parts of ``rows`` rows if the trainer supports it; a part is made when the
+        one before is used up. Raises as ``prepare``."""
         yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
@@ -323,7 +324,7 @@ class RolloutsConfig(RenderedConfig):
     )
 
     def choice(self) -> dict[str, Any]:
-        """What of the rollouts is trained."""
+        """The choice of rollouts to train on."""
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 

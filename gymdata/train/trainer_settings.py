@@ -62,7 +62,7 @@ LIMITS: dict[str, tuple[float, float | None, float | None]] = {
 }  # fmt: skip
 
 
-#: What ``report_to`` may name besides none, and the module and the package of those that are called otherwise.
+#: The values of ``report_to`` besides none, and the module and the package of those that are called otherwise.
 SERVICES = (
     "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab", "clearml", "dvclive", "codecarbon", "neptune",
     "azure_ml", "dagshub", "flyte", "kubeflow", "all",

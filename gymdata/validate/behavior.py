@@ -242,7 +242,7 @@ def unparsed(spelled: int, *, parsed: bool, offered: bool) -> str | None:
 
 
 def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
-    """What is odd when every scored rollout got one and the same reward."""
+    """B806's text when all scored rollouts have the same reward."""
     known = reward[np.isfinite(reward)]
     if len(known) < ENOUGH or (known != known[0]).any():
         return None
@@ -250,7 +250,7 @@ def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
 
 
 def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArray[np.float64]]) -> str | None:
-    """What is odd when the reward moves with one part and another part that varies makes no difference."""
+    """B807's text when the reward follows one part, and another part that varies makes no difference."""
     moves = {}
     for name, values in parts.items():
         both = np.isfinite(values) & np.isfinite(reward)
@@ -269,7 +269,7 @@ def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArra
 
 
 def length_drift(started: Ints, sizes: Ints) -> str | None:
-    """What is odd when rollouts that began late are longer, or shorter, than those that began early.
+    """B808's text when rollouts that began late are longer, or shorter, than those that began early.
 
     ``started``: microseconds; ``sizes``: sampled tokens. The order of rows would not do: short rollouts end first.
     """

@@ -1,4 +1,4 @@
-"""What the columns of a JSON row may hold, for validation without pyarrow: types, known keys, keys given twice.
+"""The schema of JSON rows, for validation without pyarrow: types, known keys, keys given twice.
 
 Invariants: a value of another type than its column's is S102 at its place; a key that nothing reads is reported, once per
 file; the types are those of the schema (a test compares them).
@@ -19,7 +19,7 @@ _ABSENT = object()
 #: A turn's position, and its lists of tokens.
 INT_FIELDS = ("parent", "prefix_length", "digest")
 LISTS = ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")
-#: What the columns outside the token evidence hold, as in schema.ROLLOUTS, which would need pyarrow; ? may be null.
+#: The types of the columns outside the token evidence, as in schema.ROLLOUTS, which would need pyarrow; ? may be null.
 COLUMNS = {
     "run_id": "text", "task_id": "text", "rollout_index": "int32", "policy": "text", "policy_hash": "text",
     "policy_version": "int32", "status": "text", "stop_reason": "text?", "finish_reason": "text?", "reward": "number?",

@@ -89,7 +89,7 @@ def scan(source: Source, strange: dict[str, UnknownKey]) -> Iterator[Evidence | 
 
 
 def unknown_keys(strange: Mapping[str, UnknownKey]) -> Iterator[Violation]:
-    """What ``scan`` counted in a whole file."""
+    """Violations for the keys that ``scan`` counted in a whole file."""
     for key, seen in strange.items():
         detail = f"unknown key {key!r} in {counted(seen.rows, 'row')}, which nothing reads"
         yield Violation(

@@ -43,7 +43,7 @@ _FOREIGN = {
 }
 
 
-# What was changed is checked like anything else, and is a fault itself; damaged journal lines are violations.
+# Changed files are checked as usual, and are a fault themselves; damaged journal lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
 @rare_collections()
 def validate(
@@ -189,7 +189,7 @@ def _sources(path: Path, text: str) -> list[Source]:
 
 
 def kind_of(source: Source) -> Kind:
-    """What the rows of a file are, from its metadata or its first row."""
+    """The kind of a file's rows, from its metadata or its first row."""
     if source.kind == "parquet":
         return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
     if source.kind == "journal":

@@ -1,4 +1,4 @@
-"""What each page of ``gymdata view`` shows: an address to the name of its template and the values in it.
+"""The pages of ``gymdata view``: an address to the name of its template and the values in it.
 
 Invariant: pages only read; for something that does not exist, a page lists what does.
 """
@@ -113,7 +113,7 @@ class Pages:
         return answer
 
     def around(self, request: Request, *, bare: bool = False) -> dict[str, Any]:
-        """What every page has: navigation, the state of the data, the color scheme."""
+        """Values of every page: navigation, the state of the data, the color scheme."""
         snapshot = self.index.snapshot()
         theme = request.cookies.get("theme", "")
         return {
@@ -239,7 +239,7 @@ class Pages:
         }
 
     def violations_of(self, snapshot: Snapshot, number: int, row: Mapping[str, Any]) -> list[Violation]:
-        """What validation finds in one rollout."""
+        """The violations of one rollout."""
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
         return violations(batch, 0, vocabulary_size(snapshot.file(number)), reader_of(lambda: self.vocabulary(row)))
 
@@ -474,7 +474,7 @@ class Pages:
         return training.curves(files[_chosen(request, len(files))])
 
     def code(self, request: Request) -> Page:
-        """What one code of validation means, and how many rollouts have it."""
+        """The page of a validation code: its meaning, and how many rollouts have it."""
         given = request.query_params.get("code", "")
         if given not in CODES:
             raise Missing(
@@ -537,7 +537,7 @@ def _group(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _colors(tokens: Tokens | None) -> dict[str, bool]:
-    """What tokens can be colored by, and what they cannot."""
+    """What tokens can be colored by → whether the data for it is there."""
     if tokens is None:
         return {}
     has_text = any(len(turn["generation_token_ids"]) for turn in tokens.turns)

@@ -40,7 +40,7 @@ class TemplateLimitError(TemplateError):
 
 
 class Budget(threading.local):
-    """What the rendering of this thread may still use."""
+    """The remaining budget of this thread's rendering."""
 
     steps, work, until = MAX_STEPS, MAX_WORK, float("inf")
 

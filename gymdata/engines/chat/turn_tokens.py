@@ -185,7 +185,7 @@ def _usefulness(refusal: Exception) -> int:
 
 
 def _stand_ins(completion: Message) -> Iterator[Message]:
-    """What may stand for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
+    """Placeholders for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
     leave out the content of a message with calls."""
     orders = (_calling(completion.get("tool_calls")), _assistant())
     yield from orders if completion.get("tool_calls") else reversed(orders)
@@ -220,7 +220,7 @@ def _probe(message: Message) -> Message:
 
 
 def _tail(text: str) -> str:
-    """What follows the last stand-in."""
+    """The text after the last placeholder."""
     at = text.rfind(STAND_IN)
     if at < 0:
         raise RefusedError("the chat template leaves out what an assistant message says", hint=_HINT)

@@ -52,8 +52,8 @@ _FRESH = ("fresh", None)
 
 
 class Replica:
-    """What an actor does: one sampler, made here by ``make``. Every answer is ("ok", value), ("fault", facts), or ("fresh",
-    None) where the process was started again since."""
+    """The class of an actor: one sampler, made here by ``make``. Every answer is ("ok", value), ("fault", facts), or
+    ("fresh", None) where the process was started again since."""
 
     def __init__(self, make: Callable[[], Member], environment: Mapping[str, str]) -> None:
         for name, value in environment.items():
@@ -154,7 +154,7 @@ class ReplicaSampler:
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about the engine; empty before ``start``."""
+        """Facts about the engine for run.json; empty before ``start``."""
         return dict(self._facts)
 
     async def fingerprint(self) -> Fingerprint:
@@ -295,7 +295,7 @@ class Replicas:
             call.cancel()
 
     async def call(self, index: int, name: str, method: str, *arguments: Any) -> Any:
-        """What the replica's method returns. Raises OutsideError where its process or node is gone."""
+        """The result of the replica's method. Raises OutsideError where its process or node is gone."""
         ref = getattr(self._actors[index], method).remote(*arguments)
         try:
             return await ref

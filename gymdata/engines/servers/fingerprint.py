@@ -1,4 +1,4 @@
-"""What several samplers of one policy are compared by, over HTTP or in processes of their own."""
+"""The data by which samplers of one policy are compared, over HTTP or in processes of their own."""
 
 from __future__ import annotations
 

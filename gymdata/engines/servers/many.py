@@ -50,7 +50,7 @@ class Pooled(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about it; empty before ``start``."""
+        """Facts for run.json; empty before ``start``."""
         ...
 
     async def fingerprint(self) -> Fingerprint:
@@ -89,8 +89,8 @@ class Places(Protocol):
         ...
 
     def check(self) -> str:
-        """What will be used, in words. Raises UsageError when that can never be had. Ray is started here where it is to
-        be, which only a program's main thread can do."""
+        """A description of what will be used. Raises UsageError when it can never be available. Ray is started here
+        where it is to be, which only a program's main thread can do."""
         ...
 
     async def open(self) -> None:
@@ -182,7 +182,7 @@ class Server(Generic[M]):
 
     @property
     def name(self) -> str:
-        """What its answers call it: a replica has the name of its node as well."""
+        """Its name in its answers: a replica has the name of its node as well."""
         return str(getattr(self.sampler, "name", self.url))
 
     @property
@@ -299,7 +299,7 @@ class Pool(Generic[M]):
         return {**self._facts, "servers": self.account(), "notes": self._notes()}
 
     def account(self) -> list[dict[str, Any]]:
-        """What each server did so far."""
+        """The account of each server so far."""
         return [
             {
                 "url": server.name,
@@ -528,7 +528,7 @@ class Pool(Generic[M]):
         await old.close()
 
     def _read_again(self) -> None:
-        """What the files list now: new servers are checked first, those that left get no more requests."""
+        """Read the list of servers again: new servers are checked first, removed ones get no more requests."""
         try:
             urls = self.places.read()
         except (DataError, UsageError) as error:

@@ -227,7 +227,7 @@ class ServerSampler:
         self.default_concurrency = concurrency
         self.allow_raw_logprobs = allow_raw_logprobs
         self.vocab_size = vocab_size
-        #: What the probe's answers named as their model; every later answer must name the same.
+        #: The model name in the probe's answers; every later answer must have the same.
         self._answers_as: str | None = None
         self._probing = False
         self._root: Any = None
@@ -274,7 +274,7 @@ class ServerSampler:
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about the server; empty before ``start``."""
+        """Facts about the server for run.json; empty before ``start``."""
         return dict(self._facts)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
@@ -416,7 +416,7 @@ class ServerSampler:
         return self._mode(best)
 
     def _mode(self, best: Generation) -> str:
-        """What the log-probabilities of a draw under top_k 1 prove; UsageError when they cannot be used."""
+        """The logprobs mode that a sample under top_k 1 proves; UsageError when they cannot be used."""
         # Under top_k 1 a processed log-prob is exactly 0; a raw one is what the model gives its best token.
         if all(value > -1e-3 for value in best.log_probs):
             return "processed_logprobs"
@@ -464,7 +464,7 @@ class ServerSampler:
         )
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
-        """What the answer to a request can sensibly have."""
+        """The largest sensible answer to a request."""
         generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
         prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
         return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
@@ -488,7 +488,7 @@ class ServerSampler:
             raise AnswerFaultError("model", f"the answer is of model {str(named)[:100]!r}, expected {expected!r}")
 
     def _refusal(self, error: AnswerFaultError) -> UsageError | None:
-        """What the server was started with rules it out, and no later try can help."""
+        """The error for a fault that follows from the server's settings, which no retry can cure; None for others."""
         reason = error.reason
         if error.fault in ("no_ids", "no_logprobs"):
             return UsageError(f"{self.base}: {reason}", hint=error.hint)

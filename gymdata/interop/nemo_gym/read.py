@@ -167,7 +167,7 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     for turn in strip.rendered:
         encoder.turns[turn]["rendered"] = True
     rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
-    # What the lists were taken from still ends its call.
+    # An item whose lists were taken out still ends its call.
     walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
     messages = list(messages_of(_given(value), walked, turn_of))
     last = encoder.turns[-1]["finish_reason"] if encoder.turns else None
@@ -412,8 +412,8 @@ def _time(seconds: Any) -> datetime:
 
 
 def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
-    """What ``task`` and ``extra`` of an imported row keep of its source, and whether orjson can write it; None for a row
-    that came from elsewhere."""
+    """The fields of its source that an imported row keeps in ``task`` and ``extra``, and whether orjson can write it;
+    None for a row that came from elsewhere."""
     extra, plain = parsed(row["extra"] or "{}")
     if AS_TEXT in extra:
         kept, plain = parsed(extra[AS_TEXT])

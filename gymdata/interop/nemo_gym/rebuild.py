@@ -152,7 +152,7 @@ class _Row:
         return made
 
     def _prompt(self, number: int, held: list[int], generation: list[int]) -> list[int]:
-        """What the call read, or _Refusal."""
+        """The prompt of the call. Raises _Refusal."""
         if self._unclear:
             raise _Refusal(self._unclear)
         for ids in (held, generation):
@@ -249,7 +249,7 @@ def _odd_call(messages: Sequence[Message]) -> str | None:
 
 
 def _statements(message: Message) -> Iterator[tuple[str, ...]]:
-    """What a message says, piece by piece, each with the ways that a model may have written it."""
+    """The contents of a message, piece by piece, each with the ways that a model may have written it."""
     for name in ("content", "reasoning"):
         if message.get(name):
             yield (str(message[name]),)

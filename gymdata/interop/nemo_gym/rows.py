@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Row:
-    """What checks need of a row. ``calls`` has None for a model call without ids."""
+    """The data of a row for the checks. ``calls`` has None for a model call without ids."""
 
     calls: list[CallBytes | None]
     rollout_id: str | None

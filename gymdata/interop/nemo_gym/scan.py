@@ -100,7 +100,7 @@ def _forked(path: Path, size: int, scanner: Callable[[], Scanner], processes: in
 
 
 def _received(stream: BinaryIO) -> Part | None:
-    """What a child found; None when it died before it had sent everything."""
+    """A child's findings; None when it died before it had sent everything."""
     try:
         part: Part = pickle.load(stream)
     except (EOFError, pickle.UnpicklingError):
@@ -200,7 +200,7 @@ def recognise(line: bytes) -> bool:
 
 @dataclass(slots=True)
 class Part:
-    """What was found in one file, or one stretch of it. Rows count from the stretch's first."""
+    """The findings in one file, or one stretch of it. Rows count from the stretch's first."""
 
     rows: int = 0
     rollouts: int = 0

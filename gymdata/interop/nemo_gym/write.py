@@ -34,7 +34,7 @@ _PLACE = "\0list {}\0"
 _PLACED = re.compile(rb'"\\u0000list (\d+)\\u0000"')
 #: Numbers that are not finite are written as Python writes them, which NeMo Gym reads.
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-#: What a list's text becomes in a row.
+#: A list's text in a row.
 Lists = Callable[[Text], Any]
 
 

@@ -58,7 +58,7 @@ from gymdata.store.run_json import plain
 _TOKEN = "token_id:"
 #: In the sizes of a document: an element of the outer list that was rejected.
 GONE = "gone"
-#: What each document was, so that nested lists come back.
+#: The kind of each document, to restore nested lists.
 Shapes = list[dict[str, Any]]
 
 
@@ -91,7 +91,8 @@ def places(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def shape_of(value: Any) -> dict[str, Any]:
-    """What is needed to put the trajectories of a document back: its kind, its other fields, the lengths of its lists."""
+    """The data needed to restore a document from its trajectories: its kind, its other fields, the lengths of its
+    lists."""
     groups = value.get("trajectories") if isinstance(value, dict) else value
     if not isinstance(groups, list):
         return {"kind": "trajectory"}
@@ -454,7 +455,7 @@ def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str,
     return source
 
 
-#: What a trajectory is written from: its group, its run, itself.
+#: The source of a written trajectory: its group, its run, itself.
 Made = tuple[str, str, Mapping[str, Any]]
 
 

@@ -270,7 +270,7 @@ def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
 
 
 def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What ``keep`` put aside; None for a row of another origin, or one that was repaired since."""
+    """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
     extra = json.loads(row["extra"] or "{}")
     kept = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None
     if isinstance(kept, dict) and list(kept) == ["text"]:

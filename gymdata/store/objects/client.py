@@ -28,7 +28,7 @@ from gymdata.store.objects.places import Place, endpoint
 _RANGE = 32 << 20
 #: Larger files are sent in several requests, which no store makes conditional in one way.
 WHOLE = 64 << 20
-#: What one request may take, and all tries of it together.
+#: Time limits of one request, and of all its tries together.
 _REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
 _RETRY_S = 180.0
 #: Time limit of the check for a Google Cloud machine.

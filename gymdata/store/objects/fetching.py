@@ -33,7 +33,7 @@ ROLLOUTS_FOLDER = "rollouts"
 MARKER = f".{RUN_JSON}.writing"
 #: Files of gymdata's tables, and what describes them; models, checkpoints and pages are not fetched with a run.
 _WANTED = re.compile(r"(.+\.)?run\.json|.+\.(parquet|pq|journal|csv|tsv|arrow|(json|jsonl|ndjson)(\.gz|\.zst)?)")
-#: What is read where it is.
+#: Suffixes of objects that are read in place.
 _STREAMED = (".parquet", ".pq")
 #: Stand-ins are dated before this, in the first year after 1970.
 _STAND_INS_NS = 365 * 86_400 * 1_000_000_000
@@ -97,7 +97,7 @@ def fetch_all(place: Place, wanted: Sequence[Object], *, writing: bool = False) 
 
     missing = [one for one in wanted if not is_current(place.at(one.key), one) and not _is_same(place.at(one.key), one)]
     if not writing:
-        # What a process of this machine writes is in the spool before it is on the store.
+        # Files that a process of this machine writes are in the spool before they are on the store.
         missing = [one for one in missing if not is_held(top_of(place, one.key).local)]
     refuse_diverged(place, missing)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -240,7 +240,7 @@ def _is_whole(place: Place, wanted: Sequence[Object]) -> bool:
     return True
 
 
-# What the spool knows of an object: the tag, and the size and time of the local copy that is the same.
+# The spool's record of an object: the tag, and the size and time of the local copy that is the same.
 
 
 def remember(place: Place, tag: str, stat: os.stat_result | None = None) -> None:

@@ -117,7 +117,7 @@ def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
             hint="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
         )
     if odd := re.search(r"[?#]", rest):
-        # What comes behind it may be a secret.
+        # The text after it may be a secret.
         before = url[: url.index(odd[0])]
         raise UsageError(
             f"{before}{odd[0]}…: {odd[0]!r} in a key is not supported: what follows it is no part of the path in a URL",

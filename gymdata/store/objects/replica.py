@@ -27,7 +27,7 @@ LOCK = "lock"
 _FAILURES = "failures.jsonl"
 #: Seconds between tries to send to an unreachable store.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-#: What a run's own files, and those that are made from its rollouts, are called.
+#: Names of a run's own files, and of those that are made from its rollouts.
 _DOOMED = re.compile(r"(rollouts|(scores|judge|pairs|experiences)-[^/]+)/.+|failures\.jsonl(\.torn)?")
 
 
@@ -37,9 +37,9 @@ class Replica:
     def __init__(self, run: Place) -> None:
         self.run = run
         self.run_json, self.lock = run.at(_in(run, RUN_JSON)), run.at(_in(run, LOCK))
-        #: What stopped it for good: another writer took its place.
+        #: The error that stopped it for good: another writer took its place.
         self.trouble: Exception | None = None
-        #: What the object ``lock`` held before this writer took it; unset where it was this writer's already.
+        #: The content of the object ``lock`` before this writer took it; unset where it was this writer's already.
         self._held_before: bytes | EllipsisType | None = ...
         self._doomed: list[Place] = []
         self._late: OutsideError | None = None

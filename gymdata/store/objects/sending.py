@@ -51,7 +51,7 @@ def brought(url: str | Path, spool: Path | None = None) -> Path:
 
 
 class Outgoing:
-    """What ``run_json`` describes, on its way. ``take``: from a writer that was stopped."""
+    """An output that is being sent. ``take``: from a writer that was stopped."""
 
     def __init__(self, run_json: Place, take: bool) -> None:
         self.run_json, self.take = run_json, take

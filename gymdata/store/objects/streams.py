@@ -32,7 +32,7 @@ _END = 256 << 10
 _AHEAD = 256 << 10
 #: Bytes of one request, and how many requests are in flight.
 _PIECE, _AT_ONCE = 8 << 20, 4
-#: What is kept of the objects that were read last, and the largest one that is kept whole between its check and its readers.
+#: Memory for recently read objects, and the largest object that is kept whole between its check and its readers.
 _MEMORY, _LARGEST = 64 << 20, 32 << 20
 _memory: OrderedDict[tuple[Place, str], tuple[int, Any]] = OrderedDict()
 _guard = threading.Lock()
@@ -49,7 +49,7 @@ def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
             if (found := stood_for(path)) is None:
                 raise
         else:
-            # What is a file afterwards was one when it was opened: it may become a stand-in, and never the other way round.
+            # Still a file after opening: a file may become a stand-in, but never the other way round.
             if (found := stood_for(path)) is None:
                 return opened
             opened.close()

@@ -1,4 +1,4 @@
-"""What every trainer on exact tokens shares, whichever library class it is made from.
+"""The base of all trainers on exact tokens, whichever library class they extend.
 
 Invariants: the library sees row numbers as its dataset and tensors from our collator, so it has nothing to tokenise,
 cut or drop; a loss or a gradient that is not finite stops the run with the rollouts of its batch or step.
@@ -94,7 +94,7 @@ class Exact:
     step_batches: tuple[np.ndarray, ...] = ()
     #: Steps that the loss scaling of fp16 left out.
     steps_skipped: int = 0
-    #: What is done once accelerate has sharded the model.
+    #: Work to do once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
     args: Any
@@ -293,7 +293,7 @@ class Exact:
             reshard(model)
 
     def on_every_process(self, found: torch.Tensor) -> np.ndarray:
-        """What each process found of its share, zeros elsewhere, together."""
+        """The sum over the processes of arrays that each filled for its share, with zeros elsewhere."""
         if self.accelerator.num_processes > 1:
             found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
         return np.asarray(found.numpy())
@@ -456,6 +456,6 @@ class MeanOverRows(Exact):
 
 
 def pad_id(tokenizer: Any) -> int:
-    """What fills up a batch of a language model; masked everywhere, so the end token may serve."""
+    """The padding id of a language model; always masked, so it may be the end token."""
     known = [tokenizer.pad_token_id, tokenizer.eos_token_id]
     return next((int(i) for i in known if i is not None), 0)

@@ -37,7 +37,7 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = KTOConfig
 _KL = "KL_"
-#: What a batch holds besides, once its step has begun.
+#: Names of further fields of a batch, once its step has begun.
 _CROSSED = "crossed"
 _REFERENCE = ("ref_logps", "ref_KL_logps")
 

@@ -132,7 +132,7 @@ class ExperienceCollator:
 
 
 def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
-    """What a model is given of a batch. Packed rows have positions in place of an attention mask."""
+    """The model's inputs of a batch. Packed rows have positions in place of an attention mask."""
     names = ("input_ids", "attention_mask", "position_ids")
     return {"use_cache": False, **{name: batch[name] for name in names if name in batch}}
 
@@ -208,7 +208,7 @@ class BatchRLTrainer(Exact, Trainer):
         return len(self.data) if self.packed is None else len(self.packed.bins)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
-        """What each component is divided by, (components,): of all micro-batches of a step, on all processes."""
+        """The divisor of each component, (components,): of all micro-batches of a step, on all processes."""
         count = sum((self.counts(batch).to(device) for batch in batch_samples), self.counts(None).to(device))
         if self.args.world_size > 1:
             count = self.accelerator.gather(count[None]).sum(dim=0)
@@ -227,7 +227,7 @@ class BatchRLTrainer(Exact, Trainer):
         )
 
     def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """What the loss is made of: log π of each token of the batch given those before it, (B, L − 1), at its row's
+        """The inputs of the loss: log π of each token of the batch given those before it, (B, L − 1), at its row's
         temperature; 0 where masked."""
         ids, mask = batch["input_ids"], batch["completion_mask"][:, 1:] != 0
         inputs = model_inputs(batch)

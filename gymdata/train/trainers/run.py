@@ -236,7 +236,7 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
 
 
 def run_name(job: dict[str, Any]) -> str:
-    """What a training is called where it is reported: the model, the stage and the data, as ``policy-train-dpo-x-pairs``."""
+    """The name of a training in reports: the model, the stage and the data, as ``policy-train-dpo-x-pairs``."""
     data = Path(job["data"])
     folder = data.parent if data.stem == TRAINERS[job["trainer"]].table.name else data
     # A stage folder's name means little without that of its run.

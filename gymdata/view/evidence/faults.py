@@ -34,7 +34,7 @@ _BATCH_ROWS = 1_024
 UNASKED = 20_000
 _WAITED_FOR = 5_000
 _WAIT_S = 0.5
-#: What the checks read.
+#: Columns that the checks read.
 _CHECKED = ["rollout_id", "run_id", "group_id", "policy", "reward", "rewards", "temperature", "n_turns", "n_context_tokens",
             "n_generated_tokens", "messages", "turns"]  # fmt: skip
 #: The vocabulary of a rollout's tokenizer, of its run_id and policy.
@@ -169,7 +169,7 @@ class Faults:
 
 
 def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Reader | None) -> list[Violation]:
-    """What validation finds in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
+    """The violations in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
     evidence = from_arrow(batch, first)
     with_ids = set(evidence.rows[evidence.turns.has_ids()].tolist())
     found = []

@@ -145,7 +145,7 @@ class Tokens:
         return relations(self.turns, lambda: reading)
 
     def data(self, vocabulary: Vocabulary | None) -> dict[str, Any]:
-        """What the page's token view draws: turns, and the text of each id that occurs."""
+        """The data of the page's token view: turns, and the text of each id that occurs."""
         turns, used = [], set[int]()
         for number, turn in enumerate(self.turns):
             context, sampled = turn["prompt_delta_ids"].tolist(), turn["generation_token_ids"].tolist()

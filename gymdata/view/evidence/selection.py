@@ -107,7 +107,7 @@ class Query:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with a box."""
+        """The message for an invalid box; None without one."""
         for name, value in (("the least reward", self.min), ("the highest reward", self.max)):
             try:
                 wrong = bool(value) and not math.isfinite(float(value))
@@ -118,7 +118,7 @@ class Query:
         return None
 
     def outcomes(self) -> list[str]:
-        """What it selects by that is known only once a rollout was sampled. Runs that are selected so are not comparable."""
+        """The criteria that are known only after a rollout was sampled. Runs selected by these are not comparable."""
         found = ["faults"] if self.fault else []
         for text in self.conditions():
             with contextlib.suppress(GymdataError):
