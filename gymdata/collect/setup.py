@@ -271,14 +271,14 @@ class Parts:
 
     @property
     def source(self) -> Sampler | Workflow:
-        """Where rollouts come from: what is started, and closed again."""
+        """The source of rollouts, which is started and closed: the sampler, or the workflow."""
         source = self.workflow or self.sampler
         assert source is not None
         return source
 
     @property
     def place(self) -> Environment | Workflow:
-        """Where they happen."""
+        """The environment, or the workflow."""
         place = self.workflow or self.environment
         assert place is not None
         return place

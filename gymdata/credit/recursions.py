@@ -19,7 +19,7 @@ from gymdata.errors import DataError, UsageError
 #: Floats that the numpy form works on at a time: a block stays in the cache.
 _BLOCK = 1 << 20
 _MAX_ROWS = 256
-#: Of a padded array: rows and columns that it turns round at a time.
+#: Rows and columns of a padded array that are transposed at a time.
 _ROWS, _COLUMNS = 1024, 32
 
 

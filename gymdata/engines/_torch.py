@@ -233,7 +233,7 @@ class _Chosen:
     place: np.ndarray
 
     def distinct(self, which: np.ndarray) -> tuple[Any, Any, np.ndarray]:
-        """Of the scored tokens ``which``: states (k, H) and targets (k,), without repetition, and where each token is."""
+        """The distinct states (k, H) and targets (k,) of the scored tokens ``which``, and the index of each token."""
         import torch
 
         base = int(self.targets.max()) + 1 if len(self.targets) else 1

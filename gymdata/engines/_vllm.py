@@ -189,7 +189,7 @@ class VllmSampler:
         answer = None
         try:
             async for output in self._engine.generate(
-                # Of this form vLLM does not send every prompt through a thread that would tokenise it.
+                # For this form vLLM does not use its tokenizer thread.
                 tokens_input(prompt),
                 params,
                 request_id,

@@ -188,7 +188,7 @@ class ToolEpisode:
         return user_answer(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:  # noqa: ARG002 - the port's
-        """Of a rollout that a limit ended, ``get_reward``, which of others was in the last step; and the attribute
+        """``get_reward`` of a rollout that a limit ended (otherwise it was called at the last step); and the attribute
         ``stdout`` of the instance, where it is text."""
         reward = None if stop_reason is None else await self._reward()
         stdout = getattr(self._instance, "stdout", None)

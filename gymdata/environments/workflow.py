@@ -43,7 +43,7 @@ _ADVICE = Advice(
 _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer", "environment"})
 _READ = frozenset({"messages", "response", "responses_create_params", "reward", "status", "stop_reason", "tools"})
 _MAX_ID = 2**31
-#: Of an answer: its messages and what else it says; an id or log-probability.
+#: Bytes of an answer: its messages and other fields; an id or log-probability.
 _BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 _STEP = re.compile(r"""\.(\w+)|\[(-?\d+)\]|\[(["'])(.+?)\3\]""")
 TaskBody = Callable[[Task], dict[str, Any]]
@@ -214,7 +214,7 @@ def _ids(values: Any) -> TypeGuard[list[int]]:
 
 
 def _numbers(values: Any) -> Sequence[float] | None:
-    """As floats; NaN and the infinities may come by name. ``validate`` says what is wrong with them (L302)."""
+    """The numbers as floats; NaN and the infinities may be strings. ``validate`` reports them (L302)."""
     names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     if not isinstance(values, list):
         return None

@@ -337,7 +337,7 @@ class Crediting:
         return self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
-        """Of all advantages of kept rollouts, where they are to be normalised."""
+        """The moments of all advantages of kept rollouts, if they are normalised."""
         if not (self.settings.whiten or self.settings.normalize_cross_batch):
             return None
         settings = self.settings

@@ -392,7 +392,7 @@ def _explained(
     seen = set()
     for fault in error.errors():
         words = [str(word) for word in fault["loc"]]
-        # Of a union pydantic names the member too.
+        # For a union pydantic also names the member.
         words = [word for word in words if not word.endswith("Section") and word not in ("str", "list[str]")]
         place = ".".join([path, *words]).strip(".")
         inside = place.rpartition(".")[0] if fault["type"] == "missing" else place

@@ -25,7 +25,7 @@ from gymdata.store.paths import Source
 
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
 ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
-#: Of a hash.
+#: Bytes of a hash.
 _HALVES = struct.Struct("<QQ")
 
 

@@ -53,7 +53,7 @@ def chat_of(tokenizer: str) -> TransformersChat:
 class _Imported:
     """The rows of a piece, without places."""
 
-    #: Of ``workers.arrow``; empty without a row.
+    #: Packed by ``workers.arrow``; empty without a row.
     data: bytes
     #: For each row that was read, rejected ones as well: what its index is determined by.
     keys: list[tuple[bytes, str | None]]

@@ -35,7 +35,7 @@ _ADVICE = Advice(
 
 
 def judge_address(endpoint: str) -> Address:
-    """Where a judge is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    """The base URL of a judge, given with or without ``/v1``. Raises UsageError for an invalid URL."""
     return address(endpoint, "--endpoint", "http://localhost:8000", JUDGE_KEYS).without("/v1")
 
 
@@ -193,12 +193,12 @@ class HttpJudges(Pool[HttpJudge]):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """That of each of them."""
+        """The identity that all of them share."""
         model = self._proof.model if self._proof is not None else self._served
         return {**self.servers[0].sampler.identity, **({} if model is None else {"model": f"served:{model}"})}
 
     async def find_model(self) -> None:
-        """That of the first server that answers."""
+        """The model of the first server that answers."""
         for server in self.servers:
             try:
                 await server.sampler.find_model()

@@ -313,7 +313,7 @@ def _canonical(value: Any) -> str:
 
 
 def digest(*parts: str) -> str:
-    """Of the parts with their lengths, so that moving text from one to another changes it."""
+    """A hash of the parts with their lengths, so that moving text from one to another changes it."""
     whole = blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

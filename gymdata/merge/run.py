@@ -248,7 +248,7 @@ def _shards(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _missing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each split of a run's tasks, the parts that no run collected; nothing where a run collected all."""
+    """The parts that no run collected, for each split of a run's tasks; none if a run collected all."""
     splits: dict[tuple[object, int], set[int]] = {}
     whole = {one.get("run_id") for one in facts if not _shards(one)}
     for one in facts:

@@ -119,14 +119,14 @@ def _filled(values: Array, rows: Array, n: int) -> Array:
 
 
 def _generation_keys(found: RolloutSequences, rows: Array) -> Array:
-    """Of what the rollouts ``rows`` sampled, and where its turns begin."""
+    """Keys of what the rollouts ``rows`` sampled, and of where its turns begin."""
     sampled = found.sampled
     bounds = np.searchsorted(sampled.turn_rollout, np.arange(len(sampled.token_ids) + 1))
     return sampled.token_ids.take(rows).hashes(Ragged(sampled.turn_sizes, bounds).take(rows).hashes().tolist())
 
 
 def _trained_keys(completion: Ragged, mask: Ragged) -> Array:
-    """Of each completion up to its last trained token, and of which are trained: what comes later teaches nothing."""
+    """Keys of each completion up to its last trained token, and of its mask: later tokens are not trained."""
     last = np.zeros(len(mask), np.int64)
     at = np.flatnonzero(mask.values)
     owner = mask.owner[at]

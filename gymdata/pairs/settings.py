@@ -15,7 +15,7 @@ class PairsConfig(Config):
     only_with: ClassVar[OnlyWith] = {
         "judge": ("--from comparisons", lambda c: c.source == "comparisons"),
         "order": ("--from comparisons", lambda c: c.source == "comparisons"),
-        # Of comparisons the judge's own scores order the candidates.
+        # With comparisons, the judge's scores order the candidates.
         "reward": ("--from rewards", lambda c: c.source is None),
     }
 

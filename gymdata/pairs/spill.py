@@ -53,7 +53,7 @@ class Spill:
         self._held: list[_Part] = []
         self._held_size = 0
         self._file: IO[bytes] | None = None
-        #: Of each bucket, where its pieces are in the file, and how long they are.
+        #: Offset and length of each bucket's pieces in the file.
         self._pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
         #: Bytes in the file.
         self.written = 0

@@ -67,8 +67,8 @@ def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def lock(con: duckdb.DuckDBPyConnection, limits: Limits = Limits()) -> None:
-    """From here on SQL on ``con`` sees what is registered and nothing outside, and changes no setting. The bounds on
-    memory and threads hold; that on time is ``stopping_after``'s."""
+    """From now on SQL on ``con`` can only read what is registered, and cannot change settings. The bounds on memory and
+    threads hold; that on time is ``stopping_after``'s."""
     if limits.memory is not None:
         con.execute(f"SET memory_limit='{limits.memory // 1024}KiB'")
     if limits.threads is not None:

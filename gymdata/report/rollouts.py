@@ -321,7 +321,7 @@ def _examples(table: pa.Table, path: str | Path) -> dict[str, str]:
 
 
 def _least_ids(path: str | Path, rows: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, str]:
-    """Of the rollouts in some rows (rising), the id that comes first."""
+    """The least id among the rollouts in some rows (rising)."""
     found: dict[str, str] = {}
     at = 0
     for batch in scan_batches(path, ROLLOUTS, ("rollout_id",)):

@@ -242,7 +242,7 @@ class UserReward:
         return [name for name in self._required if name not in _RESERVED and name not in task]
 
     def _taken(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Those of ``arguments`` that the function takes. Raises RewardError when one that it needs is not there."""
+        """The ``arguments`` that the function takes. Raises RewardError when a required one is missing."""
         lacking = [name for name in self._required if name not in arguments]
         if lacking:
             columns = sorted(name for name in arguments if name not in _RESERVED)

@@ -29,7 +29,7 @@ class Relation:
     expected: str | None = None
     got: str | None = None
     detail: str | None = None
-    #: Of a break: ids and texts of the differing spans.
+    #: Evidence of a break: ids and texts of the differing spans.
     evidence: dict[str, Any] | None = None
 
     def place(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class _Case:
         self.generations, self.reading = generations, reading
 
     def predicates(self) -> tuple[str, ...]:
-        """Those that hold, in order. Equal text is not re-templated, and a dropped front is no rewriting."""
+        """The predicates that hold, in order. Equal text is not re-templated, and a dropped front is not a rewrite."""
         if self.reading is None:
             return ("T204",) if self.dropped_front() else ()
         found = []

@@ -280,7 +280,7 @@ class AcrossRows:
     def __init__(self) -> None:
         self._ids, self._groups = _Names(), _Names()
         self._files: list[str] = []
-        #: Of each batch: row, file, hash and length of the generations, reward, whether there is one.
+        #: Per batch: row, file, hash and length of the generations, reward, whether there is one.
         self._batches: list[tuple[Array, ...]] = []
 
     def add(self, e: Evidence, file: str | None = None) -> None:

@@ -239,7 +239,7 @@ def repeats(codes: Ints) -> npt.NDArray[np.bool_]:
 
 
 def first_like(*columns: Array) -> Ints:
-    """Of each row, the first row that has the same values in all ``columns`` (at least one)."""
+    """The first row that has the same values as each row in all ``columns`` (at least one)."""
     order = np.lexsort(columns)
     same = np.zeros(len(order), np.bool_)
     same[1:] = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])

@@ -28,7 +28,7 @@ class Code:
     explanation: str
 
     def __str__(self) -> str:
-        """As a person reads it."""
+        """The code for people."""
         meaning = self.meaning[0].upper() + self.meaning[1:]
         return f"{self.code} {self.name} ({self.severity})\n\n{meaning}.\n\n{self.explanation}"
 
@@ -457,7 +457,8 @@ class Violation(NamedTuple):
     detail: str | None = None
     severity: Severity | None = None
     file: str | None = None
-    #: Of a break: the differing spans with their ids and texts, what they stand between, and a line that explains.
+    #: Evidence of a break: the differing spans with their ids and texts, the tokens around them, and a line that
+    #: explains.
     evidence: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -523,7 +524,7 @@ class Selection:
         return code in self.select and code not in self.ignore
 
     def apply(self, found: Iterable[Violation]) -> list[Violation]:
-        """Those of ``found`` that count, each with its severity filled in."""
+        """The violations in ``found`` that count, each with its severity filled in."""
         kept = []
         for violation in found:
             if self.wants(violation.code):

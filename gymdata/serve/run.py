@@ -67,7 +67,7 @@ def serve(
         wait_until_healthy(process, reached)
         say(f"serving {served_name(config)} on {url}; Ctrl-C stops it. In another terminal:")
         say(f"  gymdata check --endpoint {reached}")
-        # Of a LoRA adapter its base is served, too.
+        # The base of a LoRA adapter is served, too.
         named = f" -m {served_name(config)}" if "--enable-lora" in words else ""
         say(f"  gymdata collect TASKS --endpoint {reached}{named}")
         process.wait()

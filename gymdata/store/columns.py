@@ -284,7 +284,7 @@ def _to_list(array: pa.Array) -> list[Any]:
         rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return rows if not array.null_count else _hide_nulls(rows, array)
     if pa.types.is_float32(kind):
-        # As numpy scalars, which are written with the digits of a float32.
+        # Numpy scalars are written with the digits of a float32.
         return [None if v is None else np.float32(v) for v in array.to_pylist()]
     values: list[Any] = array.to_pylist()
     return values

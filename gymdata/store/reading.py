@@ -162,8 +162,8 @@ def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
 
 
 def altered(run_json: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Those of ``files`` that are not what ``run_json`` recorded of them (size, then every byte), each with how; files that
-    it does not name are passed over."""
+    """The ``files`` that differ from what ``run_json`` recorded (size, then every byte), each with the difference;
+    files that it does not name are skipped."""
     recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
     found = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
     return [(file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None]

@@ -78,8 +78,8 @@ def run_behind(source: str | Path) -> Path:
 
 
 def place_of(run: Path, output: Path) -> Path:
-    """Where the rows of the training in ``output`` go. Raises StoreError when another training's are there, or the folder
-    cannot be written."""
+    """The folder for the annotations of the training in ``output``. Raises StoreError when another training's are
+    there, or the folder cannot be written."""
     folder = run / f"annotations-{output.resolve().name}"
     refuse_other_kind(folder / RUN_JSON, FOLDER)
     refuse_unwritable(folder)
@@ -142,7 +142,7 @@ def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
 
 
 def _segments(made: RolloutSequences, flat: TurnColumns) -> list[tuple[Ints, Ints, Ints]]:
-    """Of each sequence the turns that it trains: their numbers, where their generations begin in it, and their lengths."""
+    """The turns that each sequence trains: their numbers, where their generations begin in it, and their lengths."""
     sampled = made.sampled
     source = np.arange(len(sampled.logprobs.values)) if made.source is None else made.source
     kept = np.repeat(np.arange(len(sampled.turn_sizes)), sampled.turn_sizes)[source]

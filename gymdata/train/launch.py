@@ -122,8 +122,8 @@ def _accelerate(config: TrainConfig) -> dict[str, Any]:
 
 
 def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:
-    """Where what is reported is kept: beside the model, where nothing else says so. Beside the checkpoints, which is where
-    TensorBoard's events would be, it would be removed with them."""
+    """Environment variables of the reporting services: their files go beside the model, unless set otherwise.
+    TensorBoard's default is beside the checkpoints, with which its events would be removed."""
     wanted = {"TENSORBOARD_LOGGING_DIR": str(logs), "WANDB_DIR": str(logs), "TRACKIO_DIR": str(logs / "trackio"),
               "WANDB_PROJECT": "gymdata"}  # fmt: skip
     found = {name: value for name, value in wanted.items() if name not in os.environ}

@@ -176,7 +176,7 @@ class Cost:
     nothing_left: tuple[str, ...] = ()
 
     def __add__(self, other: Cost) -> Cost:
-        """Of two parts of a file."""
+        """The sum of two parts of a file."""
         return Cost(
             self.max_length,
             self.pairs + other.pairs,

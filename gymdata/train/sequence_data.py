@@ -48,7 +48,7 @@ class LengthCost:
     nothing_trained: tuple[str, ...] = ()
 
     def __add__(self, other: LengthCost) -> LengthCost:
-        """Of two parts of a file."""
+        """The sum of two parts of a file."""
         return LengthCost(
             self.max_length,
             self.sequences + other.sequences,

@@ -71,7 +71,7 @@ class TrainConfig(Config):
 
     #: Name of the command after ``train-``, and of the adapter's module.
     algorithm: ClassVar[str]
-    #: Whose settings are keys of ``trainer``, for ``--help``.
+    #: The classes whose settings are keys of ``trainer``, for ``--help``.
     library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]

@@ -36,7 +36,8 @@ class PairChecks:
     def __init__(self, vocab_size: int | None = None) -> None:
         self._limit = vocab_size if vocab_size is not None else 2**31
         self._preferred: dict[tuple[str, str], str] = {}
-        #: Of each rollout: its prompt, and prompt and completion together. A pair may begin later, where two rollouts fork.
+        #: Keys of each rollout's prompt, and of prompt and completion together. A pair may begin later, where two
+        #: rollouts fork.
         self._prompts: dict[str, tuple[int, int]] = {}
         self._split_of: dict[str, str] = {}
         self._shared: set[tuple[str, str]] = set()

@@ -56,7 +56,7 @@ def validate_rollouts(
         reader,
     )
     sampled_greedily = any_log_prob = False
-    #: Of each file, the rows with token ids.
+    #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
     checked = _checked_in_order(check, sources, across, behavior, workers)

@@ -23,7 +23,8 @@ from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-#: Of one rendering: turns of loops and calls of macros, seconds, characters of one text, of all texts that are made.
+#: Limits of one rendering: iterations of loops and calls of macros, seconds, characters of one text, of all texts that
+#: are made.
 MAX_STEPS, MAX_SECONDS, MAX_TEXT, MAX_WORK = 5_000_000, 30.0, 100_000_000, 4_000_000_000
 #: Bits of a whole number; items of a list.
 _MAX_BITS, _MAX_ITEMS = 100_000, 1_000_000

@@ -161,7 +161,7 @@ DEFAULT_CONCURRENCY = 512
 
 
 def server_address(endpoint: str) -> Address:
-    """Where a server is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    """The base URL of a server, given with or without ``/v1``. Raises UsageError for an invalid URL."""
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 

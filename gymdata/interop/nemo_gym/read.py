@@ -39,7 +39,7 @@ from gymdata.rollouts.turns import Call, TurnEncoder, continuing
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
-#: Beside the letters of lists that a turn holds: its log-probabilities had more digits than float32.
+#: A mark besides the letters of the lists that a turn holds: its log-probabilities had more digits than float32.
 ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"

@@ -139,7 +139,8 @@ def table_rows(
 
 
 def add_shape(shapes: Shapes, shape: dict[str, Any]) -> None:
-    """That of the next document. Lines of one trajectory each are counted: a file may have millions of them."""
+    """Add the shape of the next document. Lines of one trajectory each are only counted: a file may have millions of
+    them."""
     if len(shapes) > 1 and "sizes" not in shapes[-1] and shapes[-1]["kind"] == shapes[-2]["kind"]:
         shapes[-2]["times"] = shapes[-2].get("times", 1) + 1
         del shapes[-1]

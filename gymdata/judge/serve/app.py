@@ -52,7 +52,7 @@ class CompareRequest(pydantic.BaseModel):
 
 
 class CreateParams(pydantic.BaseModel):
-    """Of the request that a response answers; ``input`` is text or messages, whose content is text or parts."""
+    """The request that a response answers; ``input`` is text or messages, whose content is text or parts."""
 
     model_config = pydantic.ConfigDict(extra="allow")
     input: list[dict[str, Any]] | str
@@ -235,7 +235,7 @@ class Service:
         return genrm.response_texts(response)
 
     def health(self) -> dict[str, Any]:
-        """That it runs, and what it is waiting for."""
+        """The server's status, and the requests that wait."""
         return {
             "status": "ok",
             "judge": self.queue.pairwise_judge.judge_name,

@@ -116,7 +116,7 @@ def _attributed(place: Place) -> Iterator[None]:
     from huggingface_hub import errors as hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    # That of the HTTP library, which is another one in each version of huggingface_hub.
+    # The timeout error of the HTTP library, which differs between versions of huggingface_hub.
     transport: Any = vars(hub)["HTTPError"]
     try:
         yield

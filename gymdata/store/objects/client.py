@@ -159,7 +159,7 @@ def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None 
 
     mode: Any = "overwrite" if expected == "any" else "create" if expected is None else _only(place, expected)
     size = len(body) if isinstance(body, bytes) else body.stat().st_size
-    # Of several requests none is conditional.
+    # Writes in several requests cannot be conditional.
     several: Any = {} if size <= WHOLE else {"use_multipart": True, "chunk_size": _RANGE, "max_concurrency": 4}
     whole: Any = {"mode": mode, "use_multipart": False}
     if several and expected is None and head(place) is not None:

@@ -58,7 +58,7 @@ class Place:
 
     @property
     def state(self) -> Path:
-        """Where the spool keeps what it knows of the object."""
+        """The path of the spool's record of the object."""
         return self._below("state") / f"{self.key}.json"
 
     def _below(self, what: str) -> Path:

@@ -25,7 +25,7 @@ from gymdata.train.pair_data import NamedSequences
 
 #: The model is given the tensors of a batch; these belong to the trainer.
 ROWS = "rows"
-#: Of packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
+#: In packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
 #: holds each token's position in that sequence.
 SEGMENTS = "segments"
 #: Batches from which the savings of sharing are estimated.

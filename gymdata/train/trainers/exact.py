@@ -313,7 +313,8 @@ class Exact:
         self.add_callback(self.witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Of a training that resumes after its last step, within an epoch, the library would train one step more."""
+        """Only ends the epoch when a training resumes after its last step within it: the library would train one more
+        step."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)  # type: ignore[misc]  # the Trainer beside this mixin has it
         else:
@@ -429,7 +430,7 @@ def nameless_weights(library: Any) -> Iterator[None]:
 
 
 class MeanOverRows(Exact):
-    """Of a trainer whose loss is a mean over the rows of a batch: their mean over all rows of a step, however many
+    """For trainers whose loss is a mean over the rows of a batch: the mean over all rows of a step, however many
     micro-batches and processes it is split into."""
 
     #: Rows of the step that is trained, fillers left out; 0 outside of a training.

@@ -54,7 +54,7 @@ def _lengths(mask: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Of each sequence, (B, 1); ``values`` are 0 where masked."""
+    """The mean of each sequence, (B, 1); ``values`` are 0 where masked."""
     return values.sum(dim=1, keepdim=True) / _lengths(mask)
 
 

@@ -103,7 +103,7 @@ class ExperienceCollator:
     data: TrainingExperiences
     pad_token_id: int
     pad_to_multiple_of: int | None = None
-    #: Beside the ids; set once the reference is known.
+    #: The values besides the ids; set once the reference is known.
     reference: Ragged | None = None
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:

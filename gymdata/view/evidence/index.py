@@ -48,7 +48,7 @@ class _Part:
     state: tuple[int, ...]
     table: pa.Table
     groups: list[RowGroup]
-    #: Of a journal: the byte at which the next line begins.
+    #: In a journal: the offset of the next line.
     at: int = 0
     starts: Any = field(init=False)
 

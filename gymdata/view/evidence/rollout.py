@@ -100,7 +100,7 @@ class Tokens:
 
     def _read_audit(self, stages: Stages) -> None:
         rows = stages.rows("audit")
-        # Of several audits the last one that was made.
+        # The latest of several audits.
         found = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
         for number in found[-1:]:
             row = rows.row(number)
@@ -123,7 +123,7 @@ class Tokens:
                     if self.group_id in groups:
                         self.experience, self.left_out = str(path), reason.replace("_", " ")
             return
-        # Of several files with experiences the first one that has the rollout.
+        # The first file with experiences of the rollout.
         file = rows.file(found[0])
         mine = [rows.row(number) for number in found if rows.file(number) == file]
         made = {s.input_ids.tobytes(): s for s in sequences(self.turns)}
