@@ -224,8 +224,6 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
 def run() -> None:
     """Entry point of the ``gymdata`` script; ends the process with the documented exit code."""
     _open_streams()
-    # Plugins of pydantic, which would be looked for in the metadata of every installed package, have nothing to do here.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     with rare_collections():
         try:
             sys.exit(main(sys.argv[1:]))

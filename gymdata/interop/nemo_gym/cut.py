@@ -81,11 +81,11 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         found = _lists(line)
         if found is None:
             return None
-        value = _loads(found.rest, found.count)
+        value = _loads(found.rest, found.places)
         if value is None:
             return None
         response = value["response"]
-        output = _read_output(response["output"], found.count)
+        output = _read_output(response["output"], found.places)
         if output is None:
             return None
         # The output has been read already.
@@ -111,7 +111,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         found = _lists(line)
         if found is None:
             return None
-        value = _loads(found.rest, found.count)
+        value = _loads(found.rest, found.places)
         if value is None:
             return None
         ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
@@ -122,7 +122,7 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
-    return row if placed.taken == found.count == 3 * len(row.calls) else None
+    return row if placed.taken == found.places == 3 * len(row.calls) else None
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
@@ -163,7 +163,7 @@ class _Lists(NamedTuple):
     log_probs: list[bytes]
 
     @property
-    def count(self) -> int:
+    def places(self) -> int:
         return len(TOKEN_KEYS) * len(self.new)
 
 
