@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_read_stops_everything(
     assert main(["ls", str(runs)]) == 0
     shown = capsys.readouterr()
     assert "good.parquet" in shown.out
-    assert "model: cannot be looked into: Permission denied" in shown.err
+    assert "model: cannot be read: Permission denied" in shown.err
 
 
 @pytest.mark.parametrize("place", ["x/pairs-reward", "other"])
