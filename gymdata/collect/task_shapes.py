@@ -238,7 +238,7 @@ def _hint(row: Row) -> str | None:
 
 
 def answer_hint(row: Row) -> str | None:
-    """The ``--map`` that would read the answer of a row that has none, by the names of its columns."""
+    """The ``--map`` for the answer of a row without a known one, guessed from the names of its columns."""
     column = _answer_like(dict(_leaves(row)))
     return None if column is None else f"pass --map {shlex.quote(f'answer={column}')}"
 

@@ -59,8 +59,8 @@ _NOT_TEXT = ("image", "audio", "video", "file")
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass over the rows found. ``skipped`` counts the bad ones, and ``first_bad`` is the text of the first;
-    ``recognised`` counts the tasks by what the shape found in columns of other names."""
+    """The findings of one pass over the rows. ``skipped`` counts the bad ones, and ``first_bad`` is the text of the
+    first; ``recognised`` counts the tasks by what the shape found in columns of other names."""
 
     skipped: int = 0
     first_bad: str | None = None

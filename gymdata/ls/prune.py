@@ -131,7 +131,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _may_have_parents(run_json: Path, output: Output) -> bool:
-    """Whether what the output was made from is not known; rollouts that were collected were made from nothing here."""
+    """Whether the output's parents are not known; collected rollouts have none."""
     whole = run_json.name == RUN_JSON
     return output.state == "damaged" and not (whole and (run_json.parent / ROLLOUTS_FOLDER).is_dir())
 
@@ -230,9 +230,9 @@ class _Lookup:
             return at_path
         moved = self._by_hash.get(recorded, [])
         if there is not None and not moved and str(_facts(there).get("run_id")) == run_id != "None":
-            # It has grown since.
+            # The output has grown since.
             return at_path
-        # Another may be there now.
+        # Another output may be at that path now.
         return [*at_path, *moved, *self._by_run.get(run_id, [])]
 
 

@@ -39,7 +39,7 @@ class NamedReward:
         return [self._check(r["text"], r["task"]) for r in rollouts]
 
     def applies(self, task: Mapping[str, Any]) -> bool:
-        """Whether the task's row has what it reads; False only where every rollout of it would be without a score."""
+        """Whether the task's row has what it reads; False only if no rollout of it could be scored."""
         if self.quick:
             return self._check("", task) is not None
         return self.source != f"named:{self.name}" or task.get(_COLUMN.get(self.name, "answer")) is not None
@@ -211,6 +211,6 @@ NEEDS = {
     "regex": "`--reward regex:PATTERN` or the task column `pattern`",
     "json_schema": "`--reward json_schema:FILE` or the task column `schema`",
 }
-#: Of those that do not read ``answer``, and take an argument in its stead.
+#: The columns of rewards that do not read ``answer`` and may take an argument instead.
 _COLUMN = {"regex": "pattern", "json_schema": "schema"}
 TAKE_ARGUMENT = frozenset({"regex", "json_schema"})

@@ -22,7 +22,7 @@ from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders
 CallBytes = tuple[bytes, bytes, bytes | None]
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _SPACE = b" \t\r\n"
-#: Of the names of both lists of ids.
+#: The common end of the names of both lists of ids.
 _IDS = b"_token_ids"
 _GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
@@ -131,7 +131,7 @@ def _nested_lists(line: bytes) -> bool:
 
 
 def _without_numbers(line: bytes) -> bytes:
-    """A line whose lists without texts, and so without keys, are empty."""
+    """The line with empty lists in place of those without texts, which have no keys."""
     kept: list[bytes] = []
     at = searched = 0
     end = -1
@@ -279,7 +279,7 @@ class PlainLists:
 
 
 class Values(PlainLists):
-    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
+    """Python values whose text is simdjson's, because rows are grouped by the text of their prompts."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
