@@ -16,6 +16,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.collect.settings import CollectConfig
 from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Endpoints, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
@@ -227,12 +228,93 @@ def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
     assert gymdata.collect(endpoint=[b.url, a.url], output=tmp_path / "run", **given).rollouts == 240
 
 
+def test_a_list_of_servers_that_are_not_there_is_an_outage(
+    up: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file names others while it runs, they are waited for as lost ones are; what is wrong with the file is named
+    once for as long as it is wrong."""
+    monkeypatch.setattr("gymdata.engines.servers.many._READ_S", 0.0)
+    said: list[str] = []
+    a = up()
+    listed = tmp_path / "servers.txt"
+    listed.write_text(a.url)
+
+    async def sampled() -> None:
+        servers = Servers(Endpoints([f"@{listed}"]), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        unlisted, wrong = asyncio.Event(), asyncio.Event()
+
+        def hear(text: str) -> None:
+            said.append(text)
+            (wrong if "stays as it was" in text else unlisted).set()
+
+        servers.wait_for_server(1.0, hear)
+        try:
+            for garbage in ("no url", "ftp://x"):
+                listed.write_text(garbage)
+                await asyncio.wait_for(wrong.wait(), 30)
+                wrong.clear()
+            await servers.sample(request("r", 0))
+            listed.write_text("http://127.0.0.1:9")
+            await asyncio.wait_for(unlisted.wait(), 30)
+            with pytest.raises(OutsideError, match=r"none of 2 servers can be reached.*127\.0\.0\.1:9"):
+                await asyncio.wait_for(servers.sample(request("r", 1)), 30)
+        finally:
+            await servers.close()
+
+    asyncio.run(sampled())
+    assert said == [
+        f"the list of servers stays as it was: {listed}: --endpoint: got 'no', expected a URL such as http://localhost:8000",
+        f"the list of servers stays as it was: {listed}: --endpoint: got 'ftp://x', expected a URL such as "
+        "http://localhost:8000",
+        f"{a.url} is no longer listed and gets no more requests",
+        "no server can be reached, retrying for 1 s (--wait-for-server)",
+    ]
+
+
+def test_a_server_that_leaves_the_list_while_it_is_checked_is_not_used(
+    up: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its proof comes when it is no longer wanted."""
+    monkeypatch.setattr("gymdata.engines.servers.many._READ_S", 0.0)
+    a, b = up(), up()
+    listed = tmp_path / "servers.txt"
+    listed.write_text(a.url)
+    checked, go, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow(ServerSampler):
+        async def fingerprint(self) -> Fingerprint:
+            if self.base == b.url:
+                checked.set()
+                await go.wait()
+            return await super().fingerprint()
+
+    async def sampled() -> list[dict[str, Any]]:
+        servers = Servers(Endpoints([f"@{listed}"]), lambda url: Slow(url, "fake", max_retries=0))
+        await servers.start()
+        servers.wait_for_server(1.0, lambda text: left.set() if "no longer listed" in text else None)
+        try:
+            listed.write_text(f"{a.url} {b.url}")
+            await asyncio.wait_for(checked.wait(), 30)
+            listed.write_text(a.url)
+            await asyncio.wait_for(left.wait(), 30)
+            go.set()
+            await asyncio.wait_for(asyncio.gather(*(s.reviving for s in servers.servers if s.reviving)), 30)
+            return servers.account()
+        finally:
+            await servers.close()
+
+    assert [(one["url"], one["state"]) for one in asyncio.run(sampled())] == [(a.url, "up"), (b.url, "removed")]
+
+
 def test_endpoints_are_given_in_three_ways(tmp_path: Path) -> None:
     """Repeated, as a comma list, in a file; each once, with or without /v1; a file without a URL is named."""
     listed = tmp_path / "servers"
     listed.write_text("# two\nhttp://b:1, http://c:1\n\nhttp://a:1/v1 # again\n")
     config = CollectConfig.load(None, {"tasks": "t", "endpoint": ["http://a:1/v1,http://b:1", f"@{listed}"]})
     assert list(Endpoints(config.endpoint).read()) == ["http://a:1", "http://b:1", "http://c:1"]
+    listed.write_bytes("\ufeffhttp://b:1\r\n".encode())
+    assert list(Endpoints([f"@{listed}"]).read()) == ["http://b:1"]
     listed.write_text("# none\n")
     assert main(["collect", "t.jsonl", "--endpoint", f"@{listed}", "-m", "x"]) != 0
 

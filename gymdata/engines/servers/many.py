@@ -128,24 +128,30 @@ class Endpoints:
         """Every server once, in order: its URL as it may be shown, without ``/v1`` and secrets, and as it was given. Raises
         UsageError for what is no URL, DataError for a file that cannot be read or names none."""
         found: dict[str, str] = {}
-        for url in self._urls():
-            found.setdefault(str(self._address_of(url)), url)
+        for url, file in self._urls():
+            try:
+                found.setdefault(str(self._address_of(url)), url)
+            except UsageError as error:
+                if file is None:
+                    raise
+                raise UsageError(f"{file}: {error.message}", hint=error.hint) from error
         return found
 
-    def _urls(self) -> Iterator[str]:
+    def _urls(self) -> Iterator[tuple[str, Path | None]]:
+        """Each with the file that lists it."""
         for text in self._given:
             if not text.startswith("@"):
-                yield text
+                yield text, None
                 continue
             file = Path(text[1:])
             try:
-                lines = file.read_text().splitlines()
+                lines = file.read_text("utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError.unreadable(file, str(error), "give a text file with one URL a line") from error
             urls = [word for line in lines for word in line.partition("#")[0].replace(",", " ").split()]
             if not urls:
                 raise DataError.empty(file, "at least one URL")
-            yield from urls
+            yield from ((url, file) for url in urls)
 
 
 @dataclass(eq=False)
@@ -242,6 +248,8 @@ class Pool(Generic[M]):
         self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
         self._watcher: asyncio.Task[None] | None = None
         self._none_since: float | None = None
+        #: What was wrong with the list of servers when it was last read.
+        self._list_fault: str | None = None
         self._read_at = self._began = self._ended = 0.0
 
     async def start(self) -> Mapping[str, Any]:
@@ -449,10 +457,6 @@ class Pool(Generic[M]):
         self._say(
             f"{server.url} is not used until it answers again ({others} of {len(self.servers)} left): {error.message}"
         )
-        if not others:
-            self._none_since = server.down_since
-            span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
-            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
 
     async def _watch(self) -> None:
         while True:
@@ -466,8 +470,18 @@ class Pool(Generic[M]):
                 if due and (server.reviving is None or server.reviving.done()):
                     server.reviving = asyncio.create_task(self._revive(server))
             self._name_last(now)
-            if self._none_since is not None and self.unreachable and now - self._none_since >= self._wait_s:
-                self._give_up()
+            self._wait_for_any(now)
+
+    def _wait_for_any(self, now: float) -> None:
+        """Whether servers were lost or are no longer listed: for how long there may be none."""
+        if not self.unreachable:
+            self._none_since = None
+        elif self._none_since is None:
+            self._none_since = now
+            span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
+            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
+        elif now - self._none_since >= self._wait_s:
+            self._give_up()
 
     def _name_last(self, now: float) -> None:
         """Say which server everything waits for, once until it answers."""
@@ -484,7 +498,8 @@ class Pool(Generic[M]):
 
     def _give_up(self) -> None:
         """No server came back in time: everything that waits for one fails."""
-        last = next((s.last_fault for s in self.servers if s.last_fault is not None), None)
+        listed = sorted(self.servers, key=lambda server: not server.listed)
+        last = next((s.last_fault for s in listed if s.last_fault is not None), None)
         while self._waiting:
             *_, future = self._waiting.popleft()
             if not future.done():
@@ -518,9 +533,11 @@ class Pool(Generic[M]):
             await fresh.sampler.close()
             self._say(f"{server.url} is refused: {why.message}")
             return
+        if not server.listed:
+            await fresh.sampler.close()
+            return
         old, server.sampler, server.difference = server.sampler, fresh.sampler, fresh.difference
         server.up, server.strikes, server.limit, server.overloaded = True, 0, _FIRST_LIMIT, False
-        self._none_since = None
         away = f" after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
         self._say(f"{server.url} is used{' again' if server.outages else ''}{away} ({sum(s.up for s in self.servers)} of "
                   f"{len(self.servers)})")  # fmt: skip
@@ -533,8 +550,11 @@ class Pool(Generic[M]):
             urls = self.places.read()
         except (DataError, UsageError) as error:
             # The file may be incomplete while it is written.
-            self._say(f"the list of servers stays as it was: {error.message}")
+            if self._list_fault != error.message:
+                self._say(f"the list of servers stays as it was: {error.message}")
+            self._list_fault = error.message
             return
+        self._list_fault = None
         known = {server.url: server for server in self.servers}
         for url, given in urls.items():
             if url not in known:
