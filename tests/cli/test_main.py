@@ -37,6 +37,21 @@ def test_the_package_runs_as_a_module(module: str):
     assert (done.returncode, done.stdout) == (0, f"gymdata {gymdata.__version__}\n"), done.stderr
 
 
+def test_a_process_ends_without_a_word_from_the_libraries_that_it_loaded(tmp_path: Path):
+    """What DuckDB or another library prints about itself as Python ends is not on stderr of a command that succeeded."""
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
+    line = [
+        sys.executable,
+        "-c",
+        "from gymdata.cli.main import run; run()",
+        "query",
+        "SELECT 1 FROM rollouts",
+        str(run),
+    ]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]):
     """Bare `gymdata` exits 2 with the help on stderr, which is no error message."""
     assert main([]) == 2
