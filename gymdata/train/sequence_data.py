@@ -25,6 +25,7 @@ from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.stats import unit_of
+from gymdata.store.lineage import unscored_hint
 from gymdata.train.pair_data import NamedSequences, refuse_too_long
 
 #: Weights of the parts of a loss, a number per token each.
@@ -424,7 +425,7 @@ def rollouts_to_train(
         raise RefusedError(
             f"{where}: none of {counted(len(rows), 'rollout')} has a reward to be chosen by{floor}",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
+            hint=f"{unscored_hint([where])}; or lower --min-reward, or --select all",
         )
     return np.asarray(rows[chosen])
 
@@ -703,7 +704,7 @@ def rollouts_to_label(
         raise RefusedError(
             f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`",
+            hint=unscored_hint([where]),
         )
     if not len(rows):
         bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"
